@@ -1,0 +1,67 @@
+"""Policy losses over flat streams of sampled tokens.
+
+Shapes: N sampled tokens of all sequences in a mini-batch, or any part of it. Losses are *sums* of weighted tokens. The
+weights of a mini-batch are made once from its global counts, so the sum over any split into micro-batches or ranks is
+the same loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Aggregation = Literal["sequence-mean-token-mean", "token-mean", "sequence-mean-token-sum"]
+
+
+def token_weights(
+    lengths: Sequence[int], aggregation: Aggregation = "sequence-mean-token-mean", constant_length: int | None = None
+) -> list[float]:
+    """The weight of every token of each sequence, for sequences of `lengths` sampled tokens.
+
+    sequence-mean-token-mean: 1 / (M · N_i), GRPO and Ke-Omni-R. token-mean: 1 / Σ N_i, DAPO.
+    sequence-mean-token-sum: 1 / (M · constant_length), Dr.GRPO. M counts the sequences with at least one token.
+    """
+    sequences = max(sum(n > 0 for n in lengths), 1)
+    if aggregation == "sequence-mean-token-mean":
+        return [1.0 / (sequences * max(n, 1)) for n in lengths]
+    if aggregation == "token-mean":
+        return [1.0 / max(sum(lengths), 1)] * len(lengths)
+    if aggregation == "sequence-mean-token-sum":
+        if not constant_length:
+            raise ValueError("token_weights: sequence-mean-token-sum needs constant_length (the response budget)")
+        return [1.0 / (sequences * constant_length)] * len(lengths)
+    raise ValueError(f"token_weights: unknown aggregation {aggregation!r}")
+
+
+def policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """PPO's clipped surrogate (Schulman et al. 2017, eq. 7), as a weighted sum over tokens.
+
+    All inputs [N]; `weights` from `token_weights`, 0 where a token does not count. `dual_clip` c > 1 bounds the loss of
+    tokens with negative advantage by -c·A (Ye et al. 2020). Returns (loss, sums): the sums `clip_frac`, `approx_kl`
+    (k3 of old against new) and `ratio`, each weighted like the loss.
+    """
+    log_ratio = logprobs - old_logprobs
+    ratio = log_ratio.exp()
+    unclipped = ratio * advantages
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    gain = torch.minimum(unclipped, clipped)
+    if dual_clip is not None:
+        gain = torch.where(advantages < 0, torch.maximum(gain, dual_clip * advantages), gain)
+    with torch.no_grad():
+        sums = {
+            "clip_frac": (weights * (clipped < unclipped)).sum(),
+            "approx_kl": (weights * (torch.expm1(log_ratio) - log_ratio)).sum(),
+            "ratio": (weights * ratio).sum(),
+        }
+    return -(weights * gain).sum(), sums

@@ -1,0 +1,125 @@
+"""Laying experiences end to end in one row, with one copy of the prompt for each group.
+
+A row consists of *stretches*. Without sharing, a stretch is a whole experience. With sharing, a group's prompt is one
+stretch and each response another whose parent is the prompt: a response attends to its parent and to itself, and its
+positions continue from the prompt's end (Prefix Grouper, arXiv 2506.05433)::
+
+    row        p p p p  a a a  b b        group of two responses a, b to the prompt p
+    position   0 1 2 3  4 5 6  4 5
+    stretch    0 0 0 0  1 1 1  2 2        parent = [-1, 0, 0]
+    predecessor of the first b: the last p
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from audiorl.types import AudioClip, Experience, PackedBatch
+
+
+def pack_experiences(experiences: Sequence[Experience], share_prompts: bool = True) -> PackedBatch:
+    """One row from several experiences. Experiences of one group must lie side by side to share their prompt."""
+    ids: list[Tensor] = []
+    mask: list[Tensor] = []
+    position: list[Tensor] = []
+    stretch: list[Tensor] = []
+    before: list[Tensor] = []
+    parent: list[int] = []
+    audio: list[AudioClip] = []
+    source: list[Tensor] = []
+    at = 0
+
+    def add(tokens: Tensor, sampled: Tensor, first_position: int, parent_stretch: int, predecessor: int) -> Tensor:
+        nonlocal at
+        rows = torch.arange(at, at + len(tokens))
+        ids.append(tokens)
+        mask.append(sampled)
+        position.append(torch.arange(first_position, first_position + len(tokens)))
+        stretch.append(torch.full((len(tokens),), len(parent)))
+        before.append(torch.cat([torch.tensor([predecessor]), rows[:-1]]) if len(rows) else rows)
+        parent.append(parent_stretch)
+        at += len(tokens)
+        return rows
+
+    for group in shared_groups(experiences) if share_prompts else ([e] for e in experiences):
+        first = group[0]
+        if len(group) == 1:
+            source.append(add(first.ids, first.loss_mask, 0, -1, -1))
+            audio.extend(first.audio)
+            continue
+        p = first.prompt_length
+        prompt_stretch = len(parent)
+        prompt_rows = add(first.ids[:p], first.loss_mask[:p], 0, -1, -1)
+        audio.extend(first.audio)
+        for e in group:
+            rows = add(e.ids[p:], e.loss_mask[p:], p, prompt_stretch, int(prompt_rows[-1]))
+            source.append(torch.cat([prompt_rows, rows]))
+    return PackedBatch(
+        ids=torch.cat(ids),
+        position_ids=torch.cat(position),
+        loss_mask=torch.cat(mask),
+        sequence=torch.cat(stretch),
+        parent=torch.tensor(parent),
+        predecessor=torch.cat(before),
+        audio=tuple(audio),
+        source=tuple(source),
+    )
+
+
+def shared_groups(experiences: Iterable[Experience]) -> list[list[Experience]]:
+    """Neighbours that may share a prompt: equal group, equal prompt tokens, all their audio inside the prompt."""
+    groups: list[list[Experience]] = []
+    for _, neighbours in groupby(experiences, key=lambda e: e.group_id):
+        for e in neighbours:
+            last = groups[-1] if groups else None
+            if last and e.group_id and last[0].group_id == e.group_id and _same_prompt(last[0], e):
+                last.append(e)
+            else:
+                groups.append([e])
+    return groups
+
+
+def _same_prompt(a: Experience, b: Experience) -> bool:
+    p = a.prompt_length
+    return (
+        p == b.prompt_length
+        and p > 0
+        and bool(a.loss_mask[p:].all())
+        and bool(b.loss_mask[p:].all())
+        and torch.equal(a.ids[:p], b.ids[:p])
+        and [c.key for c in a.audio] == [c.key for c in b.audio]
+    )
+
+
+def attention_mask(sequence: Tensor, parent: Tensor) -> Tensor:
+    """[T, T] bool: row i sees row j when j <= i and j's stretch is i's own or i's parent."""
+    own = sequence[:, None] == sequence[None, :]
+    shared = parent[sequence][:, None] == sequence[None, :]
+    causal = torch.ones(len(sequence), len(sequence), dtype=torch.bool, device=sequence.device).tril()
+    return (own | shared) & causal
+
+
+def micro_batches(
+    experiences: Sequence[Experience], budget: int, share_prompts: bool = True
+) -> list[list[int]]:
+    """Indices of experiences, cut in order into packs of at most `budget` row tokens, shared prompts counted once.
+
+    A single experience longer than the budget gets a pack of its own.
+    """
+    packs: list[list[int]] = []
+    used = 0
+    for i, e in enumerate(experiences):
+        last = experiences[packs[-1][-1]] if packs else None
+        joins = share_prompts and last is not None and e.group_id == last.group_id and _same_prompt(last, e)
+        cost = len(e) - (e.prompt_length if joins else 0)
+        if packs and used + cost <= budget:
+            packs[-1].append(i)
+            used += cost
+        else:
+            packs.append([i])
+            used = len(e)
+    return packs

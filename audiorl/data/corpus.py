@@ -1,0 +1,163 @@
+"""Parallel human speech: the recordings that come with the package, and folders that tools/build_corpus.py writes.
+
+Studio recordings of telephone prompts with transcripts. The same `key` is the same prompt in every language, so two
+languages are parallel speech and parallel text::
+
+    speech = bundled_speech(("en", "es"))
+    train, held_out = split_by_key(speech, held_out_fraction=0.2, seed=0)
+    pairs = parallel(held_out, "en", "es")      # [(Utterance en/activated, Utterance es/activated), …]
+
+Sources and licences are in the folder's ATTRIBUTION.md (CC BY-SA 3.0 for the bundled languages).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from audiorl.types import AudioClip
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One recording with its transcript. `duration` in seconds; `id` is unique, `key` is shared by translations."""
+
+    id: str
+    key: str
+    language: str
+    text: str
+    clip: AudioClip
+    duration: float
+    speaker: str
+
+
+def bundled_speech(
+    languages: Sequence[str] = ("en", "es", "fr"), min_seconds: float = 0.0, max_seconds: float | None = None
+) -> list[Utterance]:
+    """The package's own recordings in these languages, in the order of the manifest."""
+    folder = Path(str(resources.files("audiorl"))) / "assets" / "speech"
+    return corpus(folder, languages, min_seconds, max_seconds)
+
+
+def corpus(
+    folder: str | Path,
+    languages: Sequence[str] | None = None,
+    min_seconds: float = 0.0,
+    max_seconds: float | None = None,
+) -> list[Utterance]:
+    """A built folder's utterances, all languages by default, that last from `min_seconds` to `max_seconds`."""
+    folder = Path(folder)
+    manifest = folder / "manifest.jsonl"
+    if not manifest.exists():
+        raise ValueError(f"{manifest}: missing; build the folder with tools/build_corpus.py")
+    utterances = []
+    with open(manifest, encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            utterances.append(_utterance(manifest, number, line))
+    present = sorted({u.language for u in utterances})
+    for language in languages or ():
+        if language not in present:
+            raise ValueError(
+                f"{manifest}: no language {language!r}, only {', '.join(present)}; tools/build_corpus.py builds others"
+            )
+    longest = float("inf") if max_seconds is None else max_seconds
+    return [
+        u
+        for u in utterances
+        if (languages is None or u.language in languages) and min_seconds <= u.duration <= longest
+    ]
+
+
+def parallel(utterances: Iterable[Utterance], source: str, target: str) -> list[tuple[Utterance, Utterance]]:
+    """The same prompts in two languages, as (source, target) pairs in the order of the source utterances.
+
+    Where several voices speak one key, the n-th of the source goes with the n-th of the target.
+    """
+    by_key: dict[str, list[Utterance]] = {}
+    sources = []
+    for u in utterances:
+        if u.language == target:
+            by_key.setdefault(u.key, []).append(u)
+        elif u.language == source:
+            sources.append(u)
+    waiting = {key: iter(found) for key, found in by_key.items()}
+    pairs = ((u, next(waiting.get(u.key, iter(())), None)) for u in sources)
+    return [(u, translation) for u, translation in pairs if translation is not None]
+
+
+def split_by_key(
+    utterances: Sequence[Utterance], held_out_fraction: float, seed: int = 0
+) -> tuple[list[Utterance], list[Utterance]]:
+    """(training, held-out) utterances such that nothing held out was heard or read in training.
+
+    All languages of a key stay together, and so do keys with equal text in some language ("zero" is printed for
+    digits/0 and letters/zero): wording is compared without case, accents and punctuation. The held-out side is the
+    smallest set of whole groups, in an order drawn by `seed`, that reaches the fraction. Order is kept on both sides.
+    """
+    if not 0 <= held_out_fraction < 1:
+        raise ValueError(f"held_out_fraction must be in [0, 1), got {held_out_fraction}")
+    group_of = _group_keys(utterances)
+    sizes: dict[str, int] = {}
+    for u in utterances:
+        sizes[group_of[u.key]] = sizes.get(group_of[u.key], 0) + 1
+    # A hash, not a random generator: the order of a group does not depend on which others there are.
+    order = sorted(sizes, key=lambda group: hashlib.sha256(f"{seed}:{group}".encode()).digest())
+    held_out, count = set(), 0
+    for group in order:
+        if count >= held_out_fraction * len(utterances):
+            break
+        held_out.add(group)
+        count += sizes[group]
+    train = [u for u in utterances if group_of[u.key] not in held_out]
+    return train, [u for u in utterances if group_of[u.key] in held_out]
+
+
+def normalised(text: str) -> str:
+    """Letters and digits in lower case without accents, words separated by one space.
+
+    >>> normalised("Número de  BUZÓN, por favor...")
+    'numero de buzon por favor'
+    """
+    folded = unicodedata.normalize("NFKD", text).casefold()
+    kept = "".join(c if c.isalnum() else " " for c in folded if not unicodedata.combining(c))
+    return " ".join(kept.split()) or text.strip()
+
+
+def _group_keys(utterances: Iterable[Utterance]) -> dict[str, str]:
+    """Key to the smallest key of its group: keys linked, directly or through others, by an equal text."""
+    parent: dict[str, str] = {}
+
+    def root(node: str) -> str:
+        while parent[node] != node:
+            parent[node] = node = parent[parent[node]]
+        return node
+
+    first: dict[tuple[str, str], str] = {}
+    for u in utterances:
+        parent.setdefault(u.key, u.key)
+        a, b = root(u.key), root(first.setdefault((u.language, normalised(u.text)), u.key))
+        parent[max(a, b)] = min(a, b)
+    return {key: root(key) for key in parent}
+
+
+def _utterance(manifest: Path, number: int, line: str) -> Utterance:
+    try:
+        row = json.loads(line)
+        return Utterance(
+            id=row["id"],
+            key=row["key"],
+            language=row["language"],
+            text=row["text"],
+            clip=AudioClip(path=str(manifest.parent / row["audio"])),
+            duration=float(row["duration"]),
+            speaker=row["speaker"],
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{manifest}: row {number}: not JSON ({error}); build the folder again") from error
+    except KeyError as error:
+        raise ValueError(f"{manifest}: row {number}: field {error} is missing; build the folder again") from error

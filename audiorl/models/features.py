@@ -1,0 +1,36 @@
+"""From waveforms to the log-mel frames that the Whisper-style audio towers hear."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import WhisperFeatureExtractor
+
+
+def log_mel(extractor: WhisperFeatureExtractor, wav: np.ndarray) -> Tensor:
+    """[mel bins, frames] float32 for mono samples [T] at the extractor's rate; frames = ceil(T / hop).
+
+    Equal to what the models' processors compute with the clip padded to 30 s and the padding cut off again, without
+    paying for the 30 s: only the zeros that reach into the last analysis window are added.
+    """
+    hop = extractor.hop_length
+    frames = math.ceil(len(wav) / hop)
+    padded = np.zeros((frames + math.ceil(extractor.n_fft / hop) + 1) * hop, dtype=np.float32)
+    padded[: len(wav)] = wav
+    out = extractor(
+        padded, sampling_rate=extractor.sampling_rate, padding=False, truncation=False, return_tensors="pt"
+    )
+    return out["input_features"][0, :, :frames]
+
+
+def log_mels(extractor: WhisperFeatureExtractor, wavs: Sequence[np.ndarray]) -> list[Tensor]:
+    return [log_mel(extractor, wav) for wav in wavs]
+
+
+def flat_mels(mels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Clips side by side, as the Omni towers take them: ([mel bins, all frames], lengths [clips])."""
+    return torch.cat(list(mels), dim=1), torch.tensor([m.shape[1] for m in mels])

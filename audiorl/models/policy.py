@@ -1,0 +1,341 @@
+"""The policy: one transformers speech LLM, its tokenizer and its ear, behind `audiorl.types.Policy`.
+
+What differs between model families (where the decoder lives, how the audio tower is called, how a chat is written) is a
+`Backbone`; everything here is the same for all of them.
+
+Shapes: T rows of a packed batch, N sampled tokens, H decoder width, D audio tower width.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, WhisperFeatureExtractor
+
+from audiorl.algos.logprobs import fused_logprobs
+from audiorl.algos.packing import attention_mask
+from audiorl.config import LoraConfig, ModelConfig
+from audiorl.models.features import log_mel
+from audiorl.types import AudioClip, Message, PackedBatch, PolicyOutput, Sample
+
+
+class Backbone(Protocol):
+    """What a model family must answer. Its methods take the bare transformers model and keep no state."""
+
+    audio_token: ClassVar[str]
+
+    def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
+        """The conversation as the model was trained to read it, ready for the assistant's turn."""
+        ...
+
+    def decoder(self, model: PreTrainedModel) -> nn.Module:
+        """The text model: takes inputs_embeds, position_ids [B, T], attention_mask; gives last_hidden_state."""
+        ...
+
+    def head(self, model: PreTrainedModel) -> nn.Linear: ...
+
+    def tower(self, model: PreTrainedModel) -> nn.Module: ...
+
+    def projector(self, model: PreTrainedModel) -> Sequence[nn.Module]:
+        """The modules between the audio tower's last norm and the decoder."""
+        ...
+
+    def hear(self, model: PreTrainedModel, mels: Sequence[Tensor]) -> list[Tensor]:
+        """One [tokens, D] per clip of [mel bins, frames]: the tower up to, not including, the projector."""
+        ...
+
+    def project(self, model: PreTrainedModel, heard: Tensor) -> Tensor:
+        """[tokens, D] -> [tokens, H]."""
+        ...
+
+
+class AudioPolicy(nn.Module):
+    """A speech LLM that acts: encodes prompts, hears audio, and gives log-probs for packed batches.
+
+    A frozen tower hears each clip once and remembers it (up to `ModelConfig.audio_cache_mb`), for rollouts, log-probs
+    and all epochs alike; a trained one hears it again after each update. Clips are heard one at a time, so that a
+    result never depends on its batch.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        extractor: WhisperFeatureExtractor,
+        backbone: Backbone,
+        config: ModelConfig | None = None,
+    ):
+        super().__init__()
+        self.config = config or ModelConfig()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.extractor = extractor
+        self.backbone = backbone
+        self.adapter: Any = None
+        self.audio_token_id = int(tokenizer.convert_tokens_to_ids(backbone.audio_token))
+        self.stop_ids = _stop_ids(model, tokenizer)
+        self._reserved = tuple(t for t in tokenizer.get_added_vocab() if t.startswith("<|"))
+        self._cache = _ClipCache(self.config.audio_cache_mb * 2**20)
+        self._set_trainable()
+
+    # -- what is trained -------------------------------------------------------------------------------------------
+
+    def _set_trainable(self) -> None:
+        """Freeze everything that no text-and-audio loss can reach, then what the config wants frozen."""
+        lora = self.config.lora
+        self.model.requires_grad_(False)
+        decoder, head = self.backbone.decoder(self.model), self.backbone.head(self.model)
+        if lora is not None:
+            if self.adapter is None:
+                self.adapter = _add_lora(self.model, decoder, lora)
+        else:
+            decoder.requires_grad_(True)
+            head.requires_grad_(True)
+        if self.config.audio in ("projector", "full"):
+            for module in self.backbone.projector(self.model):
+                module.requires_grad_(True)
+        if self.config.audio == "full":
+            self.backbone.tower(self.model).requires_grad_(True)
+        if self.config.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.model.train()  # transformers checkpoints only in training mode
+            for module in self.model.modules():
+                if isinstance(module, nn.Dropout):
+                    module.p = 0.0  # log-probs of the same tokens must agree between two passes
+        else:
+            self.model.eval()
+
+    @property
+    def device(self) -> torch.device:
+        return self.backbone.head(self.model).weight.device
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The trained weights by name, by reference: what an engine needs to follow the trainer."""
+        return {name: p.detach() for name, p in self.trainable().items()}
+
+    def reference(self) -> Reference:
+        """A frozen copy of the policy as it is now, sharing every weight that is not trained."""
+        return Reference(self)
+
+    # -- audio -----------------------------------------------------------------------------------------------------
+
+    def encode_audio(self, clips: Sequence[AudioClip]) -> list[Tensor]:
+        """One [tokens, H] per clip, as the decoder receives it; differentiable where the config trains it."""
+        out = []
+        for clip in clips:
+            heard = self._hear(clip)
+            trained = self.config.audio != "frozen" and torch.is_grad_enabled()
+            with nullcontext() if trained else torch.no_grad():
+                out.append(self.backbone.project(self.model, heard))
+        return out
+
+    def weights_changed(self) -> None:
+        """Forget what a trained tower heard; call after every update of the weights."""
+        if self.config.audio == "full":
+            self._cache.clear()
+
+    def _hear(self, clip: AudioClip) -> Tensor:
+        if self.config.audio == "full" and torch.is_grad_enabled():
+            return self.backbone.hear(self.model, [self._mel(clip)])[0]
+        key = clip.key
+        heard = self._cache.get(key)
+        if heard is None:
+            with torch.no_grad():
+                heard = self.backbone.hear(self.model, [self._mel(clip)])[0]
+            self._cache.put(key, heard)
+        return heard
+
+    def _mel(self, clip: AudioClip) -> Tensor:
+        wav = clip.load(self.extractor.sampling_rate)
+        mel = log_mel(self.extractor, wav)
+        tower = self.backbone.tower(self.model)
+        weight = next(tower.parameters())
+        return mel.to(device=weight.device, dtype=weight.dtype)
+
+    # -- text ------------------------------------------------------------------------------------------------------
+
+    def prompt_ids(self, sample: Sample) -> Tensor:
+        """[P] int64: the sample's messages as tokens, each clip's placeholder repeated once per audio token."""
+        text = ""
+        for piece in self.backbone.chat(sample.messages):
+            if isinstance(piece, AudioClip):
+                try:
+                    text += self.backbone.audio_token * len(self._hear(piece))
+                except ValueError as error:
+                    raise ValueError(f"sample {sample.id!r}: {error}") from error
+            else:
+                text += piece
+        for message in sample.messages:
+            for content in message.content:
+                if isinstance(content, str) and any(token in content for token in self._reserved):
+                    raise ValueError(
+                        f"sample {sample.id!r}: a message contains a reserved token such as <|im_start|>; remove it"
+                    )
+        return torch.tensor(self.tokenizer.encode(text, add_special_tokens=False), dtype=torch.long)
+
+    def decode(self, ids: Sequence[int] | Tensor) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    # -- forward ---------------------------------------------------------------------------------------------------
+
+    def embed(self, ids: Tensor, clips: Sequence[AudioClip]) -> Tensor:
+        """[T, H] for ids [T]: token embeddings with each audio placeholder replaced by what was heard there."""
+        ids = ids.to(self.device)
+        embeds = self.backbone.decoder(self.model).get_input_embeddings()(ids)
+        rows = ids == self.audio_token_id
+        if clips:
+            audio = torch.cat(self.encode_audio(clips)).to(embeds.dtype)
+            if len(audio) != int(rows.sum()):
+                raise ValueError(f"{int(rows.sum())} audio placeholders but the clips give {len(audio)} audio tokens")
+            embeds = embeds.masked_scatter(rows[:, None], audio)
+        return embeds
+
+    def forward(self, batch: PackedBatch, temperature: float = 1.0) -> PolicyOutput:
+        with self.autocast():
+            hidden = self.hidden(batch)
+            rows = batch.predecessor[batch.loss_mask].to(self.device)
+            targets = batch.ids[batch.loss_mask].to(self.device)
+            head = self.backbone.head(self.model)
+            logprobs, entropy = fused_logprobs(hidden[rows], head.weight, targets, temperature)
+        return PolicyOutput(logprobs=logprobs, entropy=entropy)
+
+    def hidden(self, batch: PackedBatch) -> Tensor:
+        """The decoder's last hidden states [T, H] of a packed batch."""
+        mask = attention_mask(batch.sequence, batch.parent).to(self.device)
+        out = self.backbone.decoder(self.model)(
+            inputs_embeds=self.embed(batch.ids, batch.audio)[None],
+            position_ids=batch.position_ids[None].to(self.device),
+            attention_mask=mask[None, None],
+            use_cache=False,
+        )
+        return out.last_hidden_state[0]
+
+    def autocast(self) -> Any:
+        if not self.config.autocast:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    # -- disk ------------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> None:
+        """A Hugging Face model folder in safetensors; with LoRA, an adapter folder that names its base model."""
+        (self.adapter if self.adapter is not None else self.model).save_pretrained(str(folder))
+        self.tokenizer.save_pretrained(str(folder))
+        self.extractor.save_pretrained(str(folder))
+
+    @torch.no_grad()
+    def load_weights(self, weights: Mapping[str, Tensor], where: str = "weights") -> None:
+        """Copy `weights` into the parameters of the same name, in place."""
+        own = dict(self.model.named_parameters())
+        unknown = [name for name in weights if name not in own]
+        if unknown:
+            raise ValueError(f"{where}: weight {unknown[0]!r} is not in this model; was it saved by another one?")
+        for name, tensor in weights.items():
+            if own[name].shape != tensor.shape:
+                shapes = f"{tuple(tensor.shape)} there, {tuple(own[name].shape)} here"
+                raise ValueError(f"{where}: weight {name!r} has another shape ({shapes}): another architecture")
+            if own[name].data_ptr() != tensor.data_ptr():
+                own[name].copy_(tensor)
+        self.weights_changed()
+
+
+class Reference:
+    """The policy it was made from, as it was then. Weights that are never trained are shared, not copied."""
+
+    def __init__(self, policy: AudioPolicy):
+        self._policy = policy
+        if policy.adapter is not None and policy.config.audio == "frozen":
+            self._frozen = policy  # the base model under a fresh adapter is the reference
+            return
+        shared = {id(p): p for p in policy.model.parameters() if not p.requires_grad}
+        shared |= {id(x): x for x in (policy.tokenizer, policy.extractor, policy._cache)}
+        self._frozen = copy.deepcopy(policy, shared)
+        self._frozen.requires_grad_(False)
+
+    @torch.no_grad()
+    def forward(self, batch: PackedBatch, temperature: float = 1.0) -> PolicyOutput:
+        with self._base_weights():
+            return self._frozen.forward(batch, temperature)
+
+    def state(self) -> dict[str, Tensor]:
+        """The reference's own copies of trained weights; empty where the base model serves."""
+        if self._frozen is self._policy:
+            return {}
+        trained = self._policy.trainable()
+        return {n: p for n, p in self._frozen.model.named_parameters() if n in trained}
+
+    def load(self, state: Mapping[str, Tensor], where: str) -> None:
+        if state:
+            self._frozen.load_weights(state, where)
+
+    @contextmanager
+    def _base_weights(self) -> Iterator[None]:
+        if self._frozen is self._policy:
+            with self._policy.adapter.disable_adapter():
+                yield
+        else:
+            yield
+
+
+class _ClipCache:
+    """Heard clips, least recently used dropped first, bounded in bytes."""
+
+    def __init__(self, max_bytes: int):
+        self._max_bytes, self._bytes = max_bytes, 0
+        self._clips: OrderedDict[str, Tensor] = OrderedDict()
+
+    def get(self, key: str) -> Tensor | None:
+        if key in self._clips:
+            self._clips.move_to_end(key)
+            return self._clips[key]
+        return None
+
+    def clear(self) -> None:
+        self._clips.clear()
+        self._bytes = 0
+
+    def put(self, key: str, heard: Tensor) -> None:
+        self._clips[key] = heard
+        self._bytes += heard.nbytes
+        while self._bytes > self._max_bytes and len(self._clips) > 1:
+            _, dropped = self._clips.popitem(last=False)
+            self._bytes -= dropped.nbytes
+
+
+def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every token that ends a turn: the tokenizer's, the generation config's, and ChatML's <|im_end|>."""
+    configured = model.generation_config.eos_token_id if model.generation_config else None
+    ids = set(configured if isinstance(configured, list) else [configured])
+    ids |= {tokenizer.eos_token_id, tokenizer.get_added_vocab().get("<|im_end|>")}
+    return tuple(sorted(i for i in ids if i is not None))
+
+
+def _add_lora(model: PreTrainedModel, decoder: nn.Module, config: LoraConfig) -> Any:
+    """Put adapters on the decoder's linear layers only; the audio tower shares some of their names."""
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import get_peft_model
+
+    prefix = next(name for name, module in model.named_modules() if module is decoder)
+    targets = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and name.startswith(prefix + ".")
+        and name.rsplit(".", 1)[-1] in config.target_modules
+    ]
+    if not targets:
+        raise ValueError(f"lora.target_modules {list(config.target_modules)}: the decoder has no linear of these names")
+    return get_peft_model(
+        model,
+        PeftLoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=targets),
+    )

@@ -1,0 +1,210 @@
+"""Qwen2.5-Omni and Qwen3-Omni thinkers.
+
+Inputs are built from the feature extractor and the tokenizer alone: the models' own processor also needs a video stack.
+For text and audio the three rows of M-RoPE positions are equal, so plain positions serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import (
+    AutoTokenizer,
+    PreTrainedModel,
+    Qwen2_5OmniThinkerConfig,
+    Qwen2_5OmniThinkerForConditionalGeneration,
+    Qwen3OmniMoeThinkerForConditionalGeneration,
+    WhisperFeatureExtractor,
+)
+
+from audiorl.config import ModelConfig
+from audiorl.models.chatml import chatml
+from audiorl.models.features import flat_mels
+from audiorl.models.loading import checkpoint_dtype
+from audiorl.models.policy import AudioPolicy
+from audiorl.models.tiny import tiny_tokenizer
+from audiorl.types import AudioClip, Message
+
+MIN_FRAMES = 3
+"""The towers pool four 10 ms frames into one audio token; shorter clips give none."""
+
+
+class QwenOmni:
+    """Backbone of the Qwen2.5-Omni thinker: conv stride 2 and pooling by 2, 25 audio tokens a second."""
+
+    audio_token: ClassVar[str] = "<|AUDIO|>"
+    bos: ClassVar[str] = "<|audio_bos|>"
+    eos: ClassVar[str] = "<|audio_eos|>"
+
+    def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
+        return chatml(messages, lambda clip, _: [self.bos, clip, self.eos])
+
+    def decoder(self, model: Any) -> nn.Module:
+        return model.model
+
+    def head(self, model: Any) -> nn.Linear:
+        return model.lm_head
+
+    def tower(self, model: Any) -> nn.Module:
+        return model.audio_tower
+
+    def projector(self, model: Any) -> Sequence[nn.Module]:
+        return [model.audio_tower.proj]
+
+    def hear(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
+        for mel in mels:
+            if mel.shape[1] < MIN_FRAMES:
+                raise ValueError(f"audio of {mel.shape[1] * 10} ms is too short; at least {MIN_FRAMES * 10} ms")
+        features, lengths = flat_mels(mels)
+        lengths = lengths.to(features.device)
+        heard: list[Tensor] = []
+        # What enters the projector is what a frozen tower gives; the tower has no call that stops there.
+        hook = self.projector(model)[0].register_forward_pre_hook(lambda _, args: heard.append(args[0]))
+        try:
+            self._call_tower(model, features, lengths)
+        finally:
+            hook.remove()
+        return list(heard[0].split(self._tokens(model, lengths)))
+
+    def project(self, model: Any, heard: Tensor) -> Tensor:
+        return model.audio_tower.proj(heard)
+
+    def _call_tower(self, model: Any, features: Tensor, lengths: Tensor) -> None:
+        after_conv, _ = model.audio_tower._get_feat_extract_output_lengths(lengths)
+        model.audio_tower(features, feature_lens=lengths, aftercnn_lens=after_conv)
+
+    def _tokens(self, model: Any, lengths: Tensor) -> list[int]:
+        return model.audio_tower._get_feat_extract_output_lengths(lengths)[1].tolist()
+
+
+class Qwen3Omni(QwenOmni):
+    """Backbone of the Qwen3-Omni thinker: three strided convolutions, 12.5 audio tokens a second."""
+
+    audio_token: ClassVar[str] = "<|audio_pad|>"
+    bos: ClassVar[str] = "<|audio_start|>"
+    eos: ClassVar[str] = "<|audio_end|>"
+
+    def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
+        return chatml(messages, lambda clip, _: [self.bos, clip, self.eos], default_system=None)
+
+    def projector(self, model: Any) -> Sequence[nn.Module]:
+        return [model.audio_tower.proj1, model.audio_tower.proj2]
+
+    def project(self, model: Any, heard: Tensor) -> Tensor:
+        tower = model.audio_tower
+        return tower.proj2(tower.act(tower.proj1(heard)))
+
+    def _call_tower(self, model: Any, features: Tensor, lengths: Tensor) -> None:
+        model.audio_tower(features, feature_lens=lengths)
+
+    def _tokens(self, model: Any, lengths: Tensor) -> list[int]:
+        from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3
+
+        return qwen3._get_feat_extract_output_lengths(lengths, model.audio_tower.n_window).tolist()
+
+
+def load(path: str | Path, config: ModelConfig, kind: str) -> AudioPolicy:
+    """A thinker from a checkpoint of the whole model or of the thinker alone, local or by hub id."""
+    model_class: type[PreTrainedModel] = (
+        Qwen3OmniMoeThinkerForConditionalGeneration if kind == "qwen3" else Qwen2_5OmniThinkerForConditionalGeneration
+    )
+    model, info = model_class.from_pretrained(
+        str(path),
+        dtype=checkpoint_dtype(config),
+        attn_implementation=config.attention,
+        output_loading_info=True,
+    )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ValueError(f"{path}: weight {missing[0]!r} and {len(missing) - 1} more are missing from the checkpoint")
+    tokenizer = AutoTokenizer.from_pretrained(str(path))
+    extractor = WhisperFeatureExtractor.from_pretrained(str(path))
+    backbone = Qwen3Omni() if kind == "qwen3" else QwenOmni()
+    return AudioPolicy(model.to(config.device), tokenizer, extractor, backbone, config)
+
+
+def tiny(
+    texts: Iterable[str] = (),
+    *,
+    hidden: int = 256,
+    layers: int = 4,
+    vocab_size: int = 640,
+    whisper: bool = True,
+    seed: int = 0,
+    config: ModelConfig | None = None,
+) -> AudioPolicy:
+    """A Qwen2.5-Omni thinker small enough for two CPU cores, of the same class as the real one.
+
+    Its audio tower is the encoder of Whisper tiny.en (7.6 M parameters) when `whisper` is true, otherwise two random
+    layers of width 32, for tests that need speed and not hearing. Its tokenizer is a byte-level BPE of `vocab_size`
+    learned from `texts`. Decoder weights are random and depend on `seed` only.
+    """
+    tokenizer = tiny_tokenizer(texts, vocab_size)
+
+    def token(text: str) -> int:
+        return int(tokenizer.convert_tokens_to_ids(text))
+
+    tower = dict(d_model=384, encoder_layers=4, encoder_attention_heads=6, encoder_ffn_dim=1536, num_mel_bins=80)
+    if not whisper:
+        tower |= dict(d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64)
+    rotary = hidden // 8
+    thinker = Qwen2_5OmniThinkerConfig(
+        audio_config=tower | dict(output_dim=hidden, n_window=100, max_source_positions=1500),
+        vision_config=dict(
+            depth=1,
+            hidden_size=16,
+            intermediate_size=16,
+            num_heads=2,
+            out_hidden_size=hidden,
+            fullatt_block_indexes=[0],
+        ),
+        text_config=dict(
+            hidden_size=hidden,
+            intermediate_size=3 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=len(tokenizer),
+            max_position_embeddings=4096,
+            tie_word_embeddings=False,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": [rotary - 2 * (rotary // 3), rotary // 3, rotary // 3],
+            },
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        ),
+        audio_token_index=token("<|AUDIO|>"),
+        image_token_index=token("<|IMAGE|>"),
+        video_token_index=token("<|VIDEO|>"),
+        audio_start_token_id=token("<|audio_bos|>"),
+        audio_end_token_id=token("<|audio_eos|>"),
+        vision_start_token_id=token("<|vision_bos|>"),
+        vision_end_token_id=token("<|vision_eos|>"),
+        user_token_id=token("user"),
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2_5OmniThinkerForConditionalGeneration(thinker)
+    if whisper:
+        load_whisper_tower(model.audio_tower)
+    extractor = WhisperFeatureExtractor(feature_size=80, n_fft=400, hop_length=160, chunk_length=30)
+    return AudioPolicy(model, tokenizer, extractor, QwenOmni(), config)
+
+
+def load_whisper_tower(tower: nn.Module) -> None:
+    """Fill a tower of Whisper-tiny's shape with the bundled encoder weights; only the projector stays random."""
+    with as_file(files("audiorl") / "assets" / "whisper_tiny_en" / "encoder.safetensors") as path:
+        weights = load_file(path)
+    missing, unexpected = tower.load_state_dict({k: v.float() for k, v in weights.items()}, strict=False)
+    left = [name for name in missing if not name.startswith(("proj", "audio_bos_eos_token", "positional_embedding"))]
+    assert not left and not unexpected, (left, unexpected)

@@ -1,0 +1,51 @@
+"""The tokenizer of the tiny models: Qwen's class and special tokens over a small byte-level BPE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokenizers import pre_tokenizers, trainers
+from transformers import Qwen2Tokenizer
+
+SPECIAL = {
+    "image_token": "<|IMAGE|>",
+    "audio_token": "<|AUDIO|>",
+    "video_token": "<|VIDEO|>",
+    "vision_bos_token": "<|vision_bos|>",
+    "vision_eos_token": "<|vision_eos|>",
+    "audio_bos_token": "<|audio_bos|>",
+    "audio_eos_token": "<|audio_eos|>",
+}
+ALWAYS = (
+    "system\nYou are a helpful assistant.",
+    "user\n",
+    "assistant\n",
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    "Audio 1: ",
+)
+
+
+def tiny_tokenizer(texts: Iterable[str], vocab_size: int) -> Qwen2Tokenizer:
+    """Byte-level BPE of at most `vocab_size` entries (256 bytes included) plus Qwen's special tokens."""
+    blank = Qwen2Tokenizer(vocab={}, merges=[])
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    backend = blank.backend_tokenizer
+    backend.train_from_iterator([*texts, *(text for text in ALWAYS for _ in range(1000))], trainer)
+    import json
+
+    trained = json.loads(backend.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=trained["vocab"],
+        merges=[tuple(m) if not isinstance(m, str) else tuple(m.split(" ")) for m in trained["merges"]],
+        unk_token="<|endoftext|>",
+        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        extra_special_tokens=SPECIAL,
+    )
+    tokenizer.add_tokens(["<|im_start|>"], special_tokens=True)
+    return tokenizer

@@ -1,0 +1,128 @@
+"""Drawing with matplotlib: lines over steps, bars with intervals, and a figure as inline SVG."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from audiorl.report.panels import Style
+from audiorl.report.result import Measure, show
+from audiorl.report.series import Series, is_control, own_steps, smooth, window
+from audiorl.report.theme import VARIABLES, Theme
+
+
+def draw_lines(
+    ax: Axes, lines: Sequence[Sequence[Series]], shift: Mapping[str, float], theme: Theme, *, style: Style = "average"
+) -> None:
+    """One colour per metric: raw values faint, their moving average strong; the control dashed in its own colour.
+
+    `lines` holds, per metric, its series in each phase; `shift` is where each phase starts (see `series.offsets`).
+    Where a picture spans several phases their borders are marked.
+    """
+    shown, label = own_steps(lines, shift)
+    for place, phases in enumerate(shown):
+        colour = theme.lines[place % len(theme.lines)]
+        for one in phases:
+            control = is_control(one.phase)
+            tint, dash = (theme.control, (0, (4, 2))) if control else (colour, "-")
+            if style == "exact":
+                ax.plot(one.x, one.y, color=tint, lw=2.0, ls=dash)
+            elif style == "points" or window(len(one.y)) == 1:
+                ax.plot(one.x, one.y, color=tint, lw=1.6, ls=dash, marker="o", ms=4.2, mew=0)
+            else:
+                ax.plot(one.x, one.y, color=tint, lw=0.8, alpha=0.28)
+                ax.plot(one.x, smooth(one.y), color=tint, lw=2.0, ls=dash)
+    _plain_axes(ax, theme)
+    if all(one.name.endswith("accuracy") for phases in shown for one in phases):
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    if label == "step":
+        _mark_phases(ax, [one for phases in shown for one in phases], shift, theme)
+    ax.set_xlabel(literal(label), color=theme.muted, size=9, loc="right", labelpad=1)
+
+
+def draw_bars(ax: Axes, bars: Sequence[Measure], metric: str, theme: Theme) -> None:
+    """One horizontal bar per evaluation with its 95% interval and its value in words."""
+    places = range(len(bars))
+    tints = [bar_colour(m.entry, theme) for m in bars]
+    ax.barh(places, [m.value for m in bars], color=tints, height=0.56)
+    edge = max([m.value for m in bars] + [m.high for m in bars if m.high is not None], default=1.0) or 1.0
+    for place, m in zip(places, bars, strict=True):
+        end = m.value
+        if m.low is not None and m.high is not None:
+            ax.plot([m.low, m.high], [place, place], color=theme.ink, lw=1.4, solid_capstyle="butt")
+            for x in (m.low, m.high):
+                ax.plot([x, x], [place - 0.11, place + 0.11], color=theme.ink, lw=1.4)
+            end = max(end, m.high)
+        ax.text(end + 0.025 * edge, place, show(m.value, metric), va="center", color=theme.ink, weight="bold", size=11)
+    ax.set_yticks(list(places), [literal(m.entry) for m in bars], color=theme.ink, size=10.5)
+    ax.set_ylim(len(bars) - 0.45, -0.55)
+    ax.set_xlim(0, edge * 1.22)
+    ax.set_xticks([])
+    ax.tick_params(length=0)
+    for side in ("top", "right", "bottom"):
+        ax.spines[side].set_visible(False)
+    ax.spines["left"].set_color(theme.muted)
+
+
+def bar_colour(entry: str, theme: Theme) -> str:
+    """After stands out; what it is measured against stays back."""
+    return {"after": theme.lines[0], "before": theme.before, "control": theme.control}.get(entry, theme.lines[2])
+
+
+def literal(text: str) -> str:
+    """Text from data, for matplotlib: a dollar sign is a dollar sign and starts no formula."""
+    return text.replace("$", r"\$")
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an `<svg>` element for a page: transparent, colours and font from the page's CSS, no ids shared."""
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": str(len(figure.axes)), "path.simplify": True}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.S)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    text = re.sub(r'(<svg[^>]*?) (?:height|width)="[^"]*"([^>]*?) (?:height|width)="[^"]*"', r"\1\2", text, count=1)
+    text = re.sub(r"(font: [^;\"]*?[\d.]+px) [^;\"]*", r"\1 var(--sans)", text)
+    for stand_in, variable in VARIABLES.items():
+        text = text.replace(stand_in, variable)
+    return text.strip()
+
+
+def _mark_phases(ax: Axes, drawn: Sequence[Series], shift: Mapping[str, float], theme: Theme) -> None:
+    """A dotted line where a phase starts, and its name above the curve."""
+    left, right = ax.get_xlim()
+    for phase in dict.fromkeys(one.phase for one in drawn if not is_control(one.phase)):
+        border = shift.get(phase, 0.0)
+        if left < border < right:
+            ax.axvline(border, color=theme.muted, lw=0.8, ls=(0, (1, 2)))
+        place = (max(border, left), 1)
+        ax.annotate(
+            literal(phase), place, (3, 2), xycoords=("data", "axes fraction"), textcoords="offset points", size=9
+        )
+        ax.texts[-1].set_color(theme.muted)
+    ax.set_xlim(left, right)
+
+
+def _plain_axes(ax: Axes, theme: Theme) -> None:
+    """Horizontal grid lines only; whole steps; small grey numbers."""
+    ax.grid(axis="y", color=theme.grid, lw=0.8)
+    ax.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    ax.spines["bottom"].set_color(theme.grid)
+    ax.tick_params(colors=theme.muted, labelsize=9, length=0, pad=4)
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    ax.yaxis.set_major_locator(MaxNLocator(5))
+    ax.yaxis.get_offset_text().set(color=theme.muted, size=9)
+    ax.margins(x=0.02)
+    low, high = ax.get_ylim()
+    if 0 <= low < 0.25 * high:
+        ax.set_ylim(0, high)

@@ -1,0 +1,121 @@
+"""The whole page: header, evaluation, curves, examples, settings, in one self-contained file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from audiorl.report.audio import Players
+from audiorl.report.curves import curves
+from audiorl.report.evaluation import bars, changed, tables
+from audiorl.report.result import sentence, show
+from audiorl.report.rollouts import rollouts
+from audiorl.report.run import Run, load_run
+from audiorl.report.series import is_control, offsets, series
+from audiorl.report.style import CSS
+
+
+def write_report(run_dir: str | Path) -> Path:
+    """Write `report.html` into the run folder and return its path.
+
+    Works at any time of a run, also one that was killed: what is not there yet is named on the page.
+    """
+    run = load_run(run_dir)
+    path = run.path / "report.html"
+    temporary = path.with_name("report.html.tmp")
+    temporary.write_text(page(run), encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def page(run: Run) -> str:
+    """The page as text."""
+    players = Players(run.path)
+    sections = (
+        _header(run),
+        tables(run),
+        curves(run),
+        changed(run, players),
+        rollouts(run, players),
+        _settings(run),
+        _footer(players),
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(run.recipe)} · {escape(run.name)}</title><style>{CSS}</style></head>"
+        f"<body><main>{''.join(sections)}</main></body></html>\n"
+    )
+
+
+def _header(run: Run) -> str:
+    picture = bars(run)
+    return (
+        f"<header><p class='over'>audiorl run · {escape(run.name)}</p><h1>{escape(run.recipe)}</h1>"
+        f"<div class='hero{'' if picture else ' alone'}'><div><p class='say'>{escape(sentence(run))}</p>"
+        f"<p class='facts-line'>{_facts(run)}</p></div>{picture}</div>{_missing(run)}</header>"
+    )
+
+
+def _facts(run: Run) -> str:
+    """Steps of each phase, the length of the run, and where the numbers that people ask for first ended."""
+    facts = []
+    for phase in offsets(run.metrics):
+        steps = [
+            r["step"] for r in run.metrics if r.get("phase", "") == phase and isinstance(r.get("step"), int | float)
+        ]
+        facts.append((phase or "steps", f"{max(steps):.0f} steps"))
+    times = [r["time"] for r in run.metrics if isinstance(r.get("time"), int | float)]
+    if times:
+        facts.append(("time", _duration(max(times))))
+    for label, name in (("reward", "reward/mean"), ("KL", "kl"), ("tokens/s", "tokens_per_s")):
+        if ends := [s for s in series(run.metrics, name) if not is_control(s.phase)]:
+            facts.append((label, show(ends[-1].end)))
+    return "".join(f"<span>{escape(label)} <b>{escape(value)}</b></span>" for label, value in facts)
+
+
+def _missing(run: Run) -> str:
+    if not run.missing:
+        return ""
+    items = "".join(f"<li>{escape(m)}</li>" for m in run.missing)
+    return f"<div class='missing'><b>Not in this report</b><ul>{items}</ul></div>"
+
+
+def _settings(run: Run) -> str:
+    """The command that repeats the run, its resolved configuration, and the versions it ran with."""
+    config = run.config
+    if not config:
+        return ""
+    command = shlex.join(str(a) for a in config.get("argv") or ())
+    body = f"<pre>{escape(command)}</pre>" if command else ""
+    for title, values in (("Resolved configuration", config.get("config")), ("Versions", config.get("versions"))):
+        if values:
+            rows = "".join(f"<div><span>{escape(k)}</span><b>{escape(v)}</b></div>" for k, v in _flat(values))
+            body += f"<details><summary>{title}</summary><div class='settings'>{rows}</div></details>"
+    return f"<section><h2>Settings</h2>{body}</section>"
+
+
+def _footer(players: Players) -> str:
+    audio = f"{players.embedded} audio players, {players.bytes_used / 1e6:.1f} MB of sound"
+    skipped = f"; {players.skipped} more clips were left out to keep the page small" if players.skipped else ""
+    return f"<footer>Written by audiorl. {audio}{skipped}.</footer>"
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as dotted names, the way the command line overrides them."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

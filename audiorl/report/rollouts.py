@@ -1,0 +1,85 @@
+"""Rollouts to read and hear, grouped by prompt: what the policy wrote, and what each reward part made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from audiorl.report.audio import Players
+from audiorl.report.run import Row, Run
+from audiorl.report.text import chip, chips, marked, prompt
+from audiorl.report.timeline import timeline
+
+_GROUPS, _MEMBERS = 6, 8
+
+
+def rollouts(run: Run, players: Players) -> str:
+    """The first and the last recorded step, side by side in time; empty when none were recorded."""
+    if not run.rollouts:
+        return ""
+    labels = ["First recorded step", "Last recorded step"] if len(run.rollouts) > 1 else ["Recorded step"]
+    steps = "".join(
+        f"<h3>{label}: {step}</h3>{_step(rows, players)}"
+        for label, (step, rows) in zip(labels, run.rollouts, strict=True)
+    )
+    return (
+        "<section><h2>Rollouts</h2><p class='sub'>Each card is one prompt with its group of sampled responses. "
+        "Chips are reward parts; the advantage compares a response with its group.</p>" + steps + "</section>"
+    )
+
+
+def question(sample: Row, players: Players) -> str:
+    """The prompt, its audio, its choices and its gold answers."""
+    audio = "".join(players.player(clip) for clip in sample.get("audio") or ())
+    facts = [
+        f"<span class='fact'>{label} <b>{escape(', '.join(map(str, values)))}</b></span>"
+        for label, values in (("reference", sample.get("references")), ("choices", sample.get("choices")))
+        if values
+    ]
+    if sample.get("task"):
+        facts.append(f"<span class='fact'>task <b>{escape(str(sample['task']))}</b></span>")
+    return (
+        f"<div class='question'><p class='prompt'>{prompt(str(sample.get('prompt') or ''))}</p>"
+        f"<div class='audio'>{audio}</div><p class='facts'>{''.join(facts)}</p></div>"
+    )
+
+
+def _step(rows: Sequence[Row], players: Players) -> str:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(str(row.get("group_id", "")), []).append(row)
+    shown = list(groups.values())[:_GROUPS]
+    left = len(groups) - len(shown)
+    note = f"<p class='note'>{left} more prompts in the file of this step</p>" if left else ""
+    return "".join(_group(members, players) for members in shown) + note
+
+
+def _group(members: Sequence[Row], players: Players) -> str:
+    ordered = sorted(members, key=lambda r: -_total(r))
+    left = len(ordered) - _MEMBERS
+    note = f"<p class='note'>{left} more responses in the file of this step</p>" if left > 0 else ""
+    body = "".join(_response(r) for r in ordered[:_MEMBERS])
+    return f"<article class='card'>{question(members[0].get('sample') or {}, players)}{body}{note}</article>"
+
+
+def _response(row: Row) -> str:
+    score, segments = row.get("score") or {}, row.get("segments") or []
+    advantage = row.get("advantage")
+    line = [chip("total", _total(row), "total")] if score else []
+    line.append(chips(score.get("parts") or {}))
+    if segments and segments[-1].get("stop_reason") == "length":
+        line.append("<span class='fact'>cut at the length limit</span>")
+    if advantage is not None:
+        advantage = round(float(advantage), 2) + 0.0  # no "-0.00"
+        line.append(chip("advantage", advantage, "advantage", f"{advantage:+.2f}"))
+    text = str(row.get("text") or "".join(str(s.get("text") or "") for s in segments))
+    sign = "" if not advantage else " up" if advantage > 0 else " down"
+    written = marked(text) or "<span class='note'>wrote nothing</span>"
+    return (
+        f"<div class='response{sign}'><p class='written'>{written}</p>{timeline(segments)}"
+        f"<p class='chips'>{''.join(line)}</p></div>"
+    )
+
+
+def _total(row: Row) -> float:
+    return float((row.get("score") or {}).get("total") or 0.0)

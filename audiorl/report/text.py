@@ -1,0 +1,50 @@
+"""What a policy wrote, as HTML: thinking and answer told apart, audio marks visible, everything escaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from html import escape
+
+from audiorl.report.result import show
+
+_TAG = re.compile(r"(</?(?:think|answer)>)")
+
+
+def marked(text: str) -> str:
+    """`<think>` and `<answer>` parts get their own look. A part that is never closed runs to the end of the text."""
+    out, inside = [], ""
+    for piece in _TAG.split(text):
+        if not _TAG.fullmatch(piece):
+            out.append(escape(piece))
+            continue
+        name, tag = piece.strip("</>"), f'<span class="tag">{escape(piece)}</span>'
+        if not piece.startswith("</"):
+            out.append(("</span>" if inside else "") + f'<span class="{name}">{tag}')
+            inside = name
+        elif name == inside:
+            out.append(tag + "</span>")
+            inside = ""
+        else:
+            out.append(tag)
+    return "".join(out) + ("</span>" if inside else "")
+
+
+def prompt(text: str) -> str:
+    """A prompt with its `[audio]` marks as small pills."""
+    return escape(text).replace("[audio]", '<span class="pill">♪ audio</span>')
+
+
+def chips(parts: Mapping[str, float]) -> str:
+    """One chip per reward part: green gives, red takes, grey is zero; stronger colour for a larger value."""
+    return "".join(chip(name, value) for name, value in parts.items())
+
+
+def chip(name: str, value: float, kind: str = "", said: str = "") -> str:
+    """`said` replaces the number as it is usually written."""
+    sign = "plus" if value > 0 else "minus" if value < 0 else "zero"
+    strength = min(1.0, abs(value)) if value == value else 0.0
+    return (
+        f'<span class="chip {sign} {kind}" style="--strength:{strength:.2f}">{escape(str(name))} '
+        f"<b>{escape(said or show(value))}</b></span>"
+    )

@@ -1,0 +1,38 @@
+"""Rewards: frozen dataclasses that score all rollouts of a step at once. Importing this loads no model."""
+
+from audiorl.rewards.answer import AnswerAccuracy
+from audiorl.rewards.asr import CharAccuracy, WordAccuracy
+from audiorl.rewards.check import check_scores
+from audiorl.rewards.choices import match_choice, normalize_text
+from audiorl.rewards.combine import Term, WeightedSum
+from audiorl.rewards.files import FileReward, FunctionReward, load_reward
+from audiorl.rewards.language import LanguageConsistency
+from audiorl.rewards.maths import maths_equal
+from audiorl.rewards.repetition import Repetition
+from audiorl.rewards.tags import after_think, extract_answer, extract_think, final_text, strip_tags
+from audiorl.rewards.think import AnswerFormat, ThinkFormat, ThinkLength
+
+__all__ = [
+    "AnswerAccuracy",
+    "AnswerFormat",
+    "CharAccuracy",
+    "FileReward",
+    "FunctionReward",
+    "LanguageConsistency",
+    "Repetition",
+    "Term",
+    "ThinkFormat",
+    "ThinkLength",
+    "WeightedSum",
+    "WordAccuracy",
+    "after_think",
+    "check_scores",
+    "extract_answer",
+    "extract_think",
+    "final_text",
+    "load_reward",
+    "match_choice",
+    "maths_equal",
+    "normalize_text",
+    "strip_tags",
+]

@@ -1,0 +1,64 @@
+"""Does the transcript match? Word and character accuracy of speech recognition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from audiorl.metrics.text import ErrorCounts, Normalizer, char_errors, normalize, word_errors
+from audiorl.rewards.tags import final_text
+from audiorl.types import Rollout, Sample, Score
+
+
+@dataclass(frozen=True)
+class WordAccuracy:
+    """1 - WER of the response, or of its <answer> if it has one; the best over the sample's references.
+
+    WER can exceed 1: `clip` keeps the reward in [0, 1], without it long babble goes below 0. `normalizer` is
+    "english" (Whisper), "basic" (multilingual; spells digits out where sample.metadata has a "language") or "none".
+    Raises ValueError for a sample without references or with one that is empty after normalisation.
+    """
+
+    normalizer: Normalizer = "basic"
+    clip: bool = True
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(_accuracy(r, word_errors, self.normalizer, self.clip)) for r in rollouts]
+
+
+@dataclass(frozen=True)
+class CharAccuracy:
+    """1 - CER: `WordAccuracy` by characters, for Chinese, Japanese and other text without spaces."""
+
+    normalizer: Normalizer = "basic"
+    clip: bool = True
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(_accuracy(r, char_errors, self.normalizer, self.clip)) for r in rollouts]
+
+
+def _accuracy(rollout: Rollout, errors: Callable[..., ErrorCounts], normalizer: Normalizer, clip: bool) -> float:
+    language = _language(rollout.sample)
+    hypothesis = final_text(rollout.text)
+    rates = []
+    for reference in _references(rollout.sample, normalizer, language):
+        rates.append(errors(reference, hypothesis, normalizer, language).rate)
+    accuracy = 1.0 - min(rates)
+    return max(0.0, accuracy) if clip else accuracy
+
+
+def _references(sample: Sample, normalizer: Normalizer, language: str | None) -> tuple[str, ...]:
+    if not sample.references:
+        raise ValueError(f"sample {sample.id!r} has no reference transcript")
+    for reference in sample.references:
+        if not normalize(reference, normalizer, language):
+            raise ValueError(
+                f"sample {sample.id!r}: the reference transcript {reference!r} is empty after "
+                f"{normalizer!r} normalisation; its word error rate is undefined"
+            )
+    return sample.references
+
+
+def _language(sample: Sample) -> str | None:
+    language = sample.metadata.get("language")
+    return language if isinstance(language, str) and language else None

@@ -1,0 +1,41 @@
+"""Is the response stuck in a loop? A penalty on repeated n-grams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from audiorl.metrics.scripts import units
+from audiorl.types import Rollout, Score
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """-(1 - unique n-grams / all n-grams), in (-1, 0]; 0 for a text shorter than n units.
+
+    A unit is a word, or a single character where a script has no spaces ("auto"); "words" and "characters" force one
+    reading. Case does not matter. Source: the n-gram penalty of Yeo et al. 2025, arXiv 2502.03373.
+    """
+
+    n: int = 3
+    unit: Literal["auto", "words", "characters"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ValueError(f"Repetition: n must be at least 1, got {self.n}")
+        if self.unit not in ("auto", "words", "characters"):
+            raise ValueError(f"Repetition: unit {self.unit!r} is not one of 'auto', 'words', 'characters'")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(self.value(r.text)) for r in rollouts]
+
+    def value(self, text: str) -> float:
+        tokens = self._units(text.casefold())
+        ngrams = [tuple(tokens[i : i + self.n]) for i in range(len(tokens) - self.n + 1)]
+        return len(set(ngrams)) / len(ngrams) - 1.0 if ngrams else 0.0
+
+    def _units(self, text: str) -> list[str]:
+        if self.unit == "characters":
+            return list("".join(text.split()))
+        return text.split() if self.unit == "words" else units(text)

@@ -1,0 +1,76 @@
+"""Is the response laid out as asked? Format and length of the thinking."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from audiorl.metrics.scripts import units
+from audiorl.rewards.tags import extract_think
+from audiorl.types import Rollout, Score
+
+_THINK_ANSWER = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
+_ANSWER_ONLY = re.compile(r"<answer>.*?</answer>", re.DOTALL)
+
+
+def _count_tags(text: str) -> tuple[int, int, int, int]:
+    return text.count("<think>"), text.count("</think>"), text.count("<answer>"), text.count("</answer>")
+
+
+@dataclass(frozen=True)
+class ThinkFormat:
+    """1 if the whole response is `<think>.*?</think>\\s*<answer>.*?</answer>`, each tag once, else 0.
+
+    The regular expression is Ke-Omni-R's; it alone would also accept nested and repeated tags. Whitespace around the
+    response does not matter.
+    """
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(float(self.matches(r.text))) for r in rollouts]
+
+    def matches(self, text: str) -> bool:
+        return _count_tags(text) == (1, 1, 1, 1) and _THINK_ANSWER.fullmatch(text.strip()) is not None
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """1 if the whole response is one `<answer>.*?</answer>` without thinking, else 0: the no-think counterpart."""
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(float(self.matches(r.text))) for r in rollouts]
+
+    def matches(self, text: str) -> bool:
+        return _count_tags(text) == (0, 0, 1, 1) and _ANSWER_ONLY.fullmatch(text.strip()) is not None
+
+
+@dataclass(frozen=True)
+class ThinkLength:
+    """Soft reward for thinking within [min_words, max_words].
+
+    With n words thought: 1 inside; n / min_words below; falling linearly above, max(0, 2 - n / max_words), so that
+    twice the limit earns nothing. Thinking that is missing or not closed earns 0. Characters of scripts without spaces
+    count as a word each. The limit of 50 is the one Ke-Omni-R states in its prompt (and does not reward).
+    """
+
+    max_words: int = 50
+    min_words: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_words <= self.max_words or self.max_words < 1:
+            raise ValueError(
+                f"ThinkLength: need 0 <= min_words <= max_words and max_words >= 1, "
+                f"got min_words={self.min_words}, max_words={self.max_words}"
+            )
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(self.value(r.text)) for r in rollouts]
+
+    def value(self, text: str) -> float:
+        think = extract_think(text)
+        if think is None:
+            return 0.0
+        n = len(units(think))
+        if n < self.min_words:
+            return n / self.min_words
+        return min(1.0, max(0.0, 2.0 - n / self.max_words))

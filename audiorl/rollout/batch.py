@@ -1,0 +1,132 @@
+"""Inference over a whole data set: batches, a progress display, and a results file from which a run can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from audiorl.types import Request, Rollout, RolloutEngine, Sample
+
+Row = dict[str, Any]
+
+
+def generate_all(
+    engine: RolloutEngine,
+    samples: Sequence[Sample],
+    out_path: str | Path,
+    batch_size: int = 8,
+    seed: int = 0,
+    describe: Callable[[Rollout], Mapping[str, Any]] | None = None,
+    progress: bool = True,
+) -> list[Row]:
+    """One rollout per sample as a row {id, text, tokens, stop_reason, **describe(rollout)}, in the order of `samples`.
+
+    Rows are appended to `out_path` (JSON lines) batch by batch and flushed, so a killed run loses one batch at most; a
+    later call generates only what is missing. A torn last line, the trace of a kill, is cut off. Rows of other samples
+    stay in the file and are not returned. Raises ValueError for ids that repeat and for a file damaged elsewhere.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    repeated = [id for id, count in Counter(s.id for s in samples).items() if count > 1]
+    if repeated:
+        raise ValueError(f"sample ids must be unique to tell results apart; repeated: {', '.join(repeated[:5])}")
+    path = Path(out_path)
+    rows = _resume(path)
+    missing = [s for s in samples if s.id not in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file, _display(progress) as display:
+        bar = display.add_task(path.name, total=len(samples), completed=len(samples) - len(missing))
+        for start in range(0, len(missing), batch_size):
+            batch = missing[start : start + batch_size]
+            rollouts = engine.generate([Request(sample, n=1, seed=seed) for sample in batch])
+            assert [r.sample.id for r in rollouts] == [s.id for s in batch], "one rollout per request, in order"
+            for rollout in rollouts:
+                row = _row(rollout, describe)
+                rows[row["id"]] = row
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+            display.advance(bar, len(batch))
+    return [rows[s.id] for s in samples]
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """The rows of a results file. A last line that is incomplete is left out; any other damage is a ValueError."""
+    return _parse(Path(path))[0]
+
+
+def check_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
+    """Write `settings` to `path` (JSON), or check that a run which goes on there has the same ones.
+
+    Raises ValueError naming the settings that differ: results of two models must not mix in one file.
+    """
+    path = Path(path)
+    wanted = json.loads(json.dumps(settings))
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(wanted, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    different = sorted(key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key))
+    if different:
+        changes = ", ".join(f"{key}: {found.get(key)!r} -> {wanted.get(key)!r}" for key in different)
+        raise ValueError(f"{path} belongs to a run with other settings ({changes}); choose another output folder")
+
+
+def _row(rollout: Rollout, describe: Callable[[Rollout], Mapping[str, Any]] | None) -> Row:
+    row: Row = {
+        "id": rollout.sample.id,
+        "text": rollout.text,
+        "tokens": rollout.num_sampled,
+        "stop_reason": rollout.segments[-1].stop_reason,
+    }
+    return {**row, **describe(rollout)} if describe else row
+
+
+def _resume(path: Path) -> dict[str, Row]:
+    """The finished rows by id; the file is left so that appending to it starts a fresh line."""
+    if not path.exists():
+        return {}
+    rows, intact = _parse(path)
+    if intact < path.stat().st_size:
+        with path.open("r+b") as file:
+            file.truncate(intact)
+    return {row["id"]: row for row in rows}
+
+
+def _parse(path: Path) -> tuple[list[Row], int]:
+    """The complete rows of a file, and how many bytes they fill. A row is complete when its line has ended."""
+    rows: list[Row] = []
+    intact = 0
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            break
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
+            if not isinstance(row, dict) or "id" not in row:
+                raise ValueError(f"{path}, line {number}: not a result row, which is an object with an id")
+            rows.append(row)
+        intact += len(line)
+    return rows, intact
+
+
+def _display(enabled: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not enabled,
+    )

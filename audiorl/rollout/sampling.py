@@ -1,0 +1,51 @@
+"""Choosing the next token. One uniform number a token, so a sample depends on its seed and never on its batch.
+
+Shapes: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from audiorl.config import SamplingConfig
+
+
+def filtered_logprobs(logits: Tensor, config: SamplingConfig) -> Tensor:
+    """The log-probs [B, V] of the distribution that is sampled from: temperature, then top-k, then top-p.
+
+    Impossible tokens get -inf. Greedy decoding (temperature 0) reports the model's own distribution.
+    """
+    logits = logits.float()
+    if config.temperature > 0:
+        logits = logits / config.temperature
+    if config.top_k and config.top_k < logits.shape[-1]:
+        kth = logits.topk(config.top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < kth, -torch.inf)
+    if config.top_p < 1:
+        ordered, order = logits.sort(descending=True)
+        probs = ordered.softmax(-1)
+        beyond = probs.cumsum(-1) - probs >= config.top_p  # the token that crosses top_p stays
+        logits = logits.masked_fill(beyond.scatter(-1, order, beyond), -torch.inf)
+    return logits.log_softmax(-1)
+
+
+def choose(logprobs: Tensor, uniform: Tensor, greedy: bool) -> Tensor:
+    """Token ids [B] from log-probs [B, V] by inverting the cumulative distribution at `uniform` [B] in [0, 1)."""
+    if greedy:
+        return logprobs.argmax(-1)
+    cumulative = logprobs.double().exp().cumsum(-1)
+    target = uniform[:, None].to(cumulative) * cumulative[:, -1:]
+    # right=True: a token of probability 0 has an empty interval and is never chosen
+    chosen = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    last_possible = (logprobs > -torch.inf).long().cumsum(-1).argmax(-1)
+    return torch.minimum(chosen, last_possible)
+
+
+def uniforms(seed: int, sample_id: str, index: int, count: int) -> Tensor:
+    """`count` uniform numbers for one rollout, fixed by (seed, sample, index)."""
+    digest = hashlib.blake2b(f"{seed}\0{sample_id}\0{index}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.rand(count, generator=generator, dtype=torch.float64)

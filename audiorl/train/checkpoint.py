@@ -1,0 +1,88 @@
+"""Checkpoints: a Hugging Face model folder plus the trainer's tensors, whole or not there at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from audiorl.models import AudioPolicy, load_policy
+
+TrainerState = dict[str, dict[str, Tensor]]
+
+
+def save_checkpoint(folder: Path, policy: AudioPolicy, trainer: TrainerState, meta: Mapping[str, Any]) -> None:
+    """Write beside `folder`, flush to disk, rename: a crash at any moment leaves the old state or the new one."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        policy.save(partial)
+        flat = {f"{part}/{name}": t.detach().cpu().contiguous() for part, ts in trainer.items() for name, t in ts.items()}
+        save_file(flat, partial / "trainer.safetensors")
+        (partial / "trainer.json").write_text(json.dumps(dict(meta), indent=1))
+        for file in partial.rglob("*"):
+            if file.is_file():
+                _fsync(file)
+    except Exception as error:  # safetensors reports a full disk with an exception of its own
+        shutil.rmtree(partial, ignore_errors=True)
+        full = getattr(error, "errno", None) == errno.ENOSPC or "os error 28" in str(error).lower()
+        if full:
+            raise OSError(
+                errno.ENOSPC, f"disk full while saving {folder}; free space and resume from the checkpoint before it"
+            ) from error
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    _fsync(folder.parent)
+
+
+def load_checkpoint(folder: Path, policy: AudioPolicy) -> tuple[TrainerState, dict[str, Any]]:
+    """Copy a checkpoint's weights into `policy`; returns the trainer's state and the metadata.
+
+    Raises ValueError when the checkpoint is of another architecture or incomplete.
+    """
+    for name in ("trainer.safetensors", "trainer.json"):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder}: {name} is missing; the checkpoint is not complete")
+    load_weights(folder, policy)
+    trainer: TrainerState = {}
+    for name, tensor in load_file(folder / "trainer.safetensors").items():
+        part, _, rest = name.partition("/")
+        trainer.setdefault(part, {})[rest] = tensor
+    return trainer, json.loads((folder / "trainer.json").read_text())
+
+
+def load_weights(folder: Path, policy: AudioPolicy) -> None:
+    """Copy the weights of a model folder into `policy`, by the same code that loads a model for use."""
+    saved = load_policy(folder, policy.config)
+    if type(saved.model) is not type(policy.model):
+        raise ValueError(
+            f"{folder}: holds a {type(saved.model).__name__}, this run trains a {type(policy.model).__name__}"
+        )
+    policy.load_weights(dict(saved.model.named_parameters()), str(folder))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file atomically."""
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "w") as file:
+        json.dump(value, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,74 @@
+"""AdamW, its learning-rate schedule and its state by parameter name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from audiorl.config import OptimConfig
+
+
+def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
+    """The rate of update `step` (from 0): linear warm-up over `warmup_steps`, then the schedule down to 0."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.lr
+    left = (total_steps - step) / max(total_steps - config.warmup_steps, 1)
+    left = min(max(left, 0.0), 1.0)
+    return config.lr * (left if config.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
+
+
+class Optimizer:
+    """AdamW over named parameters. `step` clips, refuses gradients that are not finite, and counts its updates."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimConfig, total_steps: int):
+        if not parameters:
+            raise ValueError("nothing to train: every weight is frozen; set model.audio or model.lora")
+        self._parameters = dict(parameters)
+        self._config = config
+        self._total_steps = total_steps
+        self.updates = 0
+        self._adamw = torch.optim.AdamW(
+            list(self._parameters.values()),
+            lr=config.lr,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+        )
+
+    def zero_grad(self) -> None:
+        self._adamw.zero_grad(set_to_none=True)
+
+    def step(self) -> dict[str, float]:
+        """One update from the accumulated gradients. Returns grad_norm (before clipping) and lr."""
+        norm = torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self._config.max_grad_norm)
+        if not torch.isfinite(norm):
+            bad = next((n for n, p in self._parameters.items() if p.grad is not None and not p.grad.isfinite().all()))
+            raise FloatingPointError(f"the gradient of {bad!r} is not finite; the weights were not changed")
+        lr = learning_rate(self.updates, self._total_steps, self._config)
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._adamw.step()
+        self.updates += 1
+        return {"grad_norm": float(norm), "lr": lr}
+
+    def state(self) -> dict[str, Tensor]:
+        """The moments as `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, and the number of updates."""
+        out = {"updates": torch.tensor(self.updates)}
+        for name, p in self._parameters.items():
+            for key, value in self._adamw.state.get(p, {}).items():
+                out[f"{key}.{name}"] = value
+        return out
+
+    def load(self, state: Mapping[str, Tensor], where: str) -> None:
+        self.updates = int(state["updates"])
+        for name, p in self._parameters.items():
+            own = {key: state[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in state}
+            if own and own["exp_avg"].shape != p.shape:
+                raise ValueError(f"{where}: optimizer state of {name!r} has another shape; another architecture")
+            if own:
+                self._adamw.state[p] = {k: v.clone() if k == "step" else v.to(p.device) for k, v in own.items()}

@@ -1,0 +1,230 @@
+"""The run folder: what a run wrote, how far it is, and how it continues.
+
+A run is a sequence of named phases (say sft, before, grpo, after). A finished phase is never done again; a training
+phase continues from its last checkpoint; what was logged after that checkpoint is dropped and written again.
+
+    config.json     recipe, arguments and the resolved config, with versions
+    state.json      finished phases with their results, the phase under way and its last checkpoint
+    metrics.jsonl   one line a step
+    rollouts/       step_*.jsonl
+    checkpoints/    PHASE/step_*/
+    eval/           NAME.jsonl, one line a held-out sample
+    eval.json       the results of every evaluation by name
+    report.html
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from audiorl.config import to_json
+from audiorl.models import AudioPolicy
+from audiorl.train.checkpoint import TrainerState, load_checkpoint, load_weights, save_checkpoint, write_json
+from audiorl.train.logging import MetricsLog, truncate_from
+from audiorl.types import AudioClip, Rollout
+
+VERSIONS = ("audiorl", "torch", "transformers", "peft", "numpy")
+
+
+class Interrupted(Exception):
+    """The run was asked to stop and has saved its state."""
+
+
+class Run:
+    """One run folder, open for writing."""
+
+    def __init__(self, folder: Path, keep_checkpoints: int = 2):
+        self.dir = folder
+        self.keep_checkpoints = keep_checkpoints
+        self._state = json.loads((folder / "state.json").read_text())
+        self._stop = False
+        self._clock = time.monotonic()
+        truncate_from(folder / "metrics.jsonl", self._state["seq"])
+        self._log = MetricsLog(folder / "metrics.jsonl")
+        self._seq = self._state["seq"]
+
+    @classmethod
+    def create(cls, out: str | Path, recipe: str, argv: Sequence[str], config: Any) -> Run:
+        folder = Path(out)
+        if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
+            raise ValueError(
+                f"{folder} exists already; choose another --out, or continue it with 'audiorl resume {folder}'"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("rollouts", "checkpoints", "eval"):
+            (folder / name).mkdir()
+        versions = {"python": platform.python_version()} | {name: version(name) for name in VERSIONS}
+        write_json(
+            folder / "config.json",
+            {"recipe": recipe, "argv": list(argv), "config": to_json(config), "versions": versions},
+        )
+        write_json(folder / "state.json", {"seq": 0, "finished": {}, "checkpoints": {}, "seconds": {}})
+        return cls(folder)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        folder = Path(folder)
+        if not (folder / "state.json").is_file() or not (folder / "config.json").is_file():
+            raise ValueError(f"{folder}: not a run folder (config.json and state.json are not both there)")
+        return cls(folder)
+
+    # -- phases ----------------------------------------------------------------------------------------------------
+
+    def finished(self, phase: str) -> bool:
+        return phase in self._state["finished"]
+
+    def result(self, phase: str) -> Any:
+        return self._state["finished"][phase]
+
+    def finish(self, phase: str, result: Any = None) -> None:
+        self._state["finished"][phase] = result
+        self._write_state()
+
+    def seconds(self, phase: str) -> float:
+        """Wall-clock seconds spent in the steps of a phase, over all sittings."""
+        return float(self._state["seconds"].get(phase, 0.0))
+
+    def add_seconds(self, phase: str, seconds: float) -> None:
+        self._state["seconds"][phase] = self.seconds(phase) + seconds
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def restore(self, phase: str, policy: AudioPolicy) -> tuple[int, TrainerState | None]:
+        """Load the phase's last checkpoint into `policy`: (steps done, trainer state), or (0, None) at its start."""
+        entry = self._state["checkpoints"].get(phase)
+        if entry is None:
+            return 0, None
+        trainer, meta = load_checkpoint(self.dir / entry, policy)
+        return int(meta["step"]), trainer
+
+    def load_result(self, phase: str, policy: AudioPolicy) -> None:
+        """Copy the weights that a finished training phase ended with into `policy`."""
+        load_weights(self.checkpoint(phase), policy)
+
+    def checkpoint(self, phase: str) -> Path:
+        return self.dir / self._state["checkpoints"][phase]
+
+    def save(self, phase: str, step: int, policy: AudioPolicy, trainer: TrainerState) -> None:
+        folder = self.dir / "checkpoints" / phase / f"step_{step:06d}"
+        save_checkpoint(folder, policy, trainer, {"phase": phase, "step": step})
+        self._state["checkpoints"][phase] = str(folder.relative_to(self.dir))
+        self._write_state()
+        for old in sorted(folder.parent.glob("step_*"))[: -self.keep_checkpoints]:
+            shutil.rmtree(old)
+
+    @property
+    def asked_to_stop(self) -> bool:
+        return self._stop
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """The first SIGINT or SIGTERM lets the current step end and saves; the second one stops at once."""
+
+        def handler(signum: int, frame: FrameType | None) -> None:
+            if self._stop:
+                raise KeyboardInterrupt
+            self._stop = True
+
+        before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for s, previous in before.items():
+                signal.signal(s, previous)
+
+    # -- what is written -------------------------------------------------------------------------------------------
+
+    def log(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
+        elapsed = round(time.monotonic() - self._clock, 3)
+        self._log.write({"seq": self._seq, "phase": phase, "step": step, "time": elapsed, **metrics})
+        self._seq += 1
+
+    def write_rollouts(self, step: int, rollouts: Sequence[Rollout], advantages: Sequence[float]) -> None:
+        path = self.dir / "rollouts" / f"step_{step:06d}.jsonl"
+        rows = [rollout_row(r, step, a) for r, a in zip(rollouts, advantages, strict=True)]
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+    def write_eval(self, name: str, results: Mapping[str, Any], rollouts: Sequence[Rollout], metric: str) -> None:
+        rows = []
+        for r in rollouts:
+            assert r.score is not None
+            row = rollout_row(r, 0, 0.0)
+            rows.append(
+                {"id": r.sample.id, "prompt": row["sample"]["prompt"], "references": list(r.sample.references)}
+                | {"text": r.text, "correct": r.score.parts[metric] >= 1, "parts": dict(r.score.parts)}
+                | {"task": r.sample.task, "audio": row["sample"]["audio"]}
+            )
+        path = self.dir / "eval" / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        self.write_result(name, results)
+
+    def write_result(self, name: str, results: Mapping[str, Any]) -> None:
+        """Set one entry of eval.json."""
+        path = self.dir / "eval.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        write_json(path, known | {name: dict(results)})
+
+    def _write_state(self) -> None:
+        self._state["seq"] = self._seq
+        write_json(self.dir / "state.json", self._state)
+
+
+def rollout_row(rollout: Rollout, step: int, advantage: float) -> dict[str, Any]:
+    """A rollout as one JSON line: text, segments, every reward part, audio by reference."""
+    prompt = "\n".join(
+        "".join(c if isinstance(c, str) else "[audio]" for c in m.content) for m in rollout.sample.messages
+    )
+    score = rollout.score
+    return {
+        "step": step,
+        "group_id": rollout.group_id,
+        "index": rollout.index,
+        "sample": {
+            "id": rollout.sample.id,
+            "prompt": prompt,
+            "references": list(rollout.sample.references),
+            "choices": list(rollout.sample.choices),
+            "task": rollout.sample.task,
+            "metadata": {k: v for k, v in rollout.sample.metadata.items() if isinstance(v, str | int | float | bool)},
+            "audio": [_clip_row(c) for c in rollout.sample.audio],
+        },
+        "segments": [
+            {
+                "text": s.text,
+                "stop_reason": s.stop_reason,
+                "num_tokens": len(s.ids),
+                "policy_version": s.policy_version,
+                "source_time": s.source_time,
+                "emit_time": s.emit_time,
+            }
+            for s in rollout.segments
+        ],
+        "text": rollout.text,
+        "score": None if score is None else {"total": score.total, "parts": dict(score.parts)},
+        "advantage": round(float(advantage), 6),
+    }
+
+
+def _clip_row(clip: AudioClip) -> dict[str, Any]:
+    path = None if clip.path is None else str(Path(clip.path).resolve())
+    return {"path": path, "start": clip.start, "duration": clip.duration}
+
+
+def interval(values: Sequence[float], seed: int = 0, resamples: int = 2000) -> tuple[float, float]:
+    """The 95% bootstrap interval of the mean."""
+    x = np.asarray(values, dtype=np.float64)
+    means = x[np.random.default_rng(seed).integers(0, len(x), (resamples, len(x)))].mean(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)

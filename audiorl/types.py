@@ -1,0 +1,275 @@
+"""The values that flow through audiorl. All frozen: make a new one, don't edit.
+
+Shapes: L tokens of one stream, N sampled tokens, Q codebooks.
+
+A worked example. An interpreter hears two chunks and speaks after the second::
+
+    Segment(prompt_ids=[s, a, a], ids=[w])          # chunk 1 observed, <wait> sampled
+    Segment(prompt_ids=[a, a],    ids=[h, i, e])    # chunk 2 observed, "hi" and <end> sampled
+
+    stream     s a a w a a h i e     Experience.ids
+    loss_mask  0 0 0 1 0 0 1 1 1     only what was sampled is trained on
+    rewards    . . . 0 . . 0 0 1     one reward, placed on the last sampled token
+    advantages . . . A . . A A A     GRPO: the group-relative score on every sampled token
+
+Question answering is the same rollout with one segment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+StopReason = Literal["eos", "stop", "length"]
+
+
+@dataclass(frozen=True, eq=False)
+class AudioClip:
+    """Audio by reference, decoded only by `load`.
+
+    Exactly one of `path`, `data` (an encoded file's bytes) or `array` is set. `array` is float32, mono [T] or
+    [T, channels], at `sample_rate` Hz. For `path` and `data` the file's own rate counts and `sample_rate` is what the
+    manifest claims (checked on load). `start` and `duration` (seconds) select a part.
+    """
+
+    path: str | None = None
+    data: bytes | None = field(default=None, repr=False)
+    array: np.ndarray | None = field(default=None, repr=False)
+    sample_rate: int | None = None
+    start: float = 0.0
+    duration: float | None = None
+
+    def __post_init__(self) -> None:
+        if sum(x is not None for x in (self.path, self.data, self.array)) != 1:
+            raise ValueError("AudioClip: give exactly one of path, data, array")
+        if self.array is not None and not self.sample_rate:
+            raise ValueError("AudioClip: an array needs its sample_rate in Hz")
+
+    def load(self, sample_rate: int = 16_000) -> np.ndarray:
+        """Mono float32 samples [T] at `sample_rate` Hz. Raises `audiorl.data.audio.AudioError` for unusable audio."""
+        from audiorl.data.audio import load_clip
+
+        return load_clip(self, sample_rate)
+
+    @property
+    def key(self) -> str:
+        """A string that is equal for two clips exactly when they hold the same audio reference; caches use it."""
+        from audiorl.data.audio import clip_key
+
+        return clip_key(self)
+
+
+@dataclass(frozen=True)
+class Message:
+    """One chat turn; `content` interleaves text and audio in the order the model reads them."""
+
+    role: Literal["system", "user", "assistant"]
+    content: tuple[str | AudioClip, ...]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt with everything its rewards need. It carries its own audio, so text and features cannot slip apart.
+
+    `references` holds gold texts: the answer of a question, the transcript of a clip. `choices` is empty for open
+    questions. `metadata` keeps every manifest field that has no place of its own.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    references: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    task: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def audio(self) -> tuple[AudioClip, ...]:
+        return tuple(c for m in self.messages for c in m.content if isinstance(c, AudioClip))
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """What was observed, then what was sampled.
+
+    prompt_ids [P] int64: observed tokens, audio placeholders already expanded to the encoder's frame count.
+    audio: the clips behind those placeholders, in order.
+    ids [N] or [N, Q] int64: sampled tokens (or frames x codebooks), the stop token included.
+    logprobs [N] float32: the engine's log-probs under the distribution it sampled from.
+    source_time, emit_time: seconds of source heard, and of wall clock passed, when the segment was complete.
+    """
+
+    prompt_ids: Tensor
+    ids: Tensor
+    logprobs: Tensor
+    text: str = ""
+    audio: tuple[AudioClip, ...] = ()
+    stop_reason: StopReason = "eos"
+    policy_version: int = 0
+    source_time: float | None = None
+    emit_time: float | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """A reward for one rollout: `total` is what the advantage sees, `parts` what people read.
+
+    Optionally one value per segment or per sampled token, for credit finer than the whole rollout.
+    """
+
+    total: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    per_segment: tuple[float, ...] | None = None
+    per_token: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """One trajectory of the policy on one sample. Rollouts with equal `group_id` answer the same prompt."""
+
+    sample: Sample
+    segments: tuple[Segment, ...]
+    group_id: str
+    index: int = 0
+    score: Score | None = None
+
+    @property
+    def text(self) -> str:
+        """Everything the policy wrote, segments joined; special tokens are left out."""
+        return "".join(s.text for s in self.segments)
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(len(s.ids) for s in self.segments)
+
+    @property
+    def audio(self) -> tuple[AudioClip, ...]:
+        return tuple(c for s in self.segments for c in s.audio)
+
+    def with_score(self, score: Score) -> Rollout:
+        return dataclasses.replace(self, score=score)
+
+
+@dataclass(frozen=True, eq=False)
+class Experience:
+    """One rollout as token streams of equal length L; entry t speaks of token t. No padding.
+
+    ids [L] int64; loss_mask [L] bool, True where the token was sampled; engine_logprobs, old_logprobs, ref_logprobs,
+    rewards, values, advantages, returns [L] float32, zero where loss_mask is False, None until computed.
+    prompt_length: tokens before the first sampled one; a group's members share exactly these.
+    audio: the clips behind the audio placeholders, in order.
+    """
+
+    ids: Tensor
+    loss_mask: Tensor
+    prompt_length: int
+    audio: tuple[AudioClip, ...] = ()
+    group_id: str = ""
+    engine_logprobs: Tensor | None = None
+    old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    rewards: Tensor | None = None
+    values: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def from_rollout(cls, rollout: Rollout) -> Experience:
+        """Lay the segments of a text rollout end to end."""
+        ids = torch.cat([t for s in rollout.segments for t in (s.prompt_ids, s.ids)])
+        mask = torch.cat(
+            [
+                torch.full((len(t),), sampled, dtype=torch.bool)
+                for s in rollout.segments
+                for t, sampled in ((s.prompt_ids, False), (s.ids, True))
+            ]
+        )
+        logprobs = torch.zeros(len(ids))
+        logprobs[mask] = torch.cat([s.logprobs.float() for s in rollout.segments])
+        return cls(
+            ids=ids,
+            loss_mask=mask,
+            prompt_length=len(rollout.segments[0].prompt_ids),
+            audio=rollout.audio,
+            group_id=rollout.group_id,
+            engine_logprobs=logprobs,
+        )
+
+    def replace(self, **changes: Any) -> Experience:
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBatch:
+    """Experiences laid end to end in one row of T tokens; sequences never see each other.
+
+    ids, position_ids [T] int64; loss_mask [T] bool.
+    sequence [T] int64: which stretch a token belongs to. parent [number of stretches] int64: the stretch whose tokens
+    it may also attend to (the shared prompt of its group), or -1.
+    predecessor [T] int64: the row whose hidden state predicts this token, -1 for the first token of a prompt. With a
+    shared prompt this is not always the row before.
+    audio: the clips behind the placeholders, in row order.
+    source: per experience, the rows of its L tokens [L]: gathers per-token results back into streams.
+    """
+
+    ids: Tensor
+    position_ids: Tensor
+    loss_mask: Tensor
+    sequence: Tensor
+    parent: Tensor
+    predecessor: Tensor
+    audio: tuple[AudioClip, ...]
+    source: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Ask an engine for `n` rollouts of one sample; `seed` makes each of them reproducible whatever the batch."""
+
+    sample: Sample
+    n: int = 1
+    seed: int = 0
+    group_id: str = ""
+
+
+@dataclass(frozen=True)
+class PolicyOutput:
+    """Per predicted token, in the order of the batch's True loss_mask rows [N]: log-prob, entropy, value."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    values: Tensor | None = None
+
+
+class Reward(Protocol):
+    """Rewards are batched: they see all rollouts of a step at once and return one Score each, in order."""
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]: ...
+
+
+class RolloutEngine(Protocol):
+    """Writes rollouts. `policy_version` counts weight updates received."""
+
+    policy_version: int
+
+    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
+        """All rollouts of all requests, request by request, index ascending."""
+        ...
+
+    def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None: ...
+
+
+class Policy(Protocol):
+    def forward(self, batch: PackedBatch, temperature: float = 1.0) -> PolicyOutput: ...
+
+    def encode_audio(self, clips: Sequence[AudioClip]) -> list[Tensor]:
+        """One [frames, H] embedding per clip, exactly as the decoder receives it."""
+        ...

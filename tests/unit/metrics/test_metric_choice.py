@@ -1,0 +1,123 @@
+"""The matcher against a second implementation, written from the benchmark's description alone."""
+
+import random
+
+import pytest
+
+from audiorl.metrics import bootstrap_accuracy, mmau_match
+
+
+def tokens_by_hand(text: str) -> list[str]:
+    """Maximal runs of word characters (letters, digits, underscore of any script), lower-cased, without `re`."""
+    out, run = [], ""
+    for char in text.lower() + " ":
+        if char.isalnum() or char == "_":
+            run += char
+        elif run:
+            out.append(run)
+            run = ""
+    return out
+
+
+def official(answer: str, prediction: str, choices: list[str]) -> bool:
+    given = tokens_by_hand(prediction)
+    gold = tokens_by_hand(answer)
+    if len(given) == 0:
+        return False
+    for token in gold:
+        if token not in given:
+            return False
+    for choice in choices:
+        for token in tokens_by_hand(choice):
+            if token not in gold and token in given:
+                return False
+    return True
+
+
+POOL = [
+    *["dog", "Dog", "dogs", "hot-dog", "dog's", "cat", "the", "a", "A", "B", "(b)", "C#", "3", "3/4", "1,000", "x_y"],
+    *[
+        "café",
+        "CAFÉ",
+        "Straße",
+        "STRASSE",
+        "İstanbul",
+        "狗",
+        "狗叫",
+        "Ж",
+        "ﬁre",
+        "½",
+        "²",
+        "..",
+        "—",
+        "",
+        " ",
+        "\n",
+        "😀",
+    ],
+]
+
+
+def random_text(rng: random.Random, most: int) -> str:
+    return rng.choice([" ", ", ", "\n", "-", ""]).join(rng.choices(POOL, k=rng.randint(0, most)))
+
+
+def test_agrees_with_the_second_implementation() -> None:
+    rng = random.Random(0)
+    seen = {True: 0, False: 0}
+    for _ in range(6000):
+        choices = [random_text(rng, 3) for _ in range(rng.randint(0, 5))]
+        answer = rng.choice(choices) if choices and rng.random() < 0.9 else random_text(rng, 2)
+        prediction = rng.choice(
+            [
+                random_text(rng, 5),
+                answer,
+                answer.upper(),
+                f"{answer} {answer}",
+                f"The answer is {answer}.",
+                f"{answer}s",
+                answer[:-1],
+                f"{answer} not {rng.choice(choices or [''])}",
+                "",
+            ]
+        )
+        expected = official(answer, prediction, choices)
+        assert mmau_match(answer, prediction, choices) is expected, (answer, prediction, choices)
+        seen[expected] += 1
+    assert min(seen.values()) > 1000
+
+
+@pytest.mark.parametrize(
+    ("answer", "prediction", "choices", "expected"),
+    [
+        ("dog", "dog", ["dog", "cat"], True),
+        ("dog", "It is a DOG.", ["dog", "cat"], True),
+        ("dog", "dog, not cat", ["dog", "cat"], False),
+        ("dog", "dogs", ["dog", "cat"], False),
+        ("dog", "", ["dog", "cat"], False),
+        ("dog", "!!", ["dog", "cat"], False),
+        ("dog", "A", ["dog", "cat"], False),
+        ("big dog", "dog", ["big dog", "cat"], False),
+        ("dog", "big dog", ["dog", "big cat"], False),
+        ("big dog", "big dog", ["big dog", "big cat"], True),  # "big" belongs to the answer too
+        ("...", "anything", ["...", "cat"], True),  # an answer without words is matched by any words
+    ],
+)
+def test_by_hand(answer: str, prediction: str, choices: list[str], expected: bool) -> None:
+    assert mmau_match(answer, prediction, choices) is expected
+
+
+def test_bootstrap_interval() -> None:
+    accuracy = bootstrap_accuracy([True] * 64 + [False] * 36)
+    # normal approximation: 0.64 ± 1.96 sqrt(0.64·0.36/100) = 0.64 ± 0.094
+    assert (accuracy.value, accuracy.n) == (0.64, 100)
+    assert accuracy.low == pytest.approx(0.546, abs=0.011)
+    assert accuracy.high == pytest.approx(0.734, abs=0.011)
+    assert bootstrap_accuracy([True] * 64 + [False] * 36) == accuracy
+    assert bootstrap_accuracy([True] * 5).low == 1.0
+    wider = bootstrap_accuracy([True] * 64 + [False] * 36, confidence=0.99)
+    assert wider.low < accuracy.low < accuracy.high < wider.high
+    with pytest.raises(ValueError, match="at least one"):
+        bootstrap_accuracy([])
+    with pytest.raises(ValueError, match=r"got 95"):
+        bootstrap_accuracy([True], confidence=95)

@@ -1,0 +1,186 @@
+"""Reading, arranging and summarising, without drawing."""
+
+import math
+
+import pytest
+
+from audiorl.report.panels import arrange
+from audiorl.report.result import changes, headline, measures, sentence, show, sign_test, wilson
+from audiorl.report.run import Run, load_run
+from audiorl.report.series import Series, offsets, own_steps, series, smooth
+
+
+def rows(phase, *steps, **values):
+    return [{"phase": phase, "step": s, **values} for s in steps]
+
+
+# ------------------------------------------------------------------------------------------------------ run folder
+
+
+def test_a_complete_run_misses_nothing(run_dir):
+    run = load_run(run_dir)
+    assert run.missing == ()
+    assert (run.name, run.recipe) == ("my-run", "think_qa")
+    assert [step for step, _ in run.rollouts] == [1, 10]
+
+
+def test_an_empty_run_names_everything_that_is_missing(tmp_path):
+    missing = " ".join(load_run(tmp_path).missing)
+    for name in ("config.json", "metrics.jsonl", "eval.json", "eval/before.jsonl", "rollouts/"):
+        assert name in missing
+
+
+def test_a_run_that_is_still_training_lacks_only_its_end(run_dir):
+    (run_dir / "eval.json").write_text('{"before": {"accuracy": 0.4, "n": 10}}')
+    (run_dir / "eval" / "after.jsonl").unlink()
+    assert [m.split(":")[0] for m in load_run(run_dir).missing] == [
+        "eval.json",
+        "eval/before.jsonl and eval/after.jsonl",
+    ]
+
+
+def test_a_step_whose_file_is_empty_is_not_the_last(run_dir):
+    (run_dir / "rollouts" / "step_000020.jsonl").write_text('{"step": 20, "gro')
+    assert [step for step, _ in load_run(run_dir).rollouts] == [1, 10]
+
+
+def test_damage_and_absence_are_told_apart(run_dir, tmp_path):
+    with pytest.raises(ValueError, match="no such run folder"):
+        load_run(tmp_path / "nowhere")
+    (run_dir / "eval.json").write_text("{")
+    with pytest.raises(ValueError, match=r"eval\.json: not JSON"):
+        load_run(run_dir)
+
+
+# ---------------------------------------------------------------------------------------------------------- series
+
+
+def test_phases_follow_one_another_and_the_control_branches():
+    metrics = rows("sft", 1, 100) + rows("grpo", 1, 50) + rows("control", 1, 50)
+    assert offsets(metrics) == {"sft": 0, "grpo": 100, "control": 100}
+
+
+def test_phases_that_count_on_are_not_moved():
+    assert offsets(rows("sft", 1, 100) + rows("grpo", 101, 150)) == {"sft": 0, "grpo": 0}
+
+
+def test_series_skips_what_is_not_finite_and_keeps_the_last_of_a_repeated_step():
+    metrics = rows("grpo", 2, kl=5.0) + rows("grpo", 1, kl=math.nan) + rows("grpo", 2, kl=1.0) + rows("grpo", 3, kl=2)
+    assert series(metrics, "kl") == [Series("kl", "grpo", (2.0, 3.0), (1.0, 2.0))]
+
+
+def test_one_phase_alone_counts_its_own_steps():
+    shift = {"sft": 0.0, "grpo": 100.0, "control": 100.0}
+    lines = [[Series("r", "grpo", (101, 102), (0, 1)), Series("r", "control", (101,), (0,))]]
+    moved, label = own_steps(lines, shift)
+    assert [one.x for one in moved[0]] == [(1, 2), (1,)]
+    assert label == "grpo step"
+    both = [[Series("r", "sft", (1,), (0,)), *lines[0]]]
+    assert own_steps(both, shift) == (both, "step")
+
+
+def test_smoothing_keeps_constants_and_averages_only_what_exists():
+    assert smooth([2.0] * 40) == [2.0] * 40
+    ramp = smooth([float(i) for i in range(40)])  # window 4: two neighbours on each side
+    assert ramp[20] == 20.0
+    assert (ramp[0], ramp[-1]) == (1.0, 38.0)
+    assert smooth([0.0, 9.0, 0.0]) == [0.0, 9.0, 0.0], "few values are shown as they are"
+
+
+def test_the_end_of_a_curve_is_not_its_last_lucky_step():
+    values = tuple([0.5] * 39 + [1.0])
+    assert Series("r", "grpo", tuple(range(40)), values).end == pytest.approx(0.625)
+
+
+# ---------------------------------------------------------------------------------------------------------- panels
+
+
+def test_every_metric_lands_in_exactly_one_panel():
+    names = ["reward/mean", "reward/accuracy", "reward/std", "kl", "kl/beta", "eval/accuracy", "eval/wer", "lr", "odd"]
+    main, more = arrange(names)
+    assert sorted(n for p in main + more for n in p.names) == sorted(names)
+    panels = {p.title: p for p in main + more}
+    assert panels["Reward parts"].names == ("reward/accuracy",)
+    assert panels["KL to the reference"].names == ("kl",)
+    assert panels["odd"].names == ("odd",)
+    assert panels["Held-out accuracy"].style == "points"
+
+
+# ---------------------------------------------------------------------------------------------------------- result
+
+
+def test_wilson_by_known_values():
+    low, high = wilson(0.8, 10)  # 8 of 10
+    assert (low, high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+    assert wilson(0.0, 5)[0] == pytest.approx(0.0, abs=1e-12) and wilson(1.0, 5)[1] == pytest.approx(1.0)
+
+
+def test_sign_test_by_hand():
+    assert sign_test(5, 0) == pytest.approx(2 / 32)
+    assert sign_test(3, 1) == pytest.approx(2 * 5 / 16)
+    assert sign_test(2, 2) == 1.0 and sign_test(0, 0) == 1.0
+
+
+def test_sentence(run_dir):
+    assert sentence(load_run(run_dir)) == (
+        "Held-out accuracy rose from 40.0% (31.0–50.0%) to 70.0% (60.0–78.0%) on n = 100; "
+        "the control reached 45.0% (36.0–55.0%)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("evals", "expected"),
+    [
+        ({}, "No held-out evaluation has been recorded yet."),
+        ({"before": {"accuracy": 0.5}, "after": {"accuracy": 0.4}}, "Held-out accuracy fell from 50.0% to 40.0%."),
+        ({"before": {"accuracy": 0.5}, "after": {"accuracy": 0.5}}, "Held-out accuracy stayed at 50.0%."),
+        ({"before": {"accuracy": 0.5}}, "Held-out accuracy, before: 50.0%."),
+        (
+            {"before": {"wer": 0.41, "n": 9}, "after": {"wer": 0.3, "n": 9}},
+            "Held-out wer went from 0.41 to 0.3 on n = 9.",
+        ),
+        (
+            {"before": {"wer": 0.5, "n": 9}, "after": {"wer": 0.3, "n": 8}},
+            "Held-out wer went from 0.5 to 0.3 on n = 9 (before), n = 8 (after).",
+        ),
+    ],
+)
+def test_sentences_of_other_runs(tmp_path, evals, expected):
+    assert sentence(Run(tmp_path, evals=evals)) == expected
+
+
+def test_an_accuracy_without_interval_gets_one_from_its_n():
+    (m,) = measures({"after": {"accuracy": 0.8, "n": 10}})
+    assert m.low == pytest.approx(0.4902, abs=1e-4)
+    (m,) = measures({"after": {"wer": 0.8, "n": 10}})
+    assert m.low is None, "a word error rate is no proportion"
+
+
+def test_headline_is_shared_by_all_entries():
+    assert headline({"before": {"n": 3, "wer": 0.2, "accuracy": 0.1}, "after": {"wer": 0.1, "n": 3}}) == "wer"
+    assert headline({}) is None
+
+
+def test_changes_pair_by_id_in_any_order():
+    before = [{"id": i, "correct": c} for i, c in (("a", False), ("b", True), ("c", True), ("gone", False))]
+    after = [{"id": i, "correct": c} for i, c in (("c", True), ("b", False), ("a", True))]
+    found = changes(before, after)
+    assert [b["id"] for b, _ in found.fixed] == ["a"]
+    assert [b["id"] for b, _ in found.broken] == ["b"]
+    assert found.compared == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "metric", "text"),
+    [
+        (0.4166, "accuracy", "41.7%"),
+        (0.4166, "eval/accuracy", "41.7%"),
+        (240, "n", "240"),
+        (0.00002, "lr", "2.00e-05"),
+        (3025.4, "tokens_per_s", "3025"),
+        (0.0, "kl", "0"),
+        (math.nan, "kl", "nan"),
+    ],
+)
+def test_numbers_as_people_read_them(value, metric, text):
+    assert show(value, metric) == text

@@ -1,0 +1,234 @@
+"""The page and the picture: complete, self-contained, safe against what is in the data."""
+
+import base64
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import soundfile
+
+from audiorl.report import plot_result, write_report
+from audiorl.report.audio import Players
+from audiorl.report.text import chip, marked, prompt
+from audiorl.report.timeline import timeline
+
+VOID = {"meta", "br", "img", "input", "link", "hr"}
+EVIL = "<script>alert(1)</script>\"'&$\\frac$"
+
+
+class Checker(HTMLParser):
+    """Fails on unbalanced tags; collects tag names and what is fetched from elsewhere."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.stack, self.tags, self.fetched = [], [], []
+        self.feed(text)
+        assert not self.stack, f"never closed: {self.stack}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.fetched += [v for k, v in attrs if k in ("src", "href") and v and not v.startswith("data:")]
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.stack and self.stack[-1] == tag, f"</{tag}> closes {self.stack[-3:]}"
+        self.stack.pop()
+
+
+def report(run_dir):
+    text = write_report(run_dir).read_text(encoding="utf-8")
+    return text, Checker(text)
+
+
+def test_a_complete_run(run_dir):
+    text, page = report(run_dir)
+    assert page.tags.count("audio") == 4  # two changed answers, two groups of rollouts
+    assert page.tags.count("svg") == 8  # the bars, six main panels (no length, no clipping here), the loss
+    for words in ("rose from 40.0%", "Wrong → right", "then a", "first b", "at the last step", "grpo.lr", "2e-05"):
+        assert words in text
+    assert "not shown" not in text, "only the first and the last recorded step are on the page"
+    assert "Not in this report" not in text
+    assert "audiorl train recipes/think_qa.py --out &#x27;my run&#x27;" in text
+
+
+def test_the_page_fetches_nothing_and_runs_no_scripts(run_dir):
+    text, page = report(run_dir)
+    assert all(link.startswith("#") for link in page.fetched)
+    assert "script" not in page.tags
+    assert "@import" not in text and "url(http" not in text
+
+
+def test_pictures_take_their_colours_from_the_scheme(run_dir):
+    text, _ = report(run_dir)
+    pictures = "".join(re.findall(r"<svg.*?</svg>", text, re.S))
+    assert "var(--line0)" in pictures and "var(--muted)" in pictures
+    assert not re.findall(r"#0a0b\w\w", pictures), "a stand-in colour was left in place"
+    assert "<style" not in pictures, "a style inside an inline SVG applies to the whole page"
+    assert "prefers-color-scheme: dark" in text
+
+
+@pytest.mark.parametrize(
+    ("absent", "said"),
+    [
+        ("eval.json", "no held-out evaluation has finished"),
+        ("config.json", "the resolved configuration is unknown"),
+        ("metrics.jsonl", "there are no curves"),
+        ("eval/after.jsonl", "changed answers cannot be shown"),
+    ],
+)
+def test_without_a_file_the_rest_is_shown(run_dir, absent, said):
+    (run_dir / absent).unlink()
+    text, _ = report(run_dir)
+    assert "Not in this report" in text and said in text
+    assert "at the last step" in text
+
+
+def test_an_empty_folder_gives_a_page(tmp_path):
+    text, page = report(tmp_path)
+    assert "No held-out evaluation has been recorded yet." in text
+    assert "svg" not in page.tags
+
+
+def test_a_torn_last_line_does_not_matter(run_dir):
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"seq": 51, "phase": "gr')
+    assert "rose from" in report(run_dir)[0]
+
+
+def test_a_metric_that_was_never_finite_is_said(run_dir):
+    (run_dir / "metrics.jsonl").write_text('{"seq": 0, "phase": "grpo", "step": 1, "kl": "nan", "lr": 1e-3}\n')
+    assert "never a finite value" in report(run_dir)[0]
+
+
+def test_nothing_from_data_becomes_markup(run_dir):
+    def poison(value):
+        if isinstance(value, dict):
+            return {EVIL if k in ("digits", "accuracy_", "grpo", "torch") else k: poison(v) for k, v in value.items()}
+        if isinstance(value, list):
+            return [poison(v) for v in value]
+        return value + EVIL if isinstance(value, str) and not value.startswith("audio/") else value
+
+    for path in [*run_dir.glob("*.json"), *run_dir.rglob("*.jsonl")]:
+        lines = [json.dumps(poison(json.loads(line))) for line in path.read_text().splitlines()]
+        path.write_text("\n".join(lines) + "\n")
+    evals = json.loads((run_dir / "eval.json").read_text())
+    evals[EVIL] = {"accuracy": 0.1, "n": 5, EVIL: 1.5}
+    (run_dir / "eval.json").write_text(json.dumps(evals))
+    text, page = report(run_dir)
+    assert "script" not in page.tags
+    assert text.count("&lt;script&gt;") > 20
+    plot_result(run_dir, run_dir / "result.png")
+
+
+# ----------------------------------------------------------------------------------------------------------- audio
+
+
+def embedded(html):
+    mime, data = re.search(r'src="data:([^;]+);base64,([^"]+)"', html).groups()
+    return mime, base64.b64decode(data)
+
+
+def test_small_whole_files_are_embedded_untouched(run_dir):
+    mime, content = embedded(Players(run_dir).player({"path": "audio/tone.wav", "start": 0.0, "duration": None}))
+    assert (mime, content) == ("audio/wav", (run_dir / "audio/tone.wav").read_bytes())
+
+
+@pytest.mark.parametrize("clip", [{"start": 0.1, "duration": 0.2}, {"duration": 0.2}])
+def test_a_part_is_decoded_and_encoded_again(run_dir, clip):
+    mime, content = embedded(Players(run_dir).player({"path": str(run_dir / "audio/tone.wav"), **clip}))
+    samples, rate = soundfile.read(io.BytesIO(content))
+    assert mime == "audio/ogg" and len(samples) / rate == pytest.approx(0.2, abs=0.03)
+    assert np.abs(samples).max() > 0.1
+
+
+def test_a_large_file_is_made_smaller(run_dir):
+    mime, content = embedded(Players(run_dir, max_file=1000).player({"path": "audio/tone.wav"}))
+    assert mime == "audio/ogg" and len(content) < (run_dir / "audio/tone.wav").stat().st_size
+
+
+def test_the_number_of_players_is_limited(run_dir):
+    players = Players(run_dir, max_clips=1)
+    assert "<audio" in players.player({"path": "audio/tone.wav"})
+    assert "not embedded to keep the page small: tone.wav" in players.player({"path": "audio/tone.wav"})
+    assert (players.embedded, players.skipped) == (1, 1)
+
+
+def test_audio_that_cannot_be_played_says_why(run_dir):
+    players = Players(run_dir)
+    assert "was not kept" in players.player({"path": None})
+    assert "not found: gone.wav" in players.player({"path": "audio/gone.wav"})
+    (run_dir / "audio/broken.wav").write_bytes(b"no sound")
+    assert "cannot be played" in players.player({"path": "audio/broken.wav", "start": 0.5})
+
+
+# ------------------------------------------------------------------------------------------------------------ text
+
+
+def plain(html):
+    return re.sub(r"<[^>]+>", "", html).replace("&lt;", "<").replace("&gt;", ">")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>a</think> <answer>b</answer>",
+        "<think>never closed",
+        "</think> closed before it opened",
+        "<think>a<think>b</answer>c</think>",
+        "a <b> c",
+        "",
+    ],
+)
+def test_marking_adds_nothing_and_loses_nothing(text):
+    Checker(marked(text))
+    assert plain(marked(text)) == text
+
+
+def test_marking_tells_thinking_from_answer():
+    assert re.search(
+        r'<span class="think">.*hm.*</span><span class="answer">.*two', marked("<think>hm</think><answer>two")
+    )
+
+
+def test_prompt_shows_where_the_audio_was():
+    assert prompt("a & [audio] b").count('class="pill"') == 1
+
+
+def test_chips_show_the_sign():
+    assert "plus" in chip("accuracy", 1.0) and "minus" in chip("length", -0.1) and "zero" in chip("format", 0.0)
+
+
+def test_segments_become_a_timeline():
+    segments = [
+        {"text": "", "stop_reason": "stop", "num_tokens": 1, "source_time": 0.96, "emit_time": 1.0},
+        {"text": "hi <b>", "stop_reason": "eos", "num_tokens": 3, "source_time": 1.92, "emit_time": None},
+    ]
+    html = timeline(segments)
+    Checker(html)
+    assert "nothing (listens)" in html and "0.96 s" in html and "hi &lt;b&gt;" in html and "<td>–</td>" in html
+    assert timeline(segments[:1]) == ""
+
+
+# --------------------------------------------------------------------------------------------------------- picture
+
+
+def test_picture(run_dir, tmp_path):
+    path = plot_result(run_dir, tmp_path / "out" / "result.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    complete = _width(path)
+    (run_dir / "metrics.jsonl").unlink()
+    assert _width(plot_result(run_dir, tmp_path / "bars.png")) < complete / 2
+    (run_dir / "eval.json").unlink()
+    with pytest.raises(ValueError, match=r"neither eval\.json nor a reward curve"):
+        plot_result(run_dir, tmp_path / "none.png")
+
+
+def _width(path):
+    return int.from_bytes(path.read_bytes()[16:20], "big")

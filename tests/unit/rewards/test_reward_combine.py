@@ -1,0 +1,96 @@
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+
+from audiorl.rewards import AnswerAccuracy, Term, ThinkFormat, WeightedSum, check_scores
+from audiorl.types import Rollout, Score
+
+
+@dataclass(frozen=True)
+class Fixed:
+    score: Score
+
+    def __call__(self, rollouts: list[Rollout]) -> list[Score]:
+        return [self.score for _ in rollouts]
+
+
+def test_weighted_sum(make_rollout) -> None:
+    reward = WeightedSum.of(accuracy=(AnswerAccuracy(), 2.0), format=ThinkFormat())
+    rollouts = [
+        make_rollout("<think>x</think><answer>B</answer>", references=("B",)),
+        make_rollout("<answer>B</answer>", references=("B",)),
+        make_rollout("<think>x</think><answer>C</answer>", references=("B",)),
+    ]
+    scores = reward(rollouts)
+    assert [s.total for s in scores] == [3.0, 2.0, 1.0]
+    assert [dict(s.parts) for s in scores] == [
+        {"accuracy": 1.0, "format": 1.0},
+        {"accuracy": 1.0, "format": 0.0},
+        {"accuracy": 0.0, "format": 1.0},
+    ]
+    assert reward([]) == []
+
+
+def test_nested_sums_flatten(make_rollout) -> None:
+    inner = WeightedSum.of(a=(Fixed(Score(1.0)), 3.0), b=Fixed(Score(0.5, {"x": 7.0})))
+    (score,) = WeightedSum.of(task=(inner, 0.5), c=Fixed(Score(-1.0)))([make_rollout("hi")])
+    assert score.total == pytest.approx(0.5 * 3.5 - 1.0)
+    assert score.parts == {"task": 3.5, "task/a": 1.0, "task/b": 0.5, "task/b/x": 7.0, "c": -1.0}
+
+
+def test_fine_grained_values_add_up_and_outcomes_land_on_the_last_place(make_rollout) -> None:
+    rollout = make_rollout("a", "b", "c", tokens=2)
+    fine = Fixed(Score(6.0, per_segment=(1.0, 2.0, 3.0)))
+    (score,) = WeightedSum.of(fine=(fine, 2.0), outcome=(Fixed(Score(5.0)), 0.5))([rollout])
+    assert score.per_segment == (2.0, 4.0, 8.5)
+    assert score.per_token is None
+    assert score.total == sum(score.per_segment)
+
+    tokens = Fixed(Score(1.0, per_token=(1.0, 0.0, 0.0, 0.0, 0.0, 0.0)))
+    (score,) = WeightedSum.of(tokens=tokens, fine=fine)([rollout])
+    assert score.per_token == (1.0, 0.0, 0.0, 0.0, 0.0, 6.0)
+    assert score.per_segment == (1.0, 2.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        (Score(float("nan")), "reward 'bad', sample 'clip-7': total is nan"),
+        (Score(0.0, {"x": float("inf")}), "reward 'bad', sample 'clip-7': part 'x' is inf"),
+        (0.5, "reward 'bad', sample 'clip-7': returned float, expected Score"),
+        (Score(0.0, per_segment=(1.0, 2.0)), "per_segment has 2 values, the rollout has 1"),
+        (Score(0.0, per_token=(1.0, float("nan"))), "per_token holds a value that is not finite"),
+    ],
+)
+def test_bad_scores_name_reward_and_sample(make_rollout, score, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WeightedSum.of(good=Fixed(Score(1.0)), bad=Fixed(score))([make_rollout("hi")])
+
+
+def test_wrong_counts_name_the_reward(make_rollout) -> None:
+    with pytest.raises(ValueError, match="reward 'short': returned 0 scores for 1 rollouts"):
+        WeightedSum.of(short=lambda rollouts: [])([make_rollout("hi")])
+    with pytest.raises(ValueError, match="reward 'none': returned NoneType"):
+        check_scores("none", None, [make_rollout("hi")])
+
+
+def test_construction_errors() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        WeightedSum(())
+    with pytest.raises(ValueError, match="share a name"):
+        WeightedSum((Term("a", ThinkFormat()), Term("a", ThinkFormat())))
+    with pytest.raises(ValueError, match="'a/b' cannot name"):
+        WeightedSum((Term("a/b", ThinkFormat()),))
+    with pytest.raises(ValueError, match="expected a reward object"):
+        WeightedSum.of(a=ThinkFormat)
+
+
+def test_prints_compares_and_overrides() -> None:
+    reward = WeightedSum.of(accuracy=(AnswerAccuracy(strict=True), 2.0))
+    assert repr(reward) == (
+        "WeightedSum(terms=(Term(name='accuracy', "
+        "reward=AnswerAccuracy(strict=True, maths=True, fallback='none'), weight=2.0),))"
+    )
+    assert reward == WeightedSum((Term("accuracy", AnswerAccuracy(strict=True), 2.0),))
+    assert dataclasses.replace(reward.terms[0], weight=1.0).weight == 1.0

@@ -1,0 +1,95 @@
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from audiorl.rewards import load_reward
+from audiorl.types import Score
+
+
+def write(folder: Path, source: str, name: str = "mine.py") -> Path:
+    file = folder / name
+    file.write_text(dedent(source))
+    return file
+
+
+def test_function_of_one_rollout(tmp_path, make_rollout) -> None:
+    reward = load_reward(write(tmp_path, "def reward(rollout):\n    return len(rollout.text)\n"))
+    assert reward([make_rollout("hello"), make_rollout("hi")]) == [Score(5.0), Score(2.0)]
+    assert "mine.py" in repr(reward)
+
+
+def test_function_of_all_rollouts(tmp_path, make_rollout) -> None:
+    source = """
+        from audiorl.types import Score
+
+        def reward(rollouts):
+            return [Score(1 / len(rollouts), {"n": len(rollouts)}) for _ in rollouts]
+        """
+    assert load_reward(write(tmp_path, source))([make_rollout("a")] * 2) == [Score(0.5, {"n": 2})] * 2
+
+
+def test_reward_object_with_string_annotations(tmp_path, make_rollout) -> None:
+    source = """
+        from __future__ import annotations
+        from dataclasses import dataclass
+        from audiorl.types import Score
+
+        @dataclass(frozen=True)
+        class Mine:
+            scale: float = 2.0
+            def __call__(self, rollouts):
+                return [Score(self.scale) for _ in rollouts]
+
+        reward = Mine(scale=3.0)
+        """
+    assert load_reward(str(write(tmp_path, source)))([make_rollout("a")]) == [Score(3.0)]
+
+
+def test_two_files_of_one_name_stay_apart(tmp_path, make_rollout) -> None:
+    for name, value in (("a", 1), ("b", 2)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, f"VALUE = {value}\ndef reward(rollout):\n    return VALUE\n")
+    first, second = (load_reward(tmp_path / n / "mine.py") for n in ("a", "b"))
+    assert (first([make_rollout("x")])[0].total, second([make_rollout("x")])[0].total) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("rewards = 1", "no module-level name 'reward'"),
+        ("reward = 0.5", "'reward' is a float, expected a callable"),
+        ("class reward: pass", "'reward' is the class reward"),
+        ("def reward(): return 1", "must take one argument"),
+        ("def reward(rollout, reference): return 1", "must take one argument"),
+    ],
+)
+def test_files_without_a_usable_reward(tmp_path, source: str, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"mine\.py': .*{message}"):
+        load_reward(write(tmp_path, source))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def reward(rollout): return 'good'", "sample 'clip-7': returned str 'good'"),
+        ("def reward(rollout): pass", "sample 'clip-7': returned NoneType"),
+        ("def reward(rollout): return float('nan')", "sample 'clip-7': returned nan"),
+        ("def reward(rollouts): return 1.0", "returned float, expected a list of Score"),
+        ("def reward(rollouts): return []", "returned 0 scores for 1 rollouts"),
+        ("def reward(rollouts): return [1.0]", "sample 'clip-7': returned float, expected Score"),
+    ],
+)
+def test_wrong_returns(tmp_path, make_rollout, source: str, message: str) -> None:
+    reward = load_reward(write(tmp_path, source))
+    with pytest.raises(ValueError, match=rf"mine\.py'.*{message}"):
+        reward([make_rollout("hi")])
+
+
+def test_missing_file_wrong_suffix_and_broken_import(tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere\.py': no such file"):
+        load_reward(tmp_path / "nowhere.py")
+    with pytest.raises(ValueError, match="not a Python file"):
+        load_reward(write(tmp_path, "", name="mine.txt"))
+    with pytest.raises(ZeroDivisionError):
+        load_reward(write(tmp_path, "1 / 0"))

@@ -1,0 +1,163 @@
+"""metrics.jsonl survives crashes and resumes; the progress display says what matters."""
+
+import io
+import json
+import math
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from audiorl.train import logging as log_module
+from audiorl.train.logging import (
+    MetricsLog,
+    Progress,
+    TensorBoardSink,
+    WandbSink,
+    read_jsonl,
+    read_metrics,
+    truncate_from,
+)
+
+
+def test_a_line_is_readable_as_soon_as_it_is_written(tmp_path):
+    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
+    log.write({"seq": 0, "phase": "grpo", "step": 1, "kl": torch.tensor(0.5), "acc": np.float32(0.25)})
+    (row,) = read_metrics(log.path)
+    log.close()
+    assert (row["kl"], row["acc"], row["phase"]) == (0.5, 0.25, "grpo")
+    assert row["time"] >= 0
+
+
+def test_nan_and_inf_survive_in_strictly_valid_json(tmp_path):
+    with MetricsLog(tmp_path / "m.jsonl") as log:
+        log.write({"seq": 0, "phase": "nan", "a": math.nan, "b": -math.inf})
+
+    def refuse(name):
+        raise AssertionError(f"not strict JSON: {name}")
+
+    json.loads((tmp_path / "m.jsonl").read_text(), parse_constant=refuse)
+    (row,) = read_metrics(tmp_path / "m.jsonl")
+    assert math.isnan(row["a"]) and row["b"] == -math.inf
+    assert row["phase"] == "nan"
+
+
+@pytest.mark.parametrize("value", [torch.zeros(2), np.zeros(3), [1.0]])
+def test_only_single_numbers_are_metrics(tmp_path, value):
+    with MetricsLog(tmp_path / "m.jsonl") as log, pytest.raises(ValueError, match=r"'loss': expected (one|a) number"):
+        log.write({"loss": value})
+
+
+def test_only_a_torn_last_line_is_forgiven(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"seq": 0}\n{"seq": 1}\n{"seq": 2, "re')
+    assert [r["seq"] for r in read_jsonl(path)] == [0, 1]
+    path.write_text('{"seq": 0}\n{"seq": \n{"seq": 2}\n')
+    with pytest.raises(ValueError, match=r"m\.jsonl:2: not JSON"):
+        read_jsonl(path)
+    path.write_text('{"seq": 0}\n[1]\n')
+    with pytest.raises(ValueError, match=r"m\.jsonl:2: expected a JSON object, found list"):
+        read_jsonl(path)
+
+
+@pytest.mark.parametrize(("tail", "kept"), [('{"seq": 1, "x', [0, 2]), ('{"seq": 1}', [0, 1, 2])])
+def test_opening_repairs_the_tail_before_appending(tmp_path, tail, kept):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"seq": 0}\n' + tail)
+    with MetricsLog(path) as log:
+        log.write({"seq": 2})
+    assert [r["seq"] for r in read_metrics(path)] == kept
+
+
+def test_the_clock_goes_on_after_a_resume(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"seq": 0, "time": 100.0}\n')
+    with MetricsLog(path) as log:
+        log.write({"seq": 1})
+    assert 100.0 <= read_metrics(path)[1]["time"] < 110.0
+
+
+def test_truncate_from_keeps_the_lines_before(tmp_path):
+    path = tmp_path / "m.jsonl"
+    lines = [f'{{"seq": {i}, "note": "é"}}' for i in range(5)]
+    path.write_text("\n".join(lines) + '\n{"seq": 5, ', encoding="utf-8")
+    assert truncate_from(path, 3) == 2
+    assert path.read_text(encoding="utf-8") == "\n".join(lines[:3]) + "\n"
+    assert [f.name for f in tmp_path.iterdir()] == ["m.jsonl"]
+    assert truncate_from(tmp_path / "none.jsonl", 0) == 0
+
+
+def test_truncate_from_refuses_lines_it_cannot_place(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"seq": 0}\n{"step": 1}\n')
+    with pytest.raises(ValueError, match=r'm\.jsonl:2: no integer "seq"'):
+        truncate_from(path, 1)
+    assert path.read_text() == '{"seq": 0}\n{"step": 1}\n'
+
+
+@pytest.mark.parametrize(("sink", "module"), [(TensorBoardSink, "torch.utils.tensorboard"), (WandbSink, "wandb")])
+def test_a_missing_logger_names_the_extra(monkeypatch, tmp_path, sink, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=r"audiorl\[loggers\]"):
+        sink(tmp_path) if sink is TensorBoardSink else sink()
+
+
+def test_sinks_receive_numbers_at_the_lines_seq(monkeypatch, tmp_path):
+    seen = []
+
+    class Writer:
+        def __init__(self, folder):
+            seen.append(folder)
+
+        def add_scalar(self, name, value, step):
+            seen.append((name, value, step))
+
+        def close(self):
+            seen.append("closed")
+
+    fake = types.ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    with MetricsLog(tmp_path / "m.jsonl", sinks=(TensorBoardSink("tb"),)) as log:
+        log.write({"seq": 7, "phase": "grpo", "step": 2, "kl": 0.5})
+    assert seen == ["tb", ("kl", 0.5, 7), "closed"]
+
+
+def plain_console(width=200):
+    return Console(width=width, force_terminal=False, file=io.StringIO())
+
+
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(log_module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_plain_progress_prints_now_and_then_and_at_the_end(monkeypatch):
+    now, console = clock(monkeypatch), plain_console()
+    with Progress("grpo", total=4, interval=10.0, console=console) as progress:
+        for step, at in ((1, 1.0), (2, 5.0), (3, 12.0), (4, 13.0)):
+            now[0] = at
+            progress.update(step, {"reward/mean": step / 4})
+    lines = console.file.getvalue().splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["grpo 1/4", "grpo 3/4", "grpo 4/4"]
+
+
+def test_progress_line_shows_values_and_time_left(monkeypatch):
+    now = clock(monkeypatch)
+    with Progress("grpo", total=110, start=10, interval=1e9, console=plain_console()) as progress:
+        now[0] = 20.0  # ten steps in 20 s: 90 steps are left, three minutes
+        progress.update(20, {"reward/mean": 0.5, "reward/accuracy": 0.25, "kl": 0.01, "tokens_per_s": 900.4})
+        assert progress.line() == "grpo 20/110  reward 0.500  acc 25.0%  KL 0.0100  tok/s 900  left 3:00"
+        progress.update(21, {"reward/mean": 0.6})
+        assert "KL 0.0100" in progress.line(), "a value that was not reported keeps its last reading"
+
+
+def test_live_progress_draws_on_a_terminal():
+    console = Console(force_terminal=True, width=120, file=io.StringIO())
+    with Progress("sft", total=2, console=console) as progress:
+        progress.update(2, {"loss": 1.5})
+    assert "2/2" in console.file.getvalue() and "1.500" in console.file.getvalue()

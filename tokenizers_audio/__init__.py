@@ -1,0 +1,1 @@
+"""Neural audio codecs. This package never imports audiorl."""
