@@ -67,9 +67,7 @@ def corpus(
             )
     longest = float("inf") if max_seconds is None else max_seconds
     return [
-        u
-        for u in utterances
-        if (languages is None or u.language in languages) and min_seconds <= u.duration <= longest
+        u for u in utterances if (languages is None or u.language in languages) and min_seconds <= u.duration <= longest
     ]
 
 
@@ -95,8 +93,8 @@ def split_by_key(
 ) -> tuple[list[Utterance], list[Utterance]]:
     """(training, held-out) utterances such that nothing held out was heard or read in training.
 
-    All languages of a key stay together, and so do keys with equal text in some language ("zero" is printed for
-    digits/0 and letters/zero): wording is compared without case, accents and punctuation. The held-out side is the
+    All languages of a key stay together, and so do keys with an equal text ("second" is digits/h-2, a rank, and
+    second, a time): wording is compared without case, accents and punctuation. The held-out side is the
     smallest set of whole groups, in an order drawn by `seed`, that reaches the fraction. Order is kept on both sides.
     """
     if not 0 <= held_out_fraction < 1:
@@ -137,10 +135,10 @@ def _group_keys(utterances: Iterable[Utterance]) -> dict[str, str]:
             parent[node] = node = parent[parent[node]]
         return node
 
-    first: dict[tuple[str, str], str] = {}
+    first: dict[str, str] = {}
     for u in utterances:
         parent.setdefault(u.key, u.key)
-        a, b = root(u.key), root(first.setdefault((u.language, normalised(u.text)), u.key))
+        a, b = root(u.key), root(first.setdefault(normalised(u.text), u.key))
         parent[max(a, b)] = min(a, b)
     return {key: root(key) for key in parent}
 

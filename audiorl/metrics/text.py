@@ -21,7 +21,8 @@ from audiorl.metrics.scripts import join_unspaced
 
 Normalizer = Literal["english", "basic", "none"]
 
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+# Plain numbers up to six digits: num2words takes forever on larger ones in some languages. Not the 2 of "2nd" or "mp3".
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])(?<![0-9]\.)[0-9]{1,6}(?:\.[0-9]{1,2})?(?!\.?[0-9]|[A-Za-z])")
 
 
 @functools.cache
@@ -40,9 +41,9 @@ def _basic():
 
 
 def spell_numbers(text: str, language: str) -> str:
-    """Digits as words ("21" -> "einundzwanzig" for "de").
+    """Digits as words ("21" -> "einundzwanzig" for "de"), for numbers below a million.
 
-    Unchanged where num2words is not installed, does not know the language, or the number is too large for it.
+    Unchanged where num2words is not installed or cannot say the number in the language.
     """
     try:
         from num2words import num2words
@@ -50,10 +51,11 @@ def spell_numbers(text: str, language: str) -> str:
         return text
 
     def spell(match: re.Match[str]) -> str:
+        number = match.group()
         try:
-            return num2words(match.group(), lang=language)
-        except (NotImplementedError, OverflowError):
-            return match.group()
+            return num2words(float(number) if "." in number else int(number), lang=language)
+        except (NotImplementedError, OverflowError, KeyError):
+            return number
 
     return _NUMBER.sub(spell, text)
 

@@ -95,23 +95,26 @@ def _resume(path: Path) -> dict[str, Row]:
     if not path.exists():
         return {}
     rows, intact = _parse(path)
-    if intact < path.stat().st_size:
-        with path.open("r+b") as file:
-            file.truncate(intact)
+    with path.open("r+b") as file:
+        file.truncate(intact)
+        if intact:
+            file.seek(intact - 1)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
     return {row["id"]: row for row in rows}
 
 
 def _parse(path: Path) -> tuple[list[Row], int]:
-    """The complete rows of a file, and how many bytes they fill. A row is complete when its line has ended."""
+    """The complete rows of a file, and how many bytes they fill."""
     rows: list[Row] = []
     intact = 0
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
-        if not line.endswith(b"\n"):
-            break
         if line.strip():
             try:
                 row = json.loads(line)
             except ValueError as error:
+                if not line.endswith(b"\n"):
+                    break  # torn: the beginning of an object is never JSON itself
                 raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
             if not isinstance(row, dict) or "id" not in row:
                 raise ValueError(f"{path}, line {number}: not a result row, which is an object with an id")
@@ -130,3 +133,17 @@ def _display(enabled: bool) -> Progress:
         console=Console(stderr=True),
         disable=not enabled,
     )
+
+
+def greedy_engine(model: str | Path, max_new_tokens: int = 256, device: str = "auto") -> RolloutEngine:
+    """The model as a greedy engine for evaluation: bfloat16 on a GPU where there is one, else float32 on the CPU."""
+    import torch
+
+    from audiorl.config import ModelConfig, SamplingConfig
+    from audiorl.models import load_policy
+    from audiorl.rollout.hf import HFEngine
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = ModelConfig(device=device, dtype="float32" if device == "cpu" else "bfloat16")
+    return HFEngine(load_policy(model, config), SamplingConfig(temperature=0.0, max_new_tokens=max_new_tokens))

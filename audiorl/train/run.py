@@ -27,8 +27,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
-
 from audiorl.config import to_json
 from audiorl.models import AudioPolicy
 from audiorl.train.checkpoint import TrainerState, load_checkpoint, load_weights, save_checkpoint, write_json
@@ -221,10 +219,3 @@ def _clip_row(clip: AudioClip) -> dict[str, Any]:
     path = None if clip.path is None else str(Path(clip.path).resolve())
     return {"path": path, "start": clip.start, "duration": clip.duration}
 
-
-def interval(values: Sequence[float], seed: int = 0, resamples: int = 2000) -> tuple[float, float]:
-    """The 95% bootstrap interval of the mean."""
-    x = np.asarray(values, dtype=np.float64)
-    means = x[np.random.default_rng(seed).integers(0, len(x), (resamples, len(x)))].mean(1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)

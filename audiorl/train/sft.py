@@ -51,7 +51,7 @@ class SFTWorker:
             out = self.policy.forward(pack_experiences([experiences[i] for i in indices], share_prompts=False))
             loss = -weight * out.logprobs.sum()
             loss.backward()
-            total += float(loss)
+            total += float(loss.detach())
             entropy += weight * float(out.entropy.detach().sum())
         metrics = {"sft/loss": total, "policy/entropy": entropy} | self.optimizer.step()
         self.policy.weights_changed()

@@ -1,0 +1,46 @@
+# Everything runs in .venv, which these targets make and fill themselves.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+OUT ?= runs/quickstart
+SEED ?= 0
+
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: install quickstart test test-all lint format bench report clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade pip
+	$(PY) -m pip install --quiet -e ".[dev,metrics]"
+	touch $@
+
+quickstart: install
+	$(VENV)/bin/audiorl train recipes/quickstart.py --seed $(SEED) --out $(OUT)
+
+test: install lint
+	$(PY) -m pytest
+
+test-all: install lint
+	$(PY) -m pytest -m "slow or not slow"
+
+lint: install
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: install
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+bench: install
+	for script in bench/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+
+report: install
+	$(VENV)/bin/audiorl report $(OUT)
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

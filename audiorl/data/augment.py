@@ -1,0 +1,79 @@
+"""Waveform augmentation: pure functions on mono float32 [T] that draw from a numpy Generator you pass.
+
+They make synthetic or studio speech less clean, so that a model trained on it survives a telephone. Each returns a new
+float32 array and leaves its input as it was; only `speed` changes the length.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import soxr
+
+
+def add_noise(wav: np.ndarray, snr_db: float, rng: np.random.Generator, color: float = 0.0) -> np.ndarray:
+    """Add Gaussian noise `snr_db` below the mean power of `wav`; its spectrum falls with f^-color (0 white, 1 pink)."""
+    noise = rng.standard_normal(len(wav))
+    if color:
+        spectrum = np.fft.rfft(noise)
+        shape = np.arange(len(spectrum), dtype=np.float64)
+        shape[0] = 1.0
+        noise = np.fft.irfft(spectrum * shape ** (-color / 2), n=len(wav))
+    power, noise_power = np.mean(wav.astype(np.float64) ** 2), np.mean(noise**2)
+    if power == 0 or noise_power == 0:
+        return wav.astype(np.float32)
+    return (wav + noise * np.sqrt(power / noise_power) * 10 ** (-snr_db / 20)).astype(np.float32)
+
+
+def gain(wav: np.ndarray, db: float) -> np.ndarray:
+    """Louder or softer by `db` decibels, limited to [-1, 1] the way a converter would."""
+    return np.clip(wav * 10 ** (db / 20), -1, 1).astype(np.float32)
+
+
+def speed(wav: np.ndarray, factor: float) -> np.ndarray:
+    """Play `factor` times as fast, pitch included (Ko et al. 2015 use 0.9, 1, 1.1): [T] becomes about [T / factor]."""
+    if factor <= 0:
+        raise ValueError(f"speed factor must be > 0, got {factor}")
+    return soxr.resample(wav.astype(np.float32), factor, 1.0)
+
+
+def telephone(wav: np.ndarray, sample_rate: int = 16_000) -> np.ndarray:
+    """What a narrow-band call leaves: 300 to 3400 Hz, with 100 Hz wide slopes, and 8-bit mu-law steps (ITU-T G.711)."""
+    spectrum = np.fft.rfft(wav.astype(np.float64))
+    frequency = np.fft.rfftfreq(len(wav), 1 / sample_rate)
+    band = np.clip((frequency - 200) / 100, 0, 1) * np.clip((3500 - frequency) / 100, 0, 1)
+    narrow = np.clip(np.fft.irfft(spectrum * band, n=len(wav)), -1, 1)
+    companded = np.sign(narrow) * np.log1p(255 * np.abs(narrow)) / np.log1p(255)
+    steps = np.round(companded * 127) / 127
+    return (np.sign(steps) * np.expm1(np.abs(steps) * np.log1p(255)) / 255).astype(np.float32)
+
+
+def reverb(
+    wav: np.ndarray,
+    rng: np.random.Generator,
+    decay_seconds: float = 0.3,
+    wet: float = 0.3,
+    sample_rate: int = 16_000,
+) -> np.ndarray:
+    """A simple room: the sound plus an exponentially decaying noise tail that is 60 dB down after `decay_seconds`.
+
+    `wet` is the tail's level against the direct sound. The length stays [T]: what rings on after the end is cut.
+    """
+    if decay_seconds <= 0:
+        raise ValueError(f"decay_seconds must be > 0, got {decay_seconds}")
+    taps = max(1, round(decay_seconds * sample_rate))
+    tail = rng.standard_normal(taps) * 10 ** (-3 * np.arange(taps) / taps)
+    tail *= wet / np.sqrt(np.sum(tail**2))
+    size = 1 << (len(wav) + taps).bit_length()
+    echo = np.fft.irfft(np.fft.rfft(wav.astype(np.float64), size) * np.fft.rfft(tail, size), size)
+    return (wav + echo[: len(wav)]).astype(np.float32)
+
+
+def augment(wav: np.ndarray, rng: np.random.Generator, sample_rate: int = 16_000) -> np.ndarray:
+    """A random chain: speed 0.9 to 1.1, often a room, sometimes a telephone, noise at 5 to 40 dB, gain -12 to 3 dB."""
+    wav = speed(wav, rng.uniform(0.9, 1.1))
+    if rng.random() < 0.5:
+        wav = reverb(wav, rng, rng.uniform(0.1, 0.6), rng.uniform(0.1, 0.5), sample_rate)
+    if rng.random() < 0.25:
+        wav = telephone(wav, sample_rate)
+    wav = add_noise(wav, rng.uniform(5, 40), rng, color=rng.uniform(0, 1.5))
+    return gain(wav, rng.uniform(-12, 3))

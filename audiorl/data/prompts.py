@@ -1,0 +1,80 @@
+"""The user turns that ask a speech model something: a question with choices, an open question, a transcript.
+
+The layout follows Ke-Omni-R: the audio, then the question, the options, and how to answer. With `think` the model is to
+reason between <think> tags before it answers between <answer> tags; the format rewards check the same tags. The limit
+on words is only asked for, never enforced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from audiorl.types import AudioClip, Message
+
+LANGUAGES = {
+    "ar": "Arabic",
+    "de": "German",
+    "en": "English",
+    "es": "Spanish",
+    "fr": "French",
+    "it": "Italian",
+    "ja": "Japanese",
+    "ko": "Korean",
+    "nl": "Dutch",
+    "pl": "Polish",
+    "pt": "Portuguese",
+    "ru": "Russian",
+    "tr": "Turkish",
+    "zh": "Chinese",
+}
+"""Names for the prompt; a language that is not listed is written as given."""
+
+
+def choice_question(
+    clip: AudioClip, question: str, choices: Sequence[str], think: bool = True, word_limit: int = 50
+) -> tuple[Message, ...]:
+    """One user turn: the audio, the question and its options, answered with the text of one option.
+
+    Raises ValueError for an empty question, fewer than two choices, or choices that read the same.
+    """
+    if len({choice.strip() for choice in choices}) != len(choices) or len(choices) < 2:
+        raise ValueError(f"a question needs two or more different choices, got {list(choices)}")
+    options = "\n".join(f"- {choice.strip()}" for choice in choices)
+    ask = f"Listen to the audio and choose the right option, in its exact words:\n{options}"
+    return _turn(clip, f"{_stated(question)}\n{ask}", think, word_limit)
+
+
+def open_question(clip: AudioClip, question: str, think: bool = True, word_limit: int = 50) -> tuple[Message, ...]:
+    """One user turn: the audio and a question without options."""
+    return _turn(clip, _stated(question), think, word_limit)
+
+
+def asr_prompt(clip: AudioClip, language: str = "", think: bool = False, word_limit: int = 50) -> tuple[Message, ...]:
+    """One user turn that asks for the transcript; `language` is an ISO code or a name, "" if unknown.
+
+    Without think the transcript is asked for plain, with no tags: it is what recognition is scored on.
+    """
+    spoken = f" {LANGUAGES.get(language, language)}" if language else ""
+    ask = f"Write down exactly what is said in this{spoken} recording."
+    if not think:
+        return (Message("user", (clip, f"{ask} Write the words only.")),)
+    return _turn(clip, ask, think, word_limit)
+
+
+def _stated(question: str) -> str:
+    if not question.strip():
+        raise ValueError("the question is empty; give its text")
+    return question.strip()
+
+
+def _turn(clip: AudioClip, ask: str, think: bool, word_limit: int) -> tuple[Message, ...]:
+    if word_limit < 1:
+        raise ValueError(f"word_limit must be at least 1, got {word_limit}")
+    if think:
+        how = (
+            f"First think it over inside <think> </think>, in fewer than {word_limit} words. "
+            "Then give only the final answer inside <answer> </answer>."
+        )
+    else:
+        how = "Give only the final answer, inside <answer> </answer>."
+    return (Message("user", (clip, f"{ask}\n{how}")),)

@@ -1,0 +1,126 @@
+"""Qwen2-Audio: a Whisper-style tower over fixed 30 s windows, a linear projector and a Qwen2 decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoTokenizer,
+    Qwen2AudioConfig,
+    Qwen2AudioEncoderConfig,
+    Qwen2AudioForConditionalGeneration,
+    Qwen2Config,
+    WhisperFeatureExtractor,
+)
+
+from audiorl.config import ModelConfig
+from audiorl.models.chatml import chatml
+from audiorl.models.loading import checkpoint_dtype
+from audiorl.models.policy import AudioPolicy
+from audiorl.models.tiny import tiny_tokenizer
+from audiorl.types import AudioClip, Message
+
+
+class Qwen2Audio:
+    """Backbone of Qwen2-Audio: 25 audio tokens a second, at most 30 s a clip."""
+
+    audio_token: ClassVar[str] = "<|AUDIO|>"
+
+    def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
+        return chatml(messages, lambda clip, k: [f"Audio {k}: <|audio_bos|>", clip, "<|audio_eos|>\n"])
+
+    def decoder(self, model: Any) -> nn.Module:
+        return model.model.language_model
+
+    def head(self, model: Any) -> nn.Linear:
+        return model.lm_head
+
+    def tower(self, model: Any) -> nn.Module:
+        return model.model.audio_tower
+
+    def projector(self, model: Any) -> Sequence[nn.Module]:
+        return [model.model.multi_modal_projector]
+
+    def hear(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
+        tower = self.tower(model)
+        window = 2 * tower.config.max_source_positions
+        out = []
+        for mel in mels:
+            frames = mel.shape[1]
+            if frames > window:
+                raise ValueError(
+                    f"audio of {frames / 100:.1f} s is longer than the {window / 100:.0f} s that Qwen2-Audio hears; "
+                    "cut the clip with start and duration"
+                )
+            after_conv, tokens = (int(n) for n in tower._get_feat_extract_output_lengths(torch.tensor(frames)))
+            if tokens < 1:
+                raise ValueError(f"audio of {frames * 10} ms is too short; at least 30 ms")
+            # What the extractor gives for silence: 10^-10, at most 8 decades below the loudest bin, then (x + 4) / 4.
+            silence = max(float(mel.max()) - 2.0, -1.5)
+            padded = torch.nn.functional.pad(mel, (0, window - frames), value=silence)
+            valid = torch.arange(window // 2, device=mel.device) < after_conv
+            hidden = tower(padded[None], attention_mask=valid[None, None, None, :].expand(1, 1, window // 2, -1))
+            out.append(hidden.last_hidden_state[0, :tokens])
+        return out
+
+    def project(self, model: Any, heard: Tensor) -> Tensor:
+        return model.model.multi_modal_projector(heard)
+
+
+def load(path: str | Path, config: ModelConfig) -> AudioPolicy:
+    """Qwen2-Audio from a local folder or a hub id."""
+    model, info = Qwen2AudioForConditionalGeneration.from_pretrained(
+        str(path), dtype=checkpoint_dtype(config), attn_implementation=config.attention, output_loading_info=True
+    )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ValueError(f"{path}: weight {missing[0]!r} and {len(missing) - 1} more are missing from the checkpoint")
+    tokenizer = AutoTokenizer.from_pretrained(str(path))
+    extractor = WhisperFeatureExtractor.from_pretrained(str(path))
+    return AudioPolicy(model.to(config.device), tokenizer, extractor, Qwen2Audio(), config)
+
+
+def tiny(
+    texts: Iterable[str] = (),
+    *,
+    hidden: int = 64,
+    layers: int = 2,
+    vocab_size: int = 400,
+    seed: int = 0,
+    config: ModelConfig | None = None,
+) -> AudioPolicy:
+    """A random Qwen2-Audio of the real class, small enough for tests; it hears 10 s."""
+    tokenizer = tiny_tokenizer(texts, vocab_size)
+    whole = Qwen2AudioConfig(
+        audio_config=Qwen2AudioEncoderConfig(
+            d_model=32,
+            encoder_layers=2,
+            encoder_attention_heads=2,
+            encoder_ffn_dim=64,
+            num_mel_bins=80,
+            max_source_positions=500,
+        ).to_dict(),
+        text_config=Qwen2Config(
+            hidden_size=hidden,
+            intermediate_size=3 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=len(tokenizer),
+            max_position_embeddings=2048,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        ).to_dict(),
+        audio_token_index=int(tokenizer.convert_tokens_to_ids("<|AUDIO|>")),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2AudioForConditionalGeneration(whole)
+    extractor = WhisperFeatureExtractor(feature_size=80, n_fft=400, hop_length=160, chunk_length=10)
+    return AudioPolicy(model, tokenizer, extractor, Qwen2Audio(), config)

@@ -1,0 +1,87 @@
+"""Recipes: Python files that say what one kind of run does.
+
+A recipe has a frozen dataclass `Config` whose fields are the command line's options, a function `main(config, run)`, and
+`tiny()`, a Config that finishes in seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import tyro
+
+from audiorl.config import to_json
+from audiorl.train.run import Run
+
+
+def load_recipe(path: str | Path) -> ModuleType:
+    """Import a recipe file by its path."""
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"{path}: no such recipe; give the path of a Python file, for example recipes/quickstart.py")
+    name = f"audiorl_recipe_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up by name
+    spec.loader.exec_module(module)
+    for needed in ("Config", "main", "tiny"):
+        if not hasattr(module, needed):
+            raise ValueError(f"{file}: a recipe defines Config, main(config, run) and tiny(); {needed} is missing")
+    return module
+
+
+def parse_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
+    """The recipe's Config with the overrides of `argv` (`--grpo.lr 1e-6`); `--tiny` starts from `tiny()` instead."""
+    rest = [a for a in argv if a != "--tiny"]
+    default = recipe.tiny() if "--tiny" in argv else recipe.Config()
+    return tyro.cli(
+        recipe.Config,
+        args=rest,
+        default=default,
+        prog=f"audiorl train {recipe.__file__}",
+        description=recipe.__doc__,
+        config=(tyro.conf.FlagConversionOff,),
+    )
+
+
+def start(path: str | Path, argv: Sequence[str], out: str | Path) -> Run:
+    """Run a recipe in a new folder."""
+    recipe = load_recipe(path)
+    config = parse_config(recipe, argv)
+    run = Run.create(out, str(Path(path).resolve()), argv, config)
+    recipe.main(config, run)
+    return run
+
+
+def resume(folder: str | Path) -> Run:
+    """Continue a run where its folder says it is. The recipe must still resolve to the same config."""
+    run = Run.open(folder)
+    saved = json.loads((run.dir / "config.json").read_text())
+    recipe = load_recipe(saved["recipe"])
+    config = parse_config(recipe, saved["argv"])
+    changed = _difference(saved["config"], to_json(config))
+    if changed:
+        raise ValueError(
+            f"{run.dir}/config.json: the recipe now gives another value for {changed}; "
+            "restore the recipe, or start a new run"
+        )
+    recipe.main(config, run)
+    return run
+
+
+def _difference(old: Any, new: Any, path: str = "") -> str | None:
+    """The path of the first value that differs."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(k for k in new if k not in old)]:
+            found = _difference(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
+            if found:
+                return found
+        return None
+    return None if old == new else (path or "the config")

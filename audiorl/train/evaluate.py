@@ -1,0 +1,50 @@
+"""Held-out evaluation: greedy answers, scored by the same rewards that train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from audiorl.config import SamplingConfig
+from audiorl.models import AudioPolicy
+from audiorl.rollout.hf import HFEngine
+from audiorl.types import Request, Reward, Rollout, Sample
+
+
+def answer(policy: AudioPolicy, samples: Sequence[Sample], reward: Reward, max_new_tokens: int) -> list[Rollout]:
+    """One greedy, scored rollout per sample."""
+    sampling = SamplingConfig(temperature=0.0, max_new_tokens=max_new_tokens, max_batch_tokens=16_384)
+    rollouts = HFEngine(policy, sampling).generate([Request(s) for s in samples])
+    return [r.with_score(s) for r, s in zip(rollouts, reward(rollouts), strict=True)]
+
+
+def summarise(rollouts: Sequence[Rollout], metric: str = "accuracy") -> dict[str, Any]:
+    """{metric, low, high (95% bootstrap), n, means of the other reward parts, by_task: {task: {metric, n}}}."""
+    if not rollouts:
+        raise ValueError("nothing to evaluate: the held-out data is empty")
+    parts = [dict(r.score.parts) for r in rollouts if r.score]
+    if metric not in parts[0]:
+        raise ValueError(f"the reward has no part {metric!r}; it has {', '.join(sorted(parts[0]))}")
+    values = [p[metric] for p in parts]
+    low, high = bootstrap_interval(values)
+    by_task: dict[str, list[float]] = {}
+    for r, value in zip(rollouts, values, strict=True):
+        by_task.setdefault(r.sample.task or "all", []).append(value)
+    return {
+        metric: float(np.mean(values)),
+        "n": len(values),
+        "low": low,
+        "high": high,
+        **{name: float(np.mean([p[name] for p in parts])) for name in parts[0] if name != metric},
+        "by_task": {task: {metric: float(np.mean(v)), "n": len(v)} for task, v in sorted(by_task.items())},
+    }
+
+
+def bootstrap_interval(values: Sequence[float], seed: int = 0, resamples: int = 2000) -> tuple[float, float]:
+    """The 95% bootstrap interval of the mean."""
+    x = np.asarray(values, dtype=np.float64)
+    means = x[np.random.default_rng(seed).integers(0, len(x), (resamples, len(x)))].mean(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)

@@ -1,0 +1,246 @@
+"""MMAU and MMAR: multiple-choice questions about sound, music and speech.
+
+    python -m eval.mmau --data mmau-test-mini.json --model MODEL --out results/mmau
+    python -m eval.mmau --score predictions.json
+
+Writes to --out: predictions.jsonl (one row per question as it is answered; a second call goes on from there),
+predictions.json (the benchmark's own list with the model's outputs in the keys its scorer reads) and scores.json.
+
+A question counts as right by the official rule, `audiorl.metrics.mmau_match`. Unlike the official script, which skips
+questions without an output, those count as wrong here and are reported as missing. Results on MMAU before and after
+version v05.15.25 are not comparable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from audiorl.metrics.choice import bootstrap_accuracy, mmau_match, word_set
+from audiorl.rewards.tags import extract_think, final_text
+from audiorl.rollout.batch import check_settings, generate_all, greedy_engine
+from audiorl.types import Rollout, RolloutEngine
+
+Kind = Literal["mmau", "mmar"]
+Row = dict[str, Any]
+
+# Where a scorer looks for the output: MMAU's script reads the first, its README names the second.
+PREDICTION_KEYS: dict[Kind, tuple[str, ...]] = {
+    "mmau": ("model_output", "model_prediction"),
+    "mmar": ("answer_prediction",),
+}
+GROUPINGS = ("task", "modality", "category", "sub-category", "difficulty")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Evaluate a model on MMAU or MMAR, or score an existing predictions file."""
+
+    data: Path | None = None
+    """The benchmark's JSON list or JSON lines."""
+    model: str | None = None
+    """A Hugging Face model folder or hub id."""
+    out: Path | None = None
+    """Folder for predictions and scores."""
+    score: Path | None = None
+    """Score this predictions file instead of running a model; with --data, questions it leaves out count as wrong."""
+    kind: Kind = "mmau"
+    think: bool = False
+    """Ask for thinking before the answer."""
+    batch_size: int = 8
+    max_new_tokens: int = 256
+    limit: int | None = None
+    """Only the first questions."""
+    audio_root: Path | None = None
+    """Where relative audio paths start; by default the folder of the data file."""
+    device: str = "auto"
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a JSON list or JSON lines file. ValueError for anything else, with the file and row."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        rows = json.loads(text) if text.lstrip().startswith("[") else _lines(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: neither a JSON list nor JSON lines ({error})") from error
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or "id" not in row:
+            raise ValueError(f"{path}, row {number}: expected an object with an id")
+    if not rows:
+        raise ValueError(f"{path}: no questions")
+    ids = [str(row["id"]) for row in rows]
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"{path}: the id {max(ids, key=ids.count)!r} occurs more than once")
+    return rows
+
+
+def _lines(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.split("\n") if line.strip()]
+
+
+def predict(options: Options, rows: Sequence[Row], engine: RolloutEngine | None = None) -> list[Row]:
+    """The rows with the model's outputs added; rows whose audio cannot be used stay without."""
+    from audiorl.data.manifest import read_samples
+
+    assert options.data and options.model and options.out
+    settings = {
+        "model": str(options.model),
+        "data": options.data.name,
+        "kind": options.kind,
+        "think": options.think,
+        "max_new_tokens": options.max_new_tokens,
+    }
+    check_settings(options.out / "settings.json", settings)
+    root = None if options.audio_root is None else str(options.audio_root)
+    loaded = read_samples(options.data, kind=options.kind, think=options.think, audio_root=root)
+    wanted = {str(row["id"]) for row in rows}
+    samples = [s for s in loaded.samples if s.id in wanted]
+    if loaded.skipped:
+        Console(stderr=True).print(f"{len(loaded.skipped)} questions without usable audio count as wrong:")
+        for skipped in loaded.skipped[:10]:
+            Console(stderr=True).print(f"  {skipped}", markup=False)
+    if not samples:
+        raise ValueError(f"{options.data}: none of the {len(rows)} questions can be asked")
+    engine = engine or greedy_engine(options.model, options.max_new_tokens, options.device)
+    answers = generate_all(
+        engine, samples, options.out / "predictions.jsonl", batch_size=options.batch_size, describe=_describe
+    )
+    by_id = {a["id"]: a for a in answers}
+    return [_with_prediction(row, by_id.get(str(row["id"])), options.kind) for row in rows]
+
+
+def _describe(rollout: Rollout) -> Mapping[str, Any]:
+    return {"prediction": final_text(rollout.text), "think": extract_think(rollout.text) or ""}
+
+
+def _with_prediction(row: Row, answer: Row | None, kind: Kind) -> Row:
+    if answer is None:
+        return row
+    thinking = {"thinking_prediction": answer["think"]} if kind == "mmar" else {}
+    return {**row, **dict.fromkeys(PREDICTION_KEYS[kind], answer["prediction"]), **thinking}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One question: was it right, and if not, was there anything to judge?"""
+
+    correct: bool
+    missing: bool
+    unanswered: bool
+
+
+def judge(row: Row, kind: Kind) -> Verdict:
+    """Right by the official rule. Missing: no output at all. Unanswered: an output without a word in it."""
+    answer, choices = row.get("answer"), row.get("choices") or []
+    if not isinstance(answer, str):
+        raise ValueError(f"question {row['id']!r}: no answer text to score against")
+    keys = PREDICTION_KEYS[kind]
+    prediction = next((row[key] for key in keys if row.get(key) is not None), None)
+    if prediction is None:
+        return Verdict(correct=False, missing=True, unanswered=False)
+    if not isinstance(prediction, str):
+        raise ValueError(f"question {row['id']!r}: the prediction is a {type(prediction).__name__}, expected text")
+    correct = mmau_match(answer, prediction, [str(c) for c in choices])
+    return Verdict(correct, missing=False, unanswered=not word_set(prediction))
+
+
+def score_rows(rows: Sequence[Row], kind: Kind = "mmau") -> dict[str, Any]:
+    """{"total": cell, "task": {"music": cell, …}, "category": …}, only groupings that the rows have.
+
+    A cell holds accuracy, its 95% bootstrap interval [low, high], n, missing and unanswered. A question with a list of
+    categories counts in each of them.
+    """
+    verdicts = [judge(row, kind) for row in rows]
+    scores: dict[str, Any] = {"total": _cell(verdicts)}
+    for grouping in GROUPINGS:
+        groups: dict[str, list[Verdict]] = {}
+        for row, verdict in zip(rows, verdicts, strict=True):
+            for name in _names(row.get(grouping)):
+                groups.setdefault(name, []).append(verdict)
+        if groups:
+            scores[grouping] = {name: _cell(groups[name]) for name in sorted(groups)}
+    return scores
+
+
+def _names(value: Any) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    return list(dict.fromkeys(str(v) for v in values if v not in (None, "")))
+
+
+def _cell(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    accuracy = bootstrap_accuracy([v.correct for v in verdicts])
+    return {
+        "accuracy": accuracy.value,
+        "low": accuracy.low,
+        "high": accuracy.high,
+        "n": accuracy.n,
+        "missing": sum(v.missing for v in verdicts),
+        "unanswered": sum(v.unanswered for v in verdicts),
+    }
+
+
+def table(scores: Mapping[str, Any], title: str) -> Table:
+    """The scores for people: accuracy in percent with its interval."""
+    out = Table(title=title)
+    out.add_column("")
+    for heading in ("accuracy", "95% interval", "n", "missing", "unanswered"):
+        out.add_column(heading, justify="right")
+    for grouping, cells in scores.items():
+        for name, cell in ({"total": cells} if grouping == "total" else cells).items():
+            out.add_row(
+                name if grouping == "total" else f"{grouping}: {name}",
+                f"{100 * cell['accuracy']:.2f}",
+                f"{100 * cell['low']:.2f}–{100 * cell['high']:.2f}",
+                *(str(cell[key]) for key in ("n", "missing", "unanswered")),
+                end_section=grouping == "total",
+            )
+    return out
+
+
+def merge(rows: Sequence[Row], predictions: Sequence[Row], kind: Kind) -> list[Row]:
+    """The benchmark's rows with the outputs of a predictions file joined by id."""
+    keys = (*PREDICTION_KEYS[kind], "thinking_prediction")
+    by_id = {str(p["id"]): {k: p[k] for k in keys if k in p} for p in predictions}
+    return [{**row, **by_id.get(str(row["id"]), {})} for row in rows]
+
+
+def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]:
+    """Do what the options say and return the scores; empty when the data holds no answers to score against."""
+    if options.score is not None:
+        rows = read_rows(options.score)
+        if options.data is not None:
+            rows = merge(read_rows(options.data)[: options.limit], rows, options.kind)
+    else:
+        if not (options.data and options.model and options.out):
+            raise ValueError("give --data, --model and --out to run a model, or --score to score predictions")
+        rows = predict(options, read_rows(options.data)[: options.limit], engine)
+        _write(options.out / "predictions.json", rows)
+    if not any(isinstance(row.get("answer"), str) for row in rows):
+        Console(stderr=True).print("No answers in the data: predictions are written, nothing can be scored.")
+        return {}
+    scores = score_rows(rows, options.kind)
+    if options.out is not None:
+        settings = {k: None if v is None else str(v) for k, v in dataclasses.asdict(options).items()}
+        _write(options.out / "scores.json", {**scores, "options": settings})
+    Console().print(table(scores, f"{options.kind.upper()} · {options.model or options.score}"))
+    return scores
+
+
+def _write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    try:
+        run(tyro.cli(Options, description=__doc__))
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from audiorl.types import Request, Rollout, Sample, Segment
+
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass
+class ScriptedEngine:
+    """An engine that answers each sample with a fixed text and remembers what it was asked."""
+
+    texts: Mapping[str, str]
+    asked: list[str] = field(default_factory=list)
+    fail_after: int | None = None
+    policy_version: int = 0
+
+    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
+        if self.fail_after is not None and len(self.asked) >= self.fail_after:
+            raise KeyboardInterrupt
+        self.asked += [r.sample.id for r in requests]
+        return [self._answer(r.sample) for r in requests]
+
+    def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        raise NotImplementedError
+
+    def _answer(self, sample: Sample) -> Rollout:
+        text = self.texts[sample.id]
+        ids = torch.arange(len(text) + 1)
+        segment = Segment(prompt_ids=torch.arange(3), ids=ids, logprobs=torch.zeros(len(ids)), text=text)
+        return Rollout(sample=sample, segments=(segment,), group_id=sample.id)
+
+
+@pytest.fixture
+def scripted() -> type[ScriptedEngine]:
+    return ScriptedEngine
+
+
+@pytest.fixture
+def load_eval() -> Callable[[str], types.ModuleType]:
+    """Import a script of the eval folder by file, as it is no package."""
+
+    def load(name: str) -> types.ModuleType:
+        spec = importlib.util.spec_from_file_location(f"eval_{name}", ROOT / "eval" / f"{name}.py")
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@dataclass(frozen=True)
+class Loaded:
+    samples: tuple[Sample, ...]
+    skipped: tuple[str, ...] = ()
+
+
+@pytest.fixture
+def manifest(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """manifest(samples, skipped=…): what the next read_samples returns."""
+
+    def use(samples: Sequence[Sample], skipped: Sequence[str] = ()) -> None:
+        module = types.ModuleType("audiorl.data.manifest")
+        module.read_samples = lambda path, **options: Loaded(tuple(samples), tuple(skipped))  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "audiorl.data.manifest", module)
+
+    return use

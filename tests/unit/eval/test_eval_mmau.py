@@ -1,0 +1,198 @@
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from audiorl.types import Sample
+
+ROOT = Path(__file__).parents[3]
+
+
+def question(id: str, answer: str = "dog", **changes) -> dict:
+    row = {
+        "id": id,
+        "question": "What is heard?",
+        "choices": ["dog", "cat", "big drum"],
+        "answer": answer,
+        "task": "sound",
+        "category": "Perception",
+        "sub-category": "Animals",
+        "difficulty": "easy",
+    }
+    return {**row, **changes}
+
+
+@pytest.fixture
+def mmau(load_eval):
+    return load_eval("mmau")
+
+
+def test_scores_by_hand(mmau) -> None:
+    rows = [
+        question("1", model_output="dog"),
+        question("2", model_output="cat", task="music", difficulty="hard"),
+        question("3", model_output="", task="music"),
+        question("4", model_prediction="A dog.", category=["Perception", "Reasoning"]),
+        question("5", category=["Reasoning", "Reasoning"], difficulty=None),
+        question("6", model_output=None, model_prediction="dog cat"),
+    ]
+    scores = mmau.score_rows(rows)
+    assert list(scores) == ["total", "task", "category", "sub-category", "difficulty"]
+
+    def cell(c: dict) -> tuple:
+        return c["accuracy"], c["n"], c["missing"], c["unanswered"]
+
+    assert cell(scores["total"]) == (2 / 6, 6, 1, 1)
+    assert {k: cell(c) for k, c in scores["task"].items()} == {"music": (0, 2, 0, 1), "sound": (2 / 4, 4, 1, 0)}
+    assert {k: cell(c) for k, c in scores["category"].items()} == {
+        "Perception": (2 / 5, 5, 0, 1),
+        "Reasoning": (1 / 2, 2, 1, 0),
+    }
+    assert {k: cell(c) for k, c in scores["difficulty"].items()} == {"easy": (2 / 4, 4, 0, 1), "hard": (0, 1, 0, 0)}
+    assert scores["total"]["low"] <= 2 / 6 <= scores["total"]["high"]
+
+
+def official_score(rows: list[dict], key: str) -> tuple[dict[str, list[int]], int]:
+    """The benchmark's scorer from its description: [correct, total] per task, and how many rows it skips."""
+
+    def words(text: str) -> set[str]:
+        found, run = set(), ""
+        for char in [*text.lower(), " "]:
+            if char.isalnum() or char == "_":
+                run += char
+            else:
+                found |= {run} - {""}
+                run = ""
+        return found
+
+    tasks: dict[str, list[int]] = {}
+    skipped = 0
+    for row in rows:
+        if key not in row:
+            skipped += 1
+            continue
+        given, gold = words(row[key]), words(row["answer"])
+        wrong = {w for c in row["choices"] for w in words(c) if w not in gold}
+        counts = tasks.setdefault(row["task"], [0, 0])
+        counts[0] += bool(given) and gold.issubset(given) and given.isdisjoint(wrong)
+        counts[1] += 1
+    return tasks, skipped
+
+
+def test_agrees_with_the_official_scorer_on_random_predictions(mmau) -> None:
+    rng = random.Random(1)
+    pool = ["dog", "cat", "big drum", "Hot-Dog", "café", "狗叫", "3/4 time", "man's voice", "x_y", "½", "İ", "dogs"]
+    rows = []
+    for i in range(4000):
+        choices = rng.sample(pool, 4)
+        answer = rng.choice(choices)
+        other = rng.choice(pool)
+        outputs = [answer, answer.upper(), f"It's the {answer}!", f"{answer} {answer}", f"{answer}, not {other}", other]
+        outputs += ["", "...", answer[:2], "B", f"(B) {answer}", "\n", f"{answer}ly", "😀"]
+        row = question(str(i), answer, choices=choices, task=rng.choice(["sound", "music", "speech"]))
+        row["category"] = rng.choice(["a", ["a", "b"], []])
+        if rng.random() < 0.95:
+            row["model_output"] = rng.choice(outputs)
+        rows.append(row)
+    expected, skipped = official_score(rows, "model_output")
+    scores = mmau.score_rows(rows)
+    assert scores["total"]["missing"] == skipped > 100
+    for task, (correct, seen) in expected.items():
+        cell = scores["task"][task]
+        assert cell["n"] - cell["missing"] == seen
+        assert cell["accuracy"] * cell["n"] == pytest.approx(correct)
+    assert 500 < sum(c for c, _ in expected.values()) < 3500
+
+
+def test_inference_writes_the_official_list_and_counts_unusable_audio_as_wrong(
+    mmau, manifest, scripted, tmp_path, capsys
+) -> None:
+    data = tmp_path / "mini.json"
+    data.write_text(json.dumps([question("1"), question("2"), question("3"), question("4")]))
+    manifest([Sample(id=i, messages=()) for i in ("1", "2", "3")], skipped=["4: no audio"])
+    texts = {
+        "1": "<think>barks</think><answer>dog</answer>",
+        "2": "<answer>cat</answer>",
+        "3": "<think>dog dog dog and so on",
+    }
+    options = mmau.Options(data=data, model="m", out=tmp_path / "out", batch_size=2)
+    scores = mmau.run(options, engine=scripted(texts))
+    assert (scores["total"]["accuracy"], scores["total"]["missing"], scores["total"]["unanswered"]) == (0.25, 1, 1)
+    written = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert [r.get("model_output") for r in written] == ["dog", "cat", "", None]
+    assert [r.get("model_prediction") for r in written] == ["dog", "cat", "", None]
+    assert "model_output" not in written[3]
+    assert json.loads((tmp_path / "out" / "scores.json").read_text())["total"] == scores["total"]
+    assert "25.00" in capsys.readouterr().out
+
+    assert mmau.run(mmau.Options(score=tmp_path / "out" / "predictions.json")) == scores
+    idle = scripted({})
+    assert mmau.run(options, engine=idle) == scores
+    assert idle.asked == []
+    with pytest.raises(ValueError, match="other settings"):
+        mmau.run(mmau.Options(data=data, model="m", out=tmp_path / "out", think=True), engine=idle)
+
+
+def test_mmar_keys_lines_and_limit(mmau, manifest, scripted, tmp_path) -> None:
+    data = tmp_path / "mmar.jsonl"
+    rows = [question("a", modality="sound", task=None), question("b", modality="mix-music-speech", task=None)]
+    data.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows))
+    manifest([Sample(id=i, messages=()) for i in ("a", "b")])
+    options = mmau.Options(data=data, model="m", out=tmp_path / "out", kind="mmar", limit=1)
+    scores = mmau.run(options, engine=scripted({"a": "<think>woof</think><answer>dog</answer>"}))
+    (row,) = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert (row["answer_prediction"], row["thinking_prediction"]) == ("dog", "woof")
+    assert scores["modality"]["sound"]["accuracy"] == 1.0
+    assert "task" not in scores
+
+
+def test_scoring_partial_predictions_against_the_data(mmau, tmp_path) -> None:
+    data, predictions = tmp_path / "mini.json", tmp_path / "predictions.json"
+    data.write_text(json.dumps([question("1"), question("2")]))
+    predictions.write_text(json.dumps([{"id": "1", "model_output": "dog"}]))
+    scores = mmau.run(mmau.Options(data=data, score=predictions))
+    assert (scores["total"]["accuracy"], scores["total"]["missing"]) == (0.5, 1)
+
+
+def test_data_without_answers_is_predicted_and_not_scored(mmau, manifest, scripted, tmp_path) -> None:
+    data = tmp_path / "test.json"
+    data.write_text(json.dumps([{k: v for k, v in question("1").items() if k != "answer"}]))
+    manifest([Sample(id="1", messages=())])
+    assert mmau.run(mmau.Options(data=data, model="m", out=tmp_path), engine=scripted({"1": "dog"})) == {}
+    assert json.loads((tmp_path / "predictions.json").read_text())[0]["model_output"] == "dog"
+    assert not (tmp_path / "scores.json").exists()
+
+
+def test_errors_name_file_and_question(mmau, tmp_path) -> None:
+    bad = tmp_path / "bad.json"
+    for content, message in (
+        ("[{]", "neither a JSON list nor JSON lines"),
+        ("[1]", "row 1: expected an object"),
+        ("[]", "no questions"),
+        ('[{"id": 1}, {"id": "1"}]', "the id '1' occurs more than once"),
+    ):
+        bad.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            mmau.read_rows(bad)
+    with pytest.raises(ValueError, match="question '7': no answer"):
+        mmau.score_rows([{"id": "7", "model_output": "x"}])
+    with pytest.raises(ValueError, match="question '7': the prediction is a int"):
+        mmau.score_rows([question("7", model_output=3)])
+    with pytest.raises(ValueError, match="--score"):
+        mmau.run(mmau.Options())
+
+
+def test_runs_as_a_module(tmp_path) -> None:
+    file = tmp_path / "predictions.json"
+    file.write_text(json.dumps([question("1", model_output="dog")]))
+    command = [sys.executable, "-m", "eval.mmau", "--score"]
+    done = subprocess.run([*command, str(file)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "100.00" in done.stdout
+    failed = subprocess.run([*command, "nowhere.json"], cwd=ROOT, capture_output=True, text=True)
+    assert failed.returncode == 1
+    assert "nowhere.json" in failed.stderr
+    assert "Traceback" not in failed.stderr
