@@ -49,15 +49,18 @@ def open_question(clip: AudioClip, question: str, think: bool = True, word_limit
     return _turn(clip, _stated(question), think, word_limit)
 
 
-def asr_prompt(clip: AudioClip, language: str = "", think: bool = False, word_limit: int = 50) -> tuple[Message, ...]:
+def asr_prompt(
+    clip: AudioClip, language: str = "", think: bool = False, word_limit: int = 50, ask: str = ""
+) -> tuple[Message, ...]:
     """One user turn that asks for the transcript; `language` is an ISO code or a name, "" if unknown.
 
-    Without think the transcript is asked for plain, with no tags: it is what recognition is scored on.
+    `ask` replaces the English request, for instance by one in the language of the recording. Without think the
+    transcript is asked for plain, with no tags: it is what recognition is scored on.
     """
     spoken = f" {LANGUAGES.get(language, language)}" if language else ""
-    ask = f"Write down exactly what is said in this{spoken} recording."
+    ask = ask.strip() or f"Write down exactly what is said in this{spoken} recording, the words only."
     if not think:
-        return (Message("user", (clip, f"{ask} Write the words only.")),)
+        return (Message("user", (clip, ask)),)
     return _turn(clip, ask, think, word_limit)
 
 

@@ -18,12 +18,15 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, WhisperFeatureExtractor
+from transformers.utils.logging import disable_progress_bar
 
 from audiorl.algos.logprobs import fused_logprobs
 from audiorl.algos.packing import attention_mask
 from audiorl.config import LoraConfig, ModelConfig
 from audiorl.models.features import log_mel
 from audiorl.types import AudioClip, Message, PackedBatch, PolicyOutput, Sample
+
+disable_progress_bar()  # of weight loading and saving, at every checkpoint
 
 
 class Backbone(Protocol):
@@ -35,13 +38,13 @@ class Backbone(Protocol):
         """The conversation as the model was trained to read it, ready for the assistant's turn."""
         ...
 
-    def decoder(self, model: PreTrainedModel) -> nn.Module:
+    def decoder(self, model: PreTrainedModel) -> Any:
         """The text model: takes inputs_embeds, position_ids [B, T], attention_mask; gives last_hidden_state."""
         ...
 
     def head(self, model: PreTrainedModel) -> nn.Linear: ...
 
-    def tower(self, model: PreTrainedModel) -> nn.Module: ...
+    def tower(self, model: PreTrainedModel) -> Any: ...
 
     def projector(self, model: PreTrainedModel) -> Sequence[nn.Module]:
         """The modules between the audio tower's last norm and the decoder."""
@@ -188,11 +191,16 @@ class AudioPolicy(nn.Module):
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
-    def embed(self, ids: Tensor, clips: Sequence[AudioClip]) -> Tensor:
-        """[T, H] for ids [T]: token embeddings with each audio placeholder replaced by what was heard there."""
+    def embed(self, ids: Tensor, clips: Sequence[AudioClip], sampled: Tensor | None = None) -> Tensor:
+        """[T, H] for ids [T]: token embeddings with each audio placeholder replaced by what was heard there.
+
+        Where `sampled` [T] is true a placeholder is one that the policy wrote itself: a token like any other.
+        """
         ids = ids.to(self.device)
         embeds = self.backbone.decoder(self.model).get_input_embeddings()(ids)
         rows = ids == self.audio_token_id
+        if sampled is not None:
+            rows &= ~sampled.to(self.device)
         if clips:
             audio = torch.cat(self.encode_audio(clips)).to(embeds.dtype)
             if len(audio) != int(rows.sum()):
@@ -213,7 +221,7 @@ class AudioPolicy(nn.Module):
         """The decoder's last hidden states [T, H] of a packed batch."""
         mask = attention_mask(batch.sequence, batch.parent).to(self.device)
         out = self.backbone.decoder(self.model)(
-            inputs_embeds=self.embed(batch.ids, batch.audio)[None],
+            inputs_embeds=self.embed(batch.ids, batch.audio, batch.loss_mask)[None],
             position_ids=batch.position_ids[None].to(self.device),
             attention_mask=mask[None, None],
             use_cache=False,

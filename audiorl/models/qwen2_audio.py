@@ -33,13 +33,13 @@ class Qwen2Audio:
     def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
         return chatml(messages, lambda clip, k: [f"Audio {k}: <|audio_bos|>", clip, "<|audio_eos|>\n"])
 
-    def decoder(self, model: Any) -> nn.Module:
+    def decoder(self, model: Any) -> Any:
         return model.model.language_model
 
     def head(self, model: Any) -> nn.Linear:
         return model.lm_head
 
-    def tower(self, model: Any) -> nn.Module:
+    def tower(self, model: Any) -> Any:
         return model.model.audio_tower
 
     def projector(self, model: Any) -> Sequence[nn.Module]:

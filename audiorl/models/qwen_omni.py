@@ -45,13 +45,13 @@ class QwenOmni:
     def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
         return chatml(messages, lambda clip, _: [self.bos, clip, self.eos])
 
-    def decoder(self, model: Any) -> nn.Module:
+    def decoder(self, model: Any) -> Any:
         return model.model
 
     def head(self, model: Any) -> nn.Linear:
         return model.lm_head
 
-    def tower(self, model: Any) -> nn.Module:
+    def tower(self, model: Any) -> Any:
         return model.audio_tower
 
     def projector(self, model: Any) -> Sequence[nn.Module]:

@@ -16,14 +16,12 @@ SPECIAL = {
     "audio_bos_token": "<|audio_bos|>",
     "audio_eos_token": "<|audio_eos|>",
 }
+TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
+"""Plain text that a tiny model should not have to spell."""
 ALWAYS = (
     "system\nYou are a helpful assistant.",
     "user\n",
     "assistant\n",
-    "<think>",
-    "</think>",
-    "<answer>",
-    "</answer>",
     "Audio 1: ",
 )
 
@@ -48,4 +46,5 @@ def tiny_tokenizer(texts: Iterable[str], vocab_size: int) -> Qwen2Tokenizer:
         extra_special_tokens=SPECIAL,
     )
     tokenizer.add_tokens(["<|im_start|>"], special_tokens=True)
+    tokenizer.add_tokens(TAGS)
     return tokenizer

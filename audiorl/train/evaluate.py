@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from audiorl.config import SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.rollout.hf import HFEngine
+from audiorl.train.run import Run
 from audiorl.types import Request, Reward, Rollout, Sample
 
 
@@ -48,3 +49,34 @@ def bootstrap_interval(values: Sequence[float], seed: int = 0, resamples: int = 
     means = x[np.random.default_rng(seed).integers(0, len(x), (resamples, len(x)))].mean(1)
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
+
+
+def evaluate_phase(
+    run: Run,
+    name: str,
+    policy: AudioPolicy,
+    samples: Sequence[Sample],
+    reward: Reward,
+    max_new_tokens: int,
+    metric: str = "accuracy",
+) -> dict[str, Any]:
+    """Evaluate once, as a phase of the run: eval/NAME.jsonl and the entry NAME of eval.json."""
+    if not run.finished(name):
+        rollouts = answer(policy, samples, reward, max_new_tokens)
+        results = summarise(rollouts, metric)
+        run.write_eval(name, results, rollouts, metric)
+        run.finish(name, {metric: results[metric], "n": results["n"]})
+    result: dict[str, Any] = run.result(name)
+    print(f"{name}: {metric} {result[metric]:.3f} on {result['n']} held-out samples", flush=True)
+    return result
+
+
+def probe(
+    policy: AudioPolicy, samples: Sequence[Sample], reward: Reward, max_new_tokens: int, metric: str = "accuracy"
+) -> Callable[[], dict[str, float]]:
+    """A function for the training loop that measures the policy as it is at the moment."""
+
+    def now() -> dict[str, float]:
+        return {metric: float(summarise(answer(policy, samples, reward, max_new_tokens), metric)[metric])}
+
+    return now

@@ -1,0 +1,153 @@
+"""Manifests in, samples out, with one clear line for every row that cannot be used.
+
+    loaded = read_samples("train.jsonl")                              # the kind is found from the columns
+    loaded = read_samples("mmau-test-mini.json", audio_root="audio")
+    loaded = read_samples("LibriSpeech/test-clean", think=False)
+    loaded = read_samples("rows.parquet", on_error="skip", check_audio=True)
+    print(loaded.summary())                                           # rows.parquet: 998 samples, 2 rows skipped (…)
+
+A native manifest is JSON lines with a question or a transcript for each audio file::
+
+    {"id": "q1", "audio": "clips/q1.wav", "question": "Which animal?", "choices": ["a dog", "a cat"], "answer": "a cat"}
+    {"id": "u1", "audio": "clips/u1.flac", "text": "good morning", "language": "en"}
+
+The other kinds and their columns are listed in `audiorl.data.formats` and `audiorl.data.folders`. Relative audio paths
+start from `audio_root`, by default the manifest's folder. Audio is not opened unless `check_audio` is set.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from audiorl.data.audio import AudioError, load_clip, probe
+from audiorl.data.folders import librispeech_rows, wenetspeech_rows
+from audiorl.data.formats import FORMATS, FieldError, Style, audio_field, detect
+from audiorl.data.rows import BadRow, Row, json_document, read_rows
+from audiorl.types import Sample
+
+Kind = Literal["auto", "native", "avqa", "musicbench", "mmau", "mmar", "asr", "librispeech", "wenetspeech"]
+SkippedRow = BadRow
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a manifest holds: usable samples in their order, and the rows that were skipped with the reason for each."""
+
+    samples: tuple[Sample, ...]
+    skipped: tuple[SkippedRow, ...]
+    path: str
+
+    def summary(self) -> str:
+        """One line: how many samples, how many rows were skipped, and the first reason."""
+        line = f"{self.path}: {len(self.samples)} sample{'' if len(self.samples) == 1 else 's'}"
+        if not self.skipped:
+            return line
+        rows = f"{len(self.skipped)} row{'' if len(self.skipped) == 1 else 's'} skipped"
+        return f"{line}, {rows} (first: {self.skipped[0]})"
+
+
+def read_samples(
+    path: str | Path,
+    kind: Kind | str = "auto",
+    *,
+    think: bool = True,
+    audio_root: str | Path | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+    limit: int | None = None,
+    check_audio: bool = False,
+    question: str | None = None,
+) -> Loaded:
+    """Read the first `limit` samples of a manifest, dataset or corpus folder.
+
+    kind: which format it is, found from its columns when "auto"; "asr" stands for any corpus of transcripts.
+    think: ask for <think> before the answer. question: asked where a row brings no question of its own, or in place of
+    the request for a transcript. on_error: stop at the first unusable row, or skip, count and list it. check_audio:
+    decode every clip now; a broken one is an unusable row.
+
+    Raises ValueError naming file, row and field. A file that cannot be read at all raises whatever on_error says.
+    """
+    path = Path(path)
+    if kind not in get_args(Kind):
+        raise ValueError(f"no kind of manifest is called {kind!r}; choose from {', '.join(get_args(Kind))}")
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
+    if audio_root is not None and not Path(audio_root).is_dir():
+        raise ValueError(f"audio_root {audio_root}: no such folder")
+    folder = path if path.is_dir() else path.parent
+    style = Style(Path(audio_root) if audio_root is not None else folder, think, question)
+    rows, to_sample = _rows_and_format(path, kind)
+
+    samples: list[Sample] = []
+    skipped: list[SkippedRow] = []
+    first_row: dict[str, Row] = {}
+    for row in rows:
+        if limit is not None and len(samples) >= limit:
+            break
+        result = _sample(row, to_sample, style, first_row, check_audio)
+        if isinstance(result, Sample):
+            samples.append(result)
+        elif on_error == "skip":
+            skipped.append(result)
+        else:
+            raise ValueError(str(result))
+    return Loaded(tuple(samples), tuple(skipped), str(path))
+
+
+def _rows_and_format(path: Path, kind: str) -> tuple[Iterator[Row | BadRow], Callable[[Row, Style], Sample]]:
+    if not path.exists():
+        raise ValueError(f"{path}: missing; check the path")
+    transcribed = path.is_dir() and next(path.rglob("*.trans.txt"), None) is not None
+    if kind == "librispeech" and not transcribed:
+        raise ValueError(f"{path}: no *.trans.txt below it; name the folder of a LibriSpeech subset")
+    if transcribed and kind in ("auto", "asr", "librispeech"):
+        return librispeech_rows(path), FORMATS["asr"]
+    if kind in ("auto", "asr", "wenetspeech"):
+        document = json_document(path)
+        if isinstance(document, dict) and isinstance(document.get("audios"), list):
+            return wenetspeech_rows(path, document), FORMATS["asr"]
+        if kind == "wenetspeech":
+            raise ValueError(f'{path}: no WenetSpeech file; it is one .json object with a list "audios"')
+    rows = read_rows(path)
+    if kind != "auto":
+        return rows, FORMATS[kind]
+    # The first readable row tells the kind; what was read before it goes back in front.
+    seen: list[Row | BadRow] = []
+    for row in rows:
+        seen.append(row)
+        if isinstance(row, Row):
+            return itertools.chain(seen, rows), FORMATS[detect(row)]
+    raise ValueError(f"{path}: no readable row; {seen[0] if seen else 'the file holds none'}")
+
+
+def _sample(
+    row: Row | BadRow,
+    to_sample: Callable[[Row, Style], Sample],
+    style: Style,
+    first_row: dict[str, Row],
+    check_audio: bool,
+) -> Sample | SkippedRow:
+    if isinstance(row, BadRow):
+        return row
+    try:
+        sample = to_sample(row, style)
+        if sample.id in first_row:
+            first = first_row[sample.id]
+            raise FieldError("id", f"{sample.id!r} also names row {first.number}; give every row its own id")
+        if check_audio:
+            _check(sample, audio_field(row))
+    except FieldError as error:
+        return SkippedRow(row.file, row.number, error.field, error.message)
+    first_row[sample.id] = row
+    return sample
+
+
+def _check(sample: Sample, field: str) -> None:
+    for clip in sample.audio:
+        try:
+            load_clip(clip, probe(clip).sample_rate)
+        except AudioError as error:
+            raise FieldError(field, str(error)) from error

@@ -1,0 +1,263 @@
+"""Reading audio: every container gives the same sound, and every kind of unusable audio one clear error."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import soundfile
+
+from audiorl.data import audio
+from audiorl.data.audio import AudioError, clip_key, load_clip, probe, seconds
+from audiorl.data.corpus import bundled_speech
+from audiorl.types import AudioClip
+
+RATE = 16_000
+
+
+@pytest.fixture(scope="module")
+def speech() -> np.ndarray:
+    """Three seconds of a real recording, 16 kHz."""
+    utterance = next(u for u in bundled_speech(("en",)) if u.key == "agent-alreadyon")
+    return utterance.clip.load(RATE)[: 3 * RATE]
+
+
+def correlation(a: np.ndarray, b: np.ndarray) -> float:
+    n = min(len(a), len(b))
+    return float(np.corrcoef(a[:n], b[:n])[0, 1])
+
+
+def write_av(path: Path, wav: np.ndarray, codec: str, rate: int = RATE) -> None:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=rate)
+        stream.layout = "mono"
+        frame = av.AudioFrame.from_ndarray((wav[None] * 32767).astype(np.int16), format="s16", layout="mono")
+        frame.sample_rate, frame.pts = rate, 0  # from pts 0 the muxer notes the encoder's delay
+        resampler = av.AudioResampler(format=stream.format, layout="mono", rate=rate)
+        packets = [p for f in [*resampler.resample(frame), *resampler.resample(None)] for p in stream.encode(f)]
+        for packet in [*packets, *stream.encode(None)]:
+            container.mux(packet)
+
+
+def write(path: Path, wav: np.ndarray) -> Path:
+    if path.suffix in (".m4a", ".g722"):
+        write_av(path, wav, {".m4a": "aac", ".g722": "g722"}[path.suffix])
+    elif path.suffix == ".opus":
+        soundfile.write(path, wav, RATE, format="OGG", subtype="OPUS")
+    else:
+        soundfile.write(path, wav, RATE)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3", "opus", "aiff", "m4a", "g722"])
+def test_every_container_gives_the_same_sound_and_the_same_part(
+    tmp_path: Path, speech: np.ndarray, suffix: str
+) -> None:
+    path = write(tmp_path / f"a.{suffix}", speech)
+    whole = load_clip(AudioClip(path=str(path)))
+    assert whole.dtype == np.float32 and whole.ndim == 1
+    assert len(whole) == pytest.approx(len(speech), abs=0.08 * RATE)
+    # G.722 delays by 22 samples (its QMF filters), so compare at the best small shift.
+    shift = max(range(-40, 41), key=lambda s: correlation(np.roll(whole, s)[:RATE], speech[:RATE]))
+    assert correlation(np.roll(whole, shift), speech) > 0.97
+    part = load_clip(AudioClip(path=str(path), start=1.3, duration=0.5))
+    assert len(part) == 0.5 * RATE
+    assert correlation(part, whole[int(1.3 * RATE) :]) > 0.999
+    assert probe(AudioClip(path=str(path))).seconds == pytest.approx(3, abs=0.08)
+
+
+def test_resampling_keeps_the_pitch_and_the_duration(tmp_path: Path) -> None:
+    t = np.arange(44_100) / 44_100
+    soundfile.write(tmp_path / "tone.wav", 0.5 * np.sin(2 * np.pi * 440 * t), 44_100)
+    wav = load_clip(AudioClip(path=str(tmp_path / "tone.wav")), 8000)
+    assert len(wav) == 8000
+    assert np.argmax(np.abs(np.fft.rfft(wav))) == 440
+
+
+def test_channels_are_averaged(tmp_path: Path) -> None:
+    left, right = np.full(800, 0.5, np.float32), np.full(800, -0.1, np.float32)
+    soundfile.write(tmp_path / "s.wav", np.stack([left, right], 1), RATE, subtype="FLOAT")
+    np.testing.assert_allclose(load_clip(AudioClip(path=str(tmp_path / "s.wav"))), 0.2, atol=1e-6)
+    np.testing.assert_allclose(AudioClip(array=np.stack([left, right], 1), sample_rate=RATE).load(), 0.2, atol=1e-6)
+
+
+def test_bytes_and_arrays_load_like_files(tmp_path: Path, speech: np.ndarray) -> None:
+    path = write(tmp_path / "a.flac", speech)
+    from_bytes = AudioClip(data=path.read_bytes(), start=0.25, duration=1.0).load()
+    np.testing.assert_array_equal(from_bytes, AudioClip(path=str(path), start=0.25, duration=1.0).load())
+    np.testing.assert_allclose(from_bytes, AudioClip(array=speech, sample_rate=RATE, start=0.25, duration=1.0).load())
+
+
+def test_loading_an_array_never_shares_its_memory(speech: np.ndarray) -> None:
+    original = speech.copy()
+    AudioClip(array=speech, sample_rate=RATE).load()[:] = 0
+    np.testing.assert_array_equal(speech, original)
+
+
+def test_key_tells_apart_what_differs_and_only_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wav = np.linspace(-1, 1, 100, dtype=np.float32)
+    assert clip_key(AudioClip(path="a.wav")) == clip_key(AudioClip(path=str(tmp_path / "a.wav")))
+    assert AudioClip(array=wav, sample_rate=RATE).key == AudioClip(array=wav.copy(), sample_rate=RATE).key
+    different = [
+        AudioClip(path="a.wav"),
+        AudioClip(path="b.wav"),
+        AudioClip(path="a.wav", start=1000.0001),
+        AudioClip(path="a.wav", start=1000.0002),
+        AudioClip(path="a.wav", duration=1.0),
+        AudioClip(array=wav, sample_rate=RATE),
+        AudioClip(array=wav, sample_rate=8000),
+        AudioClip(array=wav[::-1].copy(), sample_rate=RATE),
+        AudioClip(data=wav.tobytes()),
+        AudioClip(data=wav.tobytes(), duration=1.0),
+    ]
+    assert len({clip.key for clip in different}) == len(different)
+
+
+def cut(path: Path, share: float = 0.6) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3", "opus", "aiff", "w64"])
+def test_truncated_files_are_refused(tmp_path: Path, speech: np.ndarray, suffix: str) -> None:
+    path = write(tmp_path / f"a.{suffix}", speech)
+    cut(path)
+    with pytest.raises(AudioError, match=rf"a\.{suffix}: (truncated|broken or truncated).*(copy|download) it again"):
+        load_clip(AudioClip(path=str(path)))
+
+
+def test_a_wav_written_to_a_pipe_is_not_truncated(tmp_path: Path, speech: np.ndarray) -> None:
+    path = write(tmp_path / "a.wav", speech)
+    content = bytearray(path.read_bytes())
+    at = content.index(b"data") + 4
+    content[at : at + 4] = content[4:8] = b"\xff\xff\xff\xff"
+    path.write_bytes(content)
+    assert len(load_clip(AudioClip(path=str(path)))) == len(speech)
+
+
+def test_a_cut_container_with_its_index_in_front_is_refused(tmp_path: Path, speech: np.ndarray) -> None:
+    with av.open(str(tmp_path / "a.m4a"), "w", options={"movflags": "faststart"}) as container:
+        stream = container.add_stream("aac", rate=RATE)
+        stream.layout = "mono"
+        frame = av.AudioFrame.from_ndarray(speech[None], format="fltp", layout="mono")
+        frame.sample_rate = RATE
+        for packet in [*stream.encode(frame), *stream.encode(None)]:
+            container.mux(packet)
+    cut(tmp_path / "a.m4a")
+    with pytest.raises(AudioError, match="truncated"):
+        load_clip(AudioClip(path=str(tmp_path / "a.m4a")))
+
+
+def make_text(path: Path) -> None:
+    path.write_text("no audio at all\n" * 100)
+
+
+def make_empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def make_header_only(path: Path) -> None:
+    soundfile.write(path, np.zeros(0), RATE)
+
+
+def make_nan(path: Path) -> None:
+    soundfile.write(path, np.array([0.1, np.nan, np.inf, 0.2]), RATE, subtype="FLOAT")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (make_text, "not readable as audio; convert it"),
+        (make_empty, r"empty \(0 bytes\)"),
+        (make_header_only, "holds no samples"),
+        (make_nan, "2 of 4 samples are NaN or infinite"),
+        (lambda path: None, "missing; check the path"),
+        (lambda path: path.mkdir(), "a folder; name an audio file"),
+    ],
+)
+def test_unusable_files(tmp_path: Path, make: Callable[[Path], None], message: str) -> None:
+    make(tmp_path / "x.wav")
+    with pytest.raises(AudioError, match=rf"x\.wav: {message}") as caught:
+        load_clip(AudioClip(path=str(tmp_path / "x.wav")))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_video_without_sound_is_refused(tmp_path: Path) -> None:
+    with av.open(str(tmp_path / "v.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=5)
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuv420p"
+        frame = av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8), format="rgb24")
+        for packet in [*stream.encode(frame), *stream.encode(None)]:
+            container.mux(packet)
+    with pytest.raises(AudioError, match=r"v\.mp4: a .* file without sound"):
+        load_clip(AudioClip(path=str(tmp_path / "v.mp4")))
+
+
+def test_a_wrong_declared_rate_is_refused_but_opus_has_none_of_its_own(tmp_path: Path, speech: np.ndarray) -> None:
+    wav, opus = write(tmp_path / "a.wav", speech), write(tmp_path / "a.opus", speech)
+    with pytest.raises(AudioError, match="declared as 44100 Hz but the file has 16000 Hz"):
+        load_clip(AudioClip(path=str(wav), sample_rate=44_100))
+    assert len(load_clip(AudioClip(path=str(opus), sample_rate=48_000))) == len(speech)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"start": 4.0}, r"start 4 s lies past the end at 3\.00 s"),
+        ({"start": 2.0, "duration": 1.5}, r"the part from 2 to 3\.5 s reaches past the end"),
+        ({"start": -1.0}, "start must be >= 0"),
+        ({"duration": 0.0}, "duration > 0"),
+    ],
+)
+def test_parts_outside_the_file(tmp_path: Path, speech: np.ndarray, part: dict[str, float], message: str) -> None:
+    path = write(tmp_path / "a.wav", speech)
+    with pytest.raises(AudioError, match=message):
+        load_clip(AudioClip(path=str(path), **part))
+
+
+def test_a_part_may_end_a_rounding_error_late(tmp_path: Path, speech: np.ndarray) -> None:
+    clip = AudioClip(path=str(write(tmp_path / "a.wav", speech)), start=2.5, duration=0.53)
+    assert len(load_clip(clip)) == 0.5 * RATE
+
+
+def test_an_hour_is_refused_before_decoding_but_a_part_of_it_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "long.flac")
+    soundfile.write(path, np.zeros(3600 * 1000, np.float32), 1000)
+    with pytest.raises(AudioError, match="3600 s is longer than the limit of 600 s; cut it with start and duration"):
+        load_clip(AudioClip(path=path))
+    assert len(load_clip(AudioClip(path=path, start=3000.0, duration=2.0), 1000)) == 2000
+    assert len(load_clip(AudioClip(path=path), 1000, max_seconds=4000)) == 3_600_000
+    monkeypatch.setattr(audio, "MAX_SECONDS", 4000.0)
+    assert len(load_clip(AudioClip(path=path), 1000)) == 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros(100, np.int16), "samples are int16; give floats"),
+        (np.zeros((2, 1000), np.float32), r"shape \(2, 1000\).*transpose"),
+        (np.zeros(0, np.float32), "holds no samples"),
+        (np.array([0.0, np.inf], np.float32), "1 of 2 samples"),
+    ],
+)
+def test_unusable_arrays(array: np.ndarray, message: str) -> None:
+    with pytest.raises(AudioError, match=message):
+        AudioClip(array=array, sample_rate=RATE).load()
+
+
+def test_probe_reads_only_the_header(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.zeros((4410, 2)), 44_100, format="WAV")
+    info = probe(AudioClip(data=buffer.getvalue()))
+    assert (info.seconds, info.sample_rate, info.channels) == (0.1, 44_100, 2)
+    assert probe(AudioClip(array=np.zeros((80, 2), np.float32), sample_rate=8000)).seconds == 0.01
+    assert seconds(AudioClip(data=buffer.getvalue(), start=0.04)) == pytest.approx(0.06)
+    assert seconds(AudioClip(path="never opened.wav", duration=2.0)) == 2.0
