@@ -61,7 +61,7 @@ class Config:
     grpo: GRPOConfig = GRPOConfig(
         steps=120, prompts_per_step=16, group_size=8, micro_batch_tokens=800, eval_every=30, save_every=20
     )
-    grpo_optim: OptimConfig = OptimConfig(lr=5e-5, warmup_steps=5)
+    grpo_optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=5)
     control_optim: OptimConfig = OptimConfig(lr=3e-4, warmup_steps=5)
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=20, max_batch_tokens=32_768)
 
