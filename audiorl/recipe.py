@@ -1,7 +1,7 @@
 """Recipes: Python files that say what one kind of run does.
 
-A recipe has a frozen dataclass `Config` whose fields are the command line's options, a function `main(config, run)`, and
-`tiny()`, a Config that finishes in seconds.
+A recipe has a frozen dataclass `Config` whose fields are the command line's options, a function `main(config, run)`,
+and `tiny()`, a Config that finishes in seconds.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 def self_test() -> dict[str, float]:
     """Metrics of the step; raises when anything on the way fails."""
+    import torch
+
     from audiorl.algos.advantages import group_relative
     from audiorl.config import GRPOConfig, OptimConfig, SamplingConfig
     from audiorl.data.corpus import bundled_speech
@@ -13,8 +15,6 @@ def self_test() -> dict[str, float]:
     from audiorl.train.loop import with_advantage
     from audiorl.train.worker import GRPOWorker
     from audiorl.types import Message, Request, Sample
-
-    import torch
 
     utterance = next(u for u in bundled_speech(("en",)) if u.duration > 1)
     policy = tiny([utterance.text], hidden=64, layers=2, vocab_size=400)

@@ -5,8 +5,8 @@
         --retention wenetspeech_test_meeting.json --unit char
 
 After training the second set (`--retention`) is measured again; when its score has fallen by more than
-`--retention-margin` the run says so and ends with an error, its checkpoints kept. `--path tiny --data bundled` tries the
-recipe without any download.
+`--retention-margin` the run says so and ends with an error, its checkpoints kept. `--path tiny --data bundled` tries
+the recipe without any download.
 """
 
 from __future__ import annotations

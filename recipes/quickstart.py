@@ -90,7 +90,8 @@ def main(config: Config, run: Run) -> None:
     )
     tokens = config.sampling.max_new_tokens
 
-    examples = [] if run.finished("sft") and (run.finished("control_sft") or not config.control) else synthetic(human, config)
+    supervised = ["sft", "control_sft"] if config.control else ["sft"]
+    examples = [] if all(run.finished(phase) for phase in supervised) else synthetic(human, config)
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     evaluate_phase(run, "before", policy, measured, reward, tokens)
     grpo(

@@ -103,9 +103,7 @@ def attention_mask(sequence: Tensor, parent: Tensor) -> Tensor:
     return (own | shared) & causal
 
 
-def micro_batches(
-    experiences: Sequence[Experience], budget: int, share_prompts: bool = True
-) -> list[list[int]]:
+def micro_batches(experiences: Sequence[Experience], budget: int, share_prompts: bool = True) -> list[list[int]]:
     """Indices of experiences, cut in order into packs of at most `budget` row tokens, shared prompts counted once.
 
     A single experience longer than the budget gets a pack of its own.

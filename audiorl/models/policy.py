@@ -275,17 +275,6 @@ class Reference:
         with self._base_weights():
             return self._frozen.forward(batch, temperature)
 
-    def state(self) -> dict[str, Tensor]:
-        """The reference's own copies of trained weights; empty where the base model serves."""
-        if self._frozen is self._policy:
-            return {}
-        trained = self._policy.trainable()
-        return {n: p for n, p in self._frozen.model.named_parameters() if n in trained}
-
-    def load(self, state: Mapping[str, Tensor], where: str) -> None:
-        if state:
-            self._frozen.load_weights(state, where)
-
     @contextmanager
     def _base_weights(self) -> Iterator[None]:
         if self._frozen is self._policy:

@@ -25,7 +25,9 @@ def save_checkpoint(folder: Path, policy: AudioPolicy, trainer: TrainerState, me
     partial.mkdir(parents=True)
     try:
         policy.save(partial)
-        flat = {f"{part}/{name}": t.detach().cpu().contiguous() for part, ts in trainer.items() for name, t in ts.items()}
+        flat = {
+            f"{part}/{name}": t.detach().cpu().contiguous() for part, ts in trainer.items() for name, t in ts.items()
+        }
         save_file(flat, partial / "trainer.safetensors")
         (partial / "trainer.json").write_text(json.dumps(dict(meta), indent=1))
         for file in partial.rglob("*"):

@@ -19,7 +19,6 @@ import json
 import platform
 import shutil
 import signal
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -48,7 +47,6 @@ class Run:
         self.keep_checkpoints = keep_checkpoints
         self._state = json.loads((folder / "state.json").read_text())
         self._stop = False
-        self._clock = time.monotonic()
         truncate_from(folder / "metrics.jsonl", self._state["seq"])
         self._log = MetricsLog(folder / "metrics.jsonl")
         self._seq = self._state["seq"]
@@ -145,8 +143,7 @@ class Run:
     # -- what is written -------------------------------------------------------------------------------------------
 
     def log(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
-        elapsed = round(time.monotonic() - self._clock, 3)
-        self._log.write({"seq": self._seq, "phase": phase, "step": step, "time": elapsed, **metrics})
+        self._log.write({"seq": self._seq, "phase": phase, "step": step, **metrics})
         self._seq += 1
 
     def write_rollouts(self, step: int, rollouts: Sequence[Rollout], advantages: Sequence[float]) -> None:
@@ -218,4 +215,3 @@ def rollout_row(rollout: Rollout, step: int, advantage: float) -> dict[str, Any]
 def _clip_row(clip: AudioClip) -> dict[str, Any]:
     path = None if clip.path is None else str(Path(clip.path).resolve())
     return {"path": path, "start": clip.start, "duration": clip.duration}
-

@@ -128,14 +128,11 @@ class GRPOWorker:
         return torch.cat(picked).to(self.policy.device)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Everything that a resumed run needs beside the policy's own weights."""
-        reference = self.reference.state() if self.reference is not None else {}
-        return {"optimizer": self.optimizer.state(), "reference": reference}
+        """What a resumed run needs beside the weights; the reference is the policy that the phase began with."""
+        return {"optimizer": self.optimizer.state()}
 
     def load(self, state: dict[str, dict[str, Tensor]], where: str) -> None:
         self.optimizer.load(state["optimizer"], where)
-        if self.reference is not None:
-            self.reference.load(state.get("reference", {}), where)
 
     def weights(self) -> Any:
         return self.policy.weights()
