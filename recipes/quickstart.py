@@ -56,10 +56,10 @@ class Config:
     """Synthetic voices per phrase."""
     threads: int = 2
     model: ModelConfig = ModelConfig(audio="projector")
-    sft: SFTConfig = SFTConfig(steps=200, batch_size=24, micro_batch_tokens=800, save_every=50)
+    sft: SFTConfig = SFTConfig(steps=280, batch_size=24, micro_batch_tokens=800, save_every=50)
     sft_optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=20, schedule="cosine")
     grpo: GRPOConfig = GRPOConfig(
-        steps=120, prompts_per_step=16, group_size=8, micro_batch_tokens=800, eval_every=30, save_every=20
+        steps=80, prompts_per_step=16, group_size=8, micro_batch_tokens=800, eval_every=20, save_every=20
     )
     grpo_optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=5)
     control_optim: OptimConfig = OptimConfig(lr=3e-4, warmup_steps=5)
