@@ -155,8 +155,8 @@ class AudioPolicy(nn.Module):
         if heard is None:
             with torch.no_grad():
                 heard = self.backbone.hear(self.model, [self._mel(clip)])[0]
-            self._cache.put(key, heard)
-        return heard
+            self._cache.put(key, heard.cpu())
+        return heard.to(self.device)
 
     def _mel(self, clip: AudioClip) -> Tensor:
         wav = clip.load(self.extractor.sampling_rate)

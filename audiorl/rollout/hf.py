@@ -48,6 +48,14 @@ class HFEngine:
     @torch.no_grad()
     def generate(self, requests: Sequence[Request]) -> list[Rollout]:
         """All rollouts of all requests, request by request, index ascending."""
+        training = self.policy.model.training
+        self.policy.model.eval()  # in training mode, gradient checkpointing would switch the cache off
+        try:
+            return self._generate(requests)
+        finally:
+            self.policy.model.train(training)
+
+    def _generate(self, requests: Sequence[Request]) -> list[Rollout]:
         prompts = [self.policy.prompt_ids(r.sample) for r in requests]
         rollouts: list[Rollout] = []
         for part in self._batches(requests, prompts):

@@ -150,7 +150,7 @@ def with_advantage(rollout: Rollout, advantage: float) -> Experience:
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], advantages: Sequence[float]) -> dict[str, float]:
-    """Means over the rollouts of a step: reward/mean, reward/PART, response/*, and groups without signal."""
+    """Means over the rollouts of a step: reward/mean, reward/PART, response/* and group/without_signal."""
     scores = [r.score for r in rollouts if r.score]
     out = {"reward/mean": _mean([s.total for s in scores])}
     for name in scores[0].parts:
@@ -160,7 +160,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], advantages: Sequence[float]) ->
         groups.setdefault(r.group_id, []).append(abs(a))
     out["response/length"] = _mean([r.num_sampled for r in rollouts])
     out["response/cut"] = _mean([r.segments[-1].stop_reason == "length" for r in rollouts])
-    out["reward/groups_without_signal"] = _mean([max(values) < 1e-6 for values in groups.values()])
+    out["group/without_signal"] = _mean([max(values) < 1e-6 for values in groups.values()])
     return out
 
 
