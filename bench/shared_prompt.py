@@ -71,9 +71,8 @@ def main() -> None:
     error = float((flat[True] - flat[False]).abs().max() / flat[False].abs().max())
     prompt = batch[0].prompt_length
     print(f"{args.prompts} prompts of about {prompt} tokens x {args.group} answers of {args.answer} tokens")
-    print(
-        f"repeated {repeated:.3f} s   shared {shared:.3f} s   ratio {repeated / shared:.2f}   gradient error {error:.1e}"
-    )
+    ratio = repeated / shared
+    print(f"repeated {repeated:.3f} s, shared {shared:.3f} s, ratio {ratio:.2f}, gradient error {error:.1e}")
 
 
 if __name__ == "__main__":
