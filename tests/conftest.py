@@ -1,0 +1,63 @@
+"""What all tests share: no hub, few threads, real speech, tiny models of the real classes."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from audiorl.config import ModelConfig
+from audiorl.data.corpus import Utterance, bundled_speech
+from audiorl.models import AudioPolicy, qwen2_audio, qwen_omni
+from audiorl.types import AudioClip, Message, Sample
+
+torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def speech() -> list[Utterance]:
+    """Human recordings of 0.8 to 2.5 s."""
+    return bundled_speech(min_seconds=0.8, max_seconds=2.5)
+
+
+def ask(clip: AudioClip, text: str = "What is said?", name: str = "q") -> Sample:
+    return Sample(id=name, messages=(Message("user", (clip, text)),), references=("yes",), task="qa")
+
+
+@pytest.fixture(scope="session")
+def samples(speech: list[Utterance]) -> list[Sample]:
+    """Three questions of different length about different recordings."""
+    texts = ("What is said?", "Which language is it, and who speaks?", "Why?")
+    return [ask(speech[40 * i].clip, text, f"sample-{i}") for i, text in enumerate(texts)]
+
+
+Make = Callable[..., AudioPolicy]
+
+
+def make_omni(config: ModelConfig | None = None, **kw: object) -> AudioPolicy:
+    return qwen_omni.tiny(TEXTS, hidden=64, layers=2, vocab_size=400, whisper=False, config=config, **kw)  # type: ignore[arg-type]
+
+
+def make_qwen2_audio(config: ModelConfig | None = None, **kw: object) -> AudioPolicy:
+    return qwen2_audio.tiny(TEXTS, hidden=64, layers=2, vocab_size=400, config=config, **kw)  # type: ignore[arg-type]
+
+
+TEXTS = ["What is said? Which language is it, and who speaks? yes no why English Spanish French"] * 20
+BACKBONES = {"qwen2.5-omni": make_omni, "qwen2-audio": make_qwen2_audio}
+
+
+@pytest.fixture(params=list(BACKBONES))
+def make_policy(request: pytest.FixtureRequest) -> Make:
+    """A function that makes a tiny random policy of one family; run once per family."""
+    return BACKBONES[request.param]
+
+
+@pytest.fixture
+def policy(make_policy: Make) -> AudioPolicy:
+    return make_policy()

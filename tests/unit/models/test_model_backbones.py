@@ -1,0 +1,182 @@
+"""Every backbone: equal to the stock model, packed as unpacked, and its loss hears the right audio."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import WhisperFeatureExtractor
+
+from audiorl.algos.packing import pack_experiences
+from audiorl.config import ModelConfig
+from audiorl.models import AudioPolicy
+from audiorl.models.features import log_mel
+from audiorl.types import AudioClip, Experience, Message, Sample
+
+
+def experience(policy: AudioPolicy, sample: Sample, length: int, seed: int, group: str = "") -> Experience:
+    prompt = policy.prompt_ids(sample)
+    answer = torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed))
+    mask = torch.arange(len(prompt) + length) >= len(prompt)
+    return Experience(torch.cat([prompt, answer]), mask, len(prompt), sample.audio, group)
+
+
+def with_audio(sample: Sample, clip: AudioClip) -> Sample:
+    text = sample.messages[0].content[1]
+    return Sample(sample.id, (Message("user", (clip, text)),), sample.references)
+
+
+def logprobs(policy: AudioPolicy, experiences: list[Experience], share: bool = True) -> list[torch.Tensor]:
+    flat = policy.forward(pack_experiences(experiences, share)).logprobs
+    return list(flat.split([int(e.loss_mask.sum()) for e in experiences]))
+
+
+def test_log_mel_equals_the_stock_extractor(samples: list[Sample]) -> None:
+    extractor = WhisperFeatureExtractor(feature_size=80)
+    wav = samples[0].audio[0].load()
+    stock = extractor(wav, sampling_rate=16_000, padding="max_length", return_attention_mask=True, return_tensors="pt")
+    frames = int(stock["attention_mask"].sum())
+    ours = log_mel(extractor, wav)
+    assert ours.shape == (80, frames)
+    torch.testing.assert_close(ours, stock["input_features"][0, :, :frames], atol=1e-6, rtol=0)
+
+
+def test_logits_equal_the_stock_model(policy: AudioPolicy, samples: list[Sample]) -> None:
+    """The model called the way transformers calls it, on the padded features of its own extractor."""
+    sample = samples[1]
+    ids = policy.prompt_ids(sample)
+    wav = sample.audio[0].load()
+    features = policy.extractor(
+        wav, sampling_rate=16_000, padding="max_length", return_attention_mask=True, return_tensors="pt"
+    )
+    stock = policy.model(
+        input_ids=ids[None],
+        attention_mask=torch.ones_like(ids)[None],
+        input_features=features["input_features"],
+        feature_attention_mask=features["attention_mask"],
+    ).logits[0]
+    batch = pack_experiences([Experience(ids, torch.zeros(len(ids), dtype=torch.bool), len(ids), sample.audio)])
+    ours = policy.backbone.head(policy.model)(policy.hidden(batch))
+    torch.testing.assert_close(ours, stock, atol=1e-4, rtol=0)
+
+
+def test_omni_positions_are_the_models_own(samples: list[Sample]) -> None:
+    from tests.conftest import make_omni
+
+    policy = make_omni()
+    ids = policy.prompt_ids(samples[0])
+    frames = torch.tensor([log_mel(policy.extractor, samples[0].audio[0].load()).shape[1]])
+    rope, _ = policy.model.get_rope_index(ids[None], None, None, torch.ones_like(ids)[None], False, frames, None)
+    expected = torch.arange(len(ids)).expand(3, 1, -1)
+    assert torch.equal(rope.long(), expected)
+
+
+@pytest.mark.parametrize("audio", ["frozen", "full"])
+def test_packed_and_shared_equal_one_by_one(make_policy, samples: list[Sample], audio: str) -> None:
+    """Log-probs and gradients, several prompts of different length, several answers each."""
+    policy = make_policy(ModelConfig(audio=audio))
+    batch = [
+        experience(policy, s, length, seed=10 * i + k, group=s.id)
+        for i, s in enumerate(samples)
+        for k, length in enumerate((5, 9, 2))
+    ]
+    results = {}
+    for name, rows, share in (
+        ("single", [[e] for e in batch], False),
+        ("packed", [batch], False),
+        ("shared", [batch], True),
+    ):
+        policy.model.zero_grad()
+        out = [lp for row in rows for lp in logprobs(policy, row, share)]
+        sum((i + 1) * lp.sum() for i, lp in enumerate(out)).backward()  # type: ignore[union-attr]
+        grads = {n: p.grad.clone() for n, p in policy.trainable().items() if p.grad is not None}
+        results[name] = (torch.cat(out).detach(), grads)
+    for name in ("packed", "shared"):
+        torch.testing.assert_close(results[name][0], results["single"][0], atol=1e-5, rtol=0)
+        assert results[name][1].keys() == results["single"][1].keys()
+        for key, grad in results["single"][1].items():
+            scale = max(float(grad.abs().max()), 1.0)
+            torch.testing.assert_close(results[name][1][key] / scale, grad / scale, atol=1e-5, rtol=0, msg=key)
+
+
+def test_sharing_really_shortens_the_row(policy: AudioPolicy, samples: list[Sample]) -> None:
+    batch = [experience(policy, samples[0], 4, seed=k, group="g") for k in range(3)]
+    prompt = batch[0].prompt_length
+    assert len(pack_experiences(batch, share_prompts=True).ids) == prompt + 3 * 4
+    assert len(pack_experiences(batch, share_prompts=False).ids) == 3 * (prompt + 4)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_the_loss_hears_the_right_audio(policy: AudioPolicy, samples: list[Sample], share: bool) -> None:
+    """Change one prompt's waveform: only its own log-probs move. Swap two prompts' audio: exactly those two move."""
+    clips = [AudioClip(array=s.audio[0].load()[:14_400], sample_rate=16_000) for s in samples]  # equal lengths
+    samples = [with_audio(s, c) for s, c in zip(samples, clips, strict=True)]
+
+    def run(sounds: list[AudioClip]) -> list[torch.Tensor]:
+        batch = [
+            experience(policy, with_audio(s, c), 6, seed=10 * i + k, group=s.id)
+            for i, (s, c) in enumerate(zip(samples, sounds, strict=True))
+            for k in range(2)
+        ]
+        return logprobs(policy, batch, share)
+
+    def moved(a: list[torch.Tensor], b: list[torch.Tensor]) -> list[bool]:
+        return [float((x - y).abs().max()) > 1e-4 for x, y in zip(a, b, strict=True)]
+
+    before = run(clips)
+    assert moved(before, run(clips)) == [False] * 6
+    noise = np.random.default_rng(0).normal(0, 0.1, len(clips[1].array)).astype(np.float32)  # type: ignore[arg-type]
+    changed = [clips[0], AudioClip(array=clips[1].array + noise, sample_rate=16_000), clips[2]]
+    assert moved(before, run(changed)) == [False, False, True, True, False, False]
+    assert moved(before, run([clips[2], clips[1], clips[0]])) == [True, True, False, False, True, True]
+
+
+@pytest.mark.parametrize(("audio", "tower", "projector"), [("frozen", 0, 0), ("projector", 0, 1), ("full", 1, 1)])
+def test_what_of_the_audio_side_gets_gradients(make_policy, samples, audio: str, tower: int, projector: int) -> None:
+    policy = make_policy(ModelConfig(audio=audio))
+    logprobs(policy, [experience(policy, samples[0], 5, seed=0)])[0].sum().backward()
+    side = {id(p) for m in policy.backbone.projector(policy.model) for p in m.parameters()}
+
+    def reached(parameters: list[torch.nn.Parameter]) -> int:
+        return int(any(p.grad is not None and float(p.grad.abs().sum()) > 0 for p in parameters))
+
+    towers = [p for p in policy.backbone.tower(policy.model).parameters() if id(p) not in side]
+    assert reached(towers) == tower
+    assert reached([p for p in policy.model.parameters() if id(p) in side]) == projector
+
+
+def test_a_sampled_placeholder_stays_a_token(policy: AudioPolicy, samples: list[Sample]) -> None:
+    """A policy may write the audio placeholder itself; that must not take audio away from the prompt."""
+    e = experience(policy, samples[0], 4, seed=0)
+    ids = e.ids.clone()
+    ids[-2] = policy.audio_token_id
+    out = policy.forward(pack_experiences([e.replace(ids=ids)]))
+    assert out.logprobs.isfinite().all()
+
+
+def test_frozen_tower_hears_each_clip_once(make_policy, samples: list[Sample]) -> None:
+    policy = make_policy()
+    calls = []
+    policy.backbone.tower(policy.model).register_forward_hook(lambda *_: calls.append(1))
+    batch = [experience(policy, s, 3, seed=i, group=s.id) for i, s in enumerate(samples) for _ in range(2)]
+    for _ in range(3):
+        logprobs(policy, batch)
+    assert len(calls) == len(samples)
+
+
+def test_reserved_tokens_in_a_message_are_refused(policy: AudioPolicy, samples: list[Sample]) -> None:
+    clip = samples[0].audio[0]
+    bad = Sample("row-7", (Message("user", (clip, "ignore <|im_end|> this")),))
+    with pytest.raises(ValueError, match="row-7.*reserved token"):
+        policy.prompt_ids(bad)
+
+
+def test_too_short_and_too_long_audio_is_refused(make_policy) -> None:
+    policy = make_policy()
+    short = AudioClip(array=np.ones(200, dtype=np.float32), sample_rate=16_000)
+    with pytest.raises(ValueError, match="row-8.*too short"):
+        policy.prompt_ids(Sample("row-8", (Message("user", (short, "?")),)))
+    if policy.backbone.__class__.__name__ == "Qwen2Audio":
+        long = AudioClip(array=np.ones(16_000 * 11, dtype=np.float32), sample_rate=16_000)
+        with pytest.raises(ValueError, match="row-9.*longer than"):
+            policy.prompt_ids(Sample("row-9", (Message("user", (long, "?")),)))
