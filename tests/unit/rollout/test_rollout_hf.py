@@ -1,0 +1,127 @@
+"""The transformers engine: what it samples, and under which log-probs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from audiorl.algos.packing import pack_experiences
+from audiorl.config import ModelConfig, SamplingConfig
+from audiorl.models import AudioPolicy
+from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.sampling import choose, filtered_logprobs
+from audiorl.types import AudioClip, Experience, Request, Rollout, Sample
+from tests.unit.models.test_model_backbones import with_audio
+
+
+def requests(samples: list[Sample], n: int = 3, seed: int = 0) -> list[Request]:
+    return [Request(s, n, seed) for s in samples]
+
+
+def ids(rollouts: list[Rollout]) -> list[list[int]]:
+    return [r.segments[0].ids.tolist() for r in rollouts]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_engine_logprobs_are_the_trainers(policy: AudioPolicy, samples: list[Sample], temperature: float) -> None:
+    rollouts = HFEngine(policy, SamplingConfig(temperature=temperature, max_new_tokens=12)).generate(requests(samples))
+    experiences = [Experience.from_rollout(r) for r in rollouts]
+    out = policy.forward(pack_experiences(experiences), temperature).logprobs.detach()
+    engine = torch.cat([r.segments[0].logprobs for r in rollouts])
+    torch.testing.assert_close(out, engine, atol=1e-4, rtol=0)
+    assert [r.index for r in rollouts] == [0, 1, 2] * 3
+
+
+def test_a_rollout_depends_on_its_seed_and_not_on_its_batch(policy: AudioPolicy, samples: list[Sample]) -> None:
+    engine = HFEngine(policy, SamplingConfig(max_new_tokens=10))
+    together = ids(engine.generate(requests(samples)))
+    alone = [x for r in requests(samples) for x in ids(engine.generate([r]))]
+    assert together == alone
+    small = HFEngine(policy, SamplingConfig(max_new_tokens=10, max_batch_tokens=64))
+    assert ids(small.generate(requests(samples))) == together
+    assert ids(engine.generate(requests(samples, seed=1))) != together
+    assert len({tuple(x) for x in together[:3]}) == 3  # the samples of one prompt differ
+
+
+def test_greedy_is_the_argmax_of_a_full_forward_pass(policy: AudioPolicy, samples: list[Sample]) -> None:
+    (rollout,) = HFEngine(policy, SamplingConfig(temperature=0, max_new_tokens=8)).generate([Request(samples[0])])
+    e = Experience.from_rollout(rollout)
+    batch = pack_experiences([e])
+    logits = policy.backbone.head(policy.model)(policy.hidden(batch))[e.prompt_length - 1 : -1]
+    assert logits.argmax(-1).tolist() == rollout.segments[0].ids.tolist()
+
+
+def test_sampling_hears_the_right_audio(policy: AudioPolicy, samples: list[Sample]) -> None:
+    """In one batch, another waveform changes the log-probs of its own prompt and of no other; so does a swap."""
+    clips = [AudioClip(array=s.audio[0].load()[:14_400], sample_rate=16_000) for s in samples]
+    engine = HFEngine(policy, SamplingConfig(temperature=0, max_new_tokens=1))
+
+    def run(sounds: list[AudioClip]) -> list[float]:
+        asked = [with_audio(s, c) for s, c in zip(samples, sounds, strict=True)]
+        return [float(r.segments[0].logprobs[0]) for r in engine.generate([Request(s) for s in asked])]
+
+    before = run(clips)
+    noise = np.random.default_rng(0).normal(0, 0.1, 14_400).astype(np.float32)
+    louder = AudioClip(array=clips[0].array + noise, sample_rate=16_000)
+    one = run([louder, clips[1], clips[2]])
+    assert abs(one[0] - before[0]) > 1e-5 and one[1:] == pytest.approx(before[1:], abs=1e-6)
+    swapped = run([clips[1], clips[0], clips[2]])
+    assert abs(swapped[0] - before[0]) > 1e-5 and abs(swapped[1] - before[1]) > 1e-5
+    assert swapped[2] == pytest.approx(before[2], abs=1e-6)
+
+
+def test_each_prompt_is_prefilled_once(policy: AudioPolicy, samples: list[Sample]) -> None:
+    rows: list[tuple[int, int]] = []
+    decoder = policy.backbone.decoder(policy.model)
+    decoder.register_forward_pre_hook(
+        lambda _, args, kwargs: rows.append(tuple(kwargs["inputs_embeds"].shape[:2])), with_kwargs=True
+    )
+    HFEngine(policy, SamplingConfig(max_new_tokens=4)).generate(requests(samples, n=5))
+    assert rows[0][0] == len(samples)
+    assert all(length == 1 for _, length in rows[1:])
+    assert rows[1][0] <= 5 * len(samples)
+
+
+def test_stop_strings_and_length(policy: AudioPolicy, samples: list[Sample]) -> None:
+    free = HFEngine(policy, SamplingConfig(max_new_tokens=30)).generate(requests(samples[:1], n=4))
+    assert any(r.segments[0].stop_reason == "length" and r.num_sampled == 30 for r in free)
+    printable = next(t for r in free for t in r.text if t.isascii() and t.isalnum())
+    stopped = HFEngine(policy, SamplingConfig(max_new_tokens=30, stop=(printable,))).generate(requests(samples[:1], n=4))
+    for a, b in zip(free, stopped, strict=True):
+        if printable in a.text:
+            assert b.segments[0].stop_reason == "stop" and b.text.count(printable) >= 1
+            assert b.segments[0].ids.tolist() == a.segments[0].ids[: b.num_sampled].tolist()
+            assert printable not in policy.decode(b.segments[0].ids[:-1])
+
+
+def test_rollouts_work_while_training_with_gradient_checkpointing(make_policy, samples: list[Sample]) -> None:
+    plain = HFEngine(make_policy(), SamplingConfig(max_new_tokens=6)).generate(requests(samples[:1]))
+    policy = make_policy(ModelConfig(gradient_checkpointing=True))
+    assert ids(HFEngine(policy, SamplingConfig(max_new_tokens=6)).generate(requests(samples[:1]))) == ids(plain)
+    assert policy.model.training
+
+
+def test_filters_by_hand() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    top2 = filtered_logprobs(logits, SamplingConfig(top_k=2)).exp()
+    torch.testing.assert_close(top2, torch.tensor([[0.625, 0.375, 0.0, 0.0]]))
+    nucleus = filtered_logprobs(logits, SamplingConfig(top_p=0.6)).exp()  # 0.5 < 0.6: the second token crosses it
+    torch.testing.assert_close(nucleus, torch.tensor([[0.625, 0.375, 0.0, 0.0]]))
+    cold = filtered_logprobs(logits, SamplingConfig(temperature=0.5)).exp()
+    torch.testing.assert_close(cold, torch.tensor([[0.25, 0.09, 0.0225, 0.0025]]) / 0.365)
+
+
+def test_choose_inverts_the_distribution() -> None:
+    probs = torch.tensor([[0.0, 0.5, 0.0, 0.3, 0.2, 0.0]])
+    picks = [int(choose(probs.log(), torch.tensor([u]), greedy=False)) for u in (0.0, 0.49, 0.51, 0.79, 0.81, 0.999999)]
+    assert picks == [1, 1, 3, 3, 4, 4]
+    grid = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    drawn = choose(probs.log().expand(1000, -1), grid, greedy=False)
+    assert torch.bincount(drawn, minlength=6).tolist() == [0, 500, 0, 300, 200, 0]
+
+
+def test_sampling_config_refuses_nonsense() -> None:
+    for kw in ({"temperature": -1}, {"top_p": 0}, {"top_k": -2}, {"max_new_tokens": 0}):
+        with pytest.raises(ValueError, match=f"sampling.{next(iter(kw))}"):
+            SamplingConfig(**kw)  # type: ignore[arg-type]
