@@ -122,6 +122,12 @@ class AudioPolicy(nn.Module):
     def trainable(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
+    def has_fresh_adapter(self) -> bool:
+        """Whether there is a low-rank adapter that does not change the model yet: all its B matrices are zero."""
+        if self.adapter is None:
+            return False
+        return not any(bool(p.any()) for name, p in self.model.named_parameters() if ".lora_B." in name)
+
     def weights(self) -> Mapping[str, Tensor]:
         """The trained weights by name, by reference: what an engine needs to follow the trainer."""
         return {name: p.detach() for name, p in self.trainable().items()}
@@ -262,11 +268,13 @@ class Reference:
 
     def __init__(self, policy: AudioPolicy):
         self._policy = policy
-        if policy.adapter is not None and policy.config.audio == "frozen":
+        if policy.has_fresh_adapter() and policy.config.audio == "frozen":
             self._frozen = policy  # the base model under a fresh adapter is the reference
             return
         shared = {id(p): p for p in policy.model.parameters() if not p.requires_grad}
-        shared |= {id(x): x for x in (policy.tokenizer, policy.extractor, policy._cache)}
+        shared |= {id(x): x for x in (policy.tokenizer, policy.extractor)}
+        if policy.config.audio != "full":
+            shared[id(policy._cache)] = policy._cache  # both hear the same; a trained tower soon hears otherwise
         self._frozen = copy.deepcopy(policy, shared)
         self._frozen.requires_grad_(False)
 

@@ -58,9 +58,7 @@ def test_policy_loss_by_hand() -> None:
 
     higher, _ = policy_loss(lp, torch.zeros(5, dtype=torch.float64), advantage, weight, clip_low=0.2, clip_high=0.6)
     assert higher.item() == pytest.approx(-(1.1 + 3.0 - 0.8 - 1.5) / 4)
-    dual, _ = policy_loss(
-        torch.tensor([5.0]).log(), torch.zeros(1), torch.tensor([-1.0]), torch.ones(1), dual_clip=3.0
-    )
+    dual, _ = policy_loss(torch.tensor([5.0]).log(), torch.zeros(1), torch.tensor([-1.0]), torch.ones(1), dual_clip=3.0)
     assert dual.item() == pytest.approx(3.0)
 
 

@@ -121,7 +121,7 @@ def test_the_loss_hears_the_right_audio(policy: AudioPolicy, samples: list[Sampl
         return logprobs(policy, batch, share)
 
     def moved(a: list[torch.Tensor], b: list[torch.Tensor]) -> list[bool]:
-        return [float((x - y).abs().max()) > 1e-4 for x, y in zip(a, b, strict=True)]
+        return [float((x - y).detach().abs().max()) > 1e-4 for x, y in zip(a, b, strict=True)]
 
     before = run(clips)
     assert moved(before, run(clips)) == [False] * 6
@@ -167,16 +167,16 @@ def test_frozen_tower_hears_each_clip_once(make_policy, samples: list[Sample]) -
 def test_reserved_tokens_in_a_message_are_refused(policy: AudioPolicy, samples: list[Sample]) -> None:
     clip = samples[0].audio[0]
     bad = Sample("row-7", (Message("user", (clip, "ignore <|im_end|> this")),))
-    with pytest.raises(ValueError, match="row-7.*reserved token"):
+    with pytest.raises(ValueError, match=r"row-7.*reserved token"):
         policy.prompt_ids(bad)
 
 
 def test_too_short_and_too_long_audio_is_refused(make_policy) -> None:
     policy = make_policy()
     short = AudioClip(array=np.ones(200, dtype=np.float32), sample_rate=16_000)
-    with pytest.raises(ValueError, match="row-8.*too short"):
+    with pytest.raises(ValueError, match=r"row-8.*too short"):
         policy.prompt_ids(Sample("row-8", (Message("user", (short, "?")),)))
     if policy.backbone.__class__.__name__ == "Qwen2Audio":
         long = AudioClip(array=np.ones(16_000 * 11, dtype=np.float32), sample_rate=16_000)
-        with pytest.raises(ValueError, match="row-9.*longer than"):
+        with pytest.raises(ValueError, match=r"row-9.*longer than"):
             policy.prompt_ids(Sample("row-9", (Message("user", (long, "?")),)))

@@ -87,7 +87,9 @@ def test_stop_strings_and_length(policy: AudioPolicy, samples: list[Sample]) -> 
     free = HFEngine(policy, SamplingConfig(max_new_tokens=30)).generate(requests(samples[:1], n=4))
     assert any(r.segments[0].stop_reason == "length" and r.num_sampled == 30 for r in free)
     printable = next(t for r in free for t in r.text if t.isascii() and t.isalnum())
-    stopped = HFEngine(policy, SamplingConfig(max_new_tokens=30, stop=(printable,))).generate(requests(samples[:1], n=4))
+    stopped = HFEngine(policy, SamplingConfig(max_new_tokens=30, stop=(printable,))).generate(
+        requests(samples[:1], n=4)
+    )
     for a, b in zip(free, stopped, strict=True):
         if printable in a.text:
             assert b.segments[0].stop_reason == "stop" and b.text.count(printable) >= 1

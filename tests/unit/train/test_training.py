@@ -1,0 +1,246 @@
+"""Updates, optimizer state, checkpoints and what is loaded from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    Qwen2_5OmniConfig,
+    Qwen2_5OmniForConditionalGeneration,
+    Qwen3OmniMoeThinkerConfig,
+    Qwen3OmniMoeThinkerForConditionalGeneration,
+)
+
+from audiorl.algos.advantages import group_relative
+from audiorl.algos.packing import pack_experiences
+from audiorl.config import GRPOConfig, LoraConfig, ModelConfig, OptimConfig, SamplingConfig, SFTConfig
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.qwen_omni import Qwen3Omni
+from audiorl.rollout.hf import HFEngine
+from audiorl.train.checkpoint import load_checkpoint, save_checkpoint
+from audiorl.train.loop import batch_of_step, with_advantage
+from audiorl.train.optim import Optimizer, learning_rate
+from audiorl.train.run import Run
+from audiorl.train.sft import Example, SFTWorker
+from audiorl.train.worker import GRPOWorker
+from audiorl.types import Experience, Request, Sample
+from tests.conftest import make_omni, make_qwen2_audio
+from tests.unit.models.test_model_backbones import experience, logprobs
+
+
+def rollouts_of(policy: AudioPolicy, samples: list[Sample], n: int = 4) -> list[Experience]:
+    rollouts = HFEngine(policy, SamplingConfig(max_new_tokens=8)).generate([Request(s, n) for s in samples])
+    rewards = torch.tensor([float(r.segments[0].ids.float().mean()) for r in rollouts])
+    advantages = group_relative(rewards, [r.group_id for r in rollouts])
+    return [with_advantage(r, float(a)) for r, a in zip(rollouts, advantages, strict=True)]
+
+
+def worker(policy: AudioPolicy, lr: float = 1e-3, **grpo: object) -> GRPOWorker:
+    config = GRPOConfig(prompts_per_step=3, group_size=4, **grpo)  # type: ignore[arg-type]
+    return GRPOWorker(policy, config, OptimConfig(lr=lr), 1.0, 8)
+
+
+def gradient(policy: AudioPolicy) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in policy.trainable().values() if p.grad is not None])
+
+
+def test_toy_reward_rises(samples: list[Sample]) -> None:
+    """Reward: the share of even token ids. Twenty steps of GRPO move it well up."""
+    policy = make_omni()
+    w = GRPOWorker(policy, GRPOConfig(steps=20, kl_beta=0.0), OptimConfig(lr=3e-3), 1.0, 8)
+    engine = HFEngine(policy, SamplingConfig(max_new_tokens=8))
+    means = []
+    for step in range(20):
+        rollouts = engine.generate([Request(s, 8, seed=step) for s in samples])
+        rewards = torch.tensor([float((r.segments[0].ids % 2 == 0).float().mean()) for r in rollouts])
+        advantages = group_relative(rewards, [r.group_id for r in rollouts])
+        w.train([with_advantage(r, float(a)) for r, a in zip(rollouts, advantages, strict=True)])
+        means.append(float(rewards.mean()))
+    assert sum(means[-3:]) / 3 > sum(means[:3]) / 3 + 0.2
+
+
+def test_sft_learns_and_does_not_depend_on_the_cut(policy: AudioPolicy, make_policy, samples: list[Sample]) -> None:
+    examples = [Example(s, t) for s, t in zip(samples, ("yes", "no", "English"), strict=True)]
+    w = SFTWorker(policy, SFTConfig(steps=30), OptimConfig(lr=3e-3))
+    losses = [w.train(examples)["sft/loss"] for _ in range(30)]
+    assert losses[-1] < 0.2 * losses[0]
+    first = []
+    for budget in (1, 100_000):
+        fresh = SFTWorker(make_policy(), SFTConfig(steps=1, micro_batch_tokens=budget), OptimConfig(lr=1e-3))
+        first.append(fresh.train(examples))
+    assert first[0]["sft/loss"] == pytest.approx(first[1]["sft/loss"], rel=1e-5)
+    assert first[0]["grad_norm"] == pytest.approx(first[1]["grad_norm"], rel=1e-4)
+
+
+def test_gradient_checkpointing_and_autocast(make_policy, samples: list[Sample]) -> None:
+    grads = []
+    for config in (ModelConfig(), ModelConfig(gradient_checkpointing=True), ModelConfig(autocast=True)):
+        policy = make_policy(config)
+        logprobs(policy, [experience(policy, samples[0], 6, seed=0)])[0].sum().backward()
+        grads.append(gradient(policy))
+    torch.testing.assert_close(grads[1], grads[0], atol=1e-6, rtol=1e-5)
+    assert grads[2].isfinite().all()
+    assert torch.nn.functional.cosine_similarity(grads[2], grads[0], dim=0) > 0.98
+
+
+def test_learning_rate_schedule_by_hand() -> None:
+    config = OptimConfig(lr=1.0, warmup_steps=4, schedule="linear")
+    assert [learning_rate(s, 12, config) for s in (0, 3, 4, 8, 12)] == [0.25, 1.0, 1.0, 0.5, 0.0]
+    cosine = OptimConfig(lr=1.0, schedule="cosine")
+    assert learning_rate(5, 10, cosine) == pytest.approx(0.5)
+    assert learning_rate(99, 10, OptimConfig(lr=1.0)) == 1.0
+
+
+def test_a_bad_gradient_stops_before_the_weights_change() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = Optimizer({"p": p}, OptimConfig(lr=0.1), 10)
+    (p * torch.tensor([1.0, float("nan"), 1.0])).sum().backward()
+    with pytest.raises(FloatingPointError, match="'p' is not finite"):
+        optimizer.step()
+    assert p.tolist() == [1, 1, 1]
+
+
+def test_batches_cover_the_data_once_an_epoch() -> None:
+    seen = [x for step in range(5) for x in batch_of_step(list(range(10)), step, 4, seed=3)]
+    assert sorted(seen[:10]) == list(range(10)) == sorted(seen[10:20])
+    assert seen[:10] != seen[10:20]
+    assert batch_of_step(list(range(10)), 2, 4, seed=3) == seen[8:12]
+    with pytest.raises(ValueError, match="the data is empty"):
+        batch_of_step([], 0, 4, seed=0)
+
+
+def test_checkpoint_round_trip_continues_identically(make_policy, samples: list[Sample], tmp_path: Path) -> None:
+    policy = make_policy()
+    batch = rollouts_of(policy, samples)
+    w = worker(policy, steps=4)
+    w.train(batch)
+    save_checkpoint(tmp_path / "step_1", policy, w.state(), {"step": 1})
+    assert not list(tmp_path.glob(".*partial"))
+    w.train(batch)
+
+    again = make_policy()
+    resumed = worker(again, steps=4)
+    trainer, meta = load_checkpoint(tmp_path / "step_1", again)
+    resumed.load(trainer, "here")
+    assert meta["step"] == 1
+    resumed.train(batch)
+    for (name, a), b in zip(policy.trainable().items(), again.trainable().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_loading_gives_the_same_policy(make_policy, samples: list[Sample], tmp_path: Path) -> None:
+    policy = make_policy(ModelConfig(audio="full"))
+    policy.save(tmp_path / "model")
+    loaded = load_policy(tmp_path / "model")
+    batch = [experience(policy, s, 5, seed=i) for i, s in enumerate(samples)]
+    assert torch.equal(torch.cat(logprobs(policy, batch)), torch.cat(logprobs(loaded, batch)))
+    assert torch.equal(policy.prompt_ids(samples[0]), loaded.prompt_ids(samples[0]))
+
+
+def test_lora_trains_adapters_only_and_comes_back(make_policy, samples: list[Sample], tmp_path: Path) -> None:
+    make_policy().save(tmp_path / "base")
+    policy = load_policy(tmp_path / "base", ModelConfig(lora=LoraConfig(rank=4, alpha=8)))
+    assert policy.trainable() and all("lora_" in n for n in policy.trainable())
+    batch = rollouts_of(policy, samples)
+    frozen = {n: p.clone() for n, p in policy.model.named_parameters() if not p.requires_grad}
+    w = worker(policy, lr=1e-2)
+    w.train(batch)
+    metrics = w.train(batch)
+    assert metrics["kl"] > 1e-6  # against the base model, under the adapter
+    assert all(torch.equal(p, dict(policy.model.named_parameters())[n]) for n, p in frozen.items())
+    assert w.reference is not None
+    base = load_policy(tmp_path / "base")
+    packed = pack_experiences(batch)
+    torch.testing.assert_close(w.reference.forward(packed).logprobs, base.forward(packed).logprobs.detach())
+    policy.save(tmp_path / "adapter")
+    again = load_policy(tmp_path / "adapter")
+    torch.testing.assert_close(again.forward(packed).logprobs, policy.forward(packed).logprobs)
+
+
+def test_a_whole_omni_checkpoint_gives_its_thinker(samples: list[Sample], tmp_path: Path) -> None:
+    """The released checkpoints hold thinker, talker and vocoder; weights carry the prefix `thinker.`."""
+    policy = make_omni()
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
+    whole = Qwen2_5OmniForConditionalGeneration(
+        Qwen2_5OmniConfig(
+            thinker_config=policy.model.config.to_dict(),
+            enable_audio_output=False,
+            talker_config=dict(
+                vocab_size=64, embedding_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+                num_attention_heads=2, num_key_value_heads=2, head_dim=16, rope_parameters=rope,
+            ),
+            token2wav_config=dict(
+                dit_config=dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, head_dim=16),
+                bigvgan_config=dict(upsample_initial_channel=64),
+            ),
+        )
+    )  # fmt: skip
+    whole.thinker.load_state_dict(policy.model.state_dict())
+    whole.save_pretrained(tmp_path)
+    policy.tokenizer.save_pretrained(tmp_path)
+    policy.extractor.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "qwen2_5_omni"
+    loaded = load_policy(tmp_path)
+    batch = [experience(policy, samples[0], 5, seed=0)]
+    assert torch.equal(logprobs(policy, batch)[0], logprobs(loaded, batch)[0])
+
+
+def test_qwen3_omni_packs_and_loads(samples: list[Sample], tmp_path: Path) -> None:
+    """A tiny mixture-of-experts thinker of the real class: 12.5 audio tokens a second, packed as one by one."""
+    tokenizer = make_omni().tokenizer
+    tokenizer.add_tokens([Qwen3Omni.audio_token, Qwen3Omni.bos, Qwen3Omni.eos], special_tokens=True)
+    config = Qwen3OmniMoeThinkerConfig(
+        audio_config=dict(
+            d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64, num_mel_bins=80,
+            output_dim=64, downsample_hidden_size=16, n_window=50, n_window_infer=400, max_source_positions=1500,
+        ),
+        vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=64),
+        text_config=dict(
+            hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=16, vocab_size=len(tokenizer), num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]},
+        ),
+        audio_token_id=tokenizer.convert_tokens_to_ids(Qwen3Omni.audio_token),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen3OmniMoeThinkerForConditionalGeneration(config)
+    policy = AudioPolicy(model, tokenizer, make_omni().extractor, Qwen3Omni(), ModelConfig())
+    seconds = len(samples[0].audio[0].load()) / 16_000
+    tokens = int((policy.prompt_ids(samples[0]) == policy.audio_token_id).sum())
+    assert abs(tokens - 12.5 * seconds) <= 1.5
+    batch = [experience(policy, s, n, seed=n, group=s.id) for s in samples for n in (3, 6)]
+    single = torch.cat([logprobs(policy, [e])[0] for e in batch])
+    torch.testing.assert_close(torch.cat(logprobs(policy, batch)), single, atol=1e-5, rtol=0)
+    policy.save(tmp_path / "q3")
+    loaded = load_policy(tmp_path / "q3")
+    torch.testing.assert_close(torch.cat(logprobs(loaded, batch)), single, atol=1e-5, rtol=0)
+
+
+def test_other_architectures_are_refused(tmp_path: Path) -> None:
+    make_omni().save(tmp_path / "omni")
+    other = make_qwen2_audio()
+    with pytest.raises(ValueError, match=r"holds a Qwen2_5OmniThinker.*trains a Qwen2Audio"):
+        from audiorl.train.checkpoint import load_weights
+
+        load_weights(tmp_path / "omni", other)
+    wider = make_omni()
+    with pytest.raises(ValueError, match="another shape"):
+        wider.load_weights({"lm_head.weight": torch.zeros(3, 3)}, "there")
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ValueError, match="model_type 'bert'"):
+        load_policy(tmp_path / "bert")
+    with pytest.raises(ValueError, match=r"no config\.json"):
+        (tmp_path / "empty").mkdir()
+        load_policy(tmp_path / "empty")
+
+
+def test_a_run_folder_is_not_overwritten(tmp_path: Path) -> None:
+    Run.create(tmp_path / "run", "recipe.py", [], GRPOConfig())
+    with pytest.raises(ValueError, match="exists already"):
+        Run.create(tmp_path / "run", "recipe.py", [], GRPOConfig())
+    with pytest.raises(ValueError, match="not a run folder"):
+        Run.open(tmp_path)
