@@ -41,20 +41,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[0] not in commands:
         print(f"audiorl: unknown command {args[0]!r}; see audiorl --help", file=sys.stderr)
         return 2
-    from audiorl.train.run import Interrupted
-
     try:
-        return commands[args[0]](args[1:])
-    except Interrupted as stop:
-        print(f"audiorl: {stop}", file=sys.stderr)
-        return 130
+        return _command(commands[args[0]], args[1:])
     except KeyboardInterrupt:
         print("audiorl: stopped at once; 'audiorl resume' continues from the last checkpoint", file=sys.stderr)
+        return 130
+
+
+def _command(command: Callable[[list[str]], int], args: list[str]) -> int:
+    from audiorl.train.run import Interrupted  # takes seconds, in which Ctrl-C may come
+
+    try:
+        return command(args)
+    except Interrupted as stop:
+        print(f"audiorl: {stop}", file=sys.stderr)
         return 130
     except (ValueError, OSError, FloatingPointError) as error:
         if os.environ.get("AUDIORL_TRACEBACK"):
             raise
-        print(f"audiorl: {error}", file=sys.stderr)
+        print(f"audiorl: {' '.join(str(error).split())}", file=sys.stderr)  # some libraries write paragraphs
         return 2
 
 
@@ -110,11 +115,11 @@ def _eval(args: list[str]) -> int:
 
 
 def _rewards(args: list[str]) -> int:
-    from audiorl.rewards.replay import replay
+    from audiorl.rewards.replay import print_replay, replay
 
     if len(args) != 2:
         raise ValueError("rewards: name a reward file and recorded rollouts: audiorl rewards FILE ROLLOUTS.jsonl")
-    replay(args[0], args[1])
+    print_replay(replay(args[0], args[1]))
     return 0
 
 

@@ -7,7 +7,6 @@ and `tiny()`, a Config that finishes in seconds.
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import tyro
 
 from audiorl.config import to_json
+from audiorl.train.checkpoint import read_json
 from audiorl.train.run import Run
 
 
@@ -56,14 +56,18 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path) -> Run:
     recipe = load_recipe(path)
     config = parse_config(recipe, argv)
     run = Run.create(out, str(Path(path).resolve()), argv, config)
-    recipe.main(config, run)
+    try:
+        recipe.main(config, run)
+    except (ValueError, OSError):
+        run.discard_if_empty()  # a mistake in the data or options should not block the same --out
+        raise
     return run
 
 
 def resume(folder: str | Path) -> Run:
     """Continue a run where its folder says it is. The recipe must still resolve to the same config."""
     run = Run.open(folder)
-    saved = json.loads((run.dir / "config.json").read_text())
+    saved = read_json(run.dir / "config.json")
     recipe = load_recipe(saved["recipe"])
     config = parse_config(recipe, saved["argv"])
     changed = _difference(saved["config"], to_json(config))

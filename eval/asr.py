@@ -15,6 +15,7 @@ import base64
 import dataclasses
 import io
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -81,8 +82,18 @@ def transcribe(options: Options, engine: RolloutEngine | None = None) -> tuple[l
     }
     check_settings(options.out / "settings.json", settings)
     root = None if options.audio_root is None else str(options.audio_root)
-    loaded = read_samples(options.data, kind=options.kind, think=options.think, audio_root=root)
-    samples = list(loaded.samples)[: options.limit]
+    loaded = read_samples(
+        options.data,
+        kind=options.kind,
+        think=options.think,
+        audio_root=root,
+        on_error="skip",
+        limit=options.limit,
+        check_audio=True,
+    )
+    samples = list(loaded.samples)
+    if loaded.skipped:
+        print(f"{loaded.summary()}\n{loaded.listing()}", file=sys.stderr)
     for sample in samples:
         if not sample.references:
             raise ValueError(f"{options.data}: {sample.id!r} has no reference transcript")

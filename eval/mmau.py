@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,13 +101,19 @@ def predict(options: Options, rows: Sequence[Row], engine: RolloutEngine | None 
     }
     check_settings(options.out / "settings.json", settings)
     root = None if options.audio_root is None else str(options.audio_root)
-    loaded = read_samples(options.data, kind=options.kind, think=options.think, audio_root=root)
+    loaded = read_samples(
+        options.data,
+        kind=options.kind,
+        think=options.think,
+        audio_root=root,
+        on_error="skip",
+        check_audio=True,
+    )
     wanted = {str(row["id"]) for row in rows}
     samples = [s for s in loaded.samples if s.id in wanted]
     if loaded.skipped:
-        Console(stderr=True).print(f"{len(loaded.skipped)} questions without usable audio count as wrong:")
-        for skipped in loaded.skipped[:10]:
-            Console(stderr=True).print(f"  {skipped}", markup=False)
+        print(f"{len(loaded.skipped)} questions cannot be asked and count as wrong:", file=sys.stderr)
+        print(loaded.listing(), file=sys.stderr)
     if not samples:
         raise ValueError(f"{options.data}: none of the {len(rows)} questions can be asked")
     engine = engine or greedy_engine(options.model, options.max_new_tokens, options.device)

@@ -14,17 +14,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
-
-from audiorl.config import GRPOConfig, LoraConfig, ModelConfig, OptimConfig, SamplingConfig
+from audiorl.config import GRPOConfig, ModelConfig, OptimConfig, SamplingConfig
 from audiorl.data.bundled import bundled_transcripts
-from audiorl.data.manifest import read_samples
-from audiorl.models import load_policy
-from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.report import write_report
 from audiorl.rewards import CharAccuracy, Repetition, WeightedSum, WordAccuracy
 from audiorl.train.evaluate import evaluate_phase
-from audiorl.train.experiment import grpo_with_evaluation, steps_of, with_reward_file
+from audiorl.train.experiment import (
+    grpo_with_evaluation,
+    policy_from,
+    read_sets,
+    split_held_out,
+    steps_of,
+    with_reward_file,
+)
 from audiorl.train.run import Run
 from audiorl.types import Sample
 
@@ -44,7 +46,10 @@ class Config:
     unit: Literal["word", "char"] = "word"
     normalizer: Literal["english", "basic", "none"] = "basic"
     audio_root: str | None = None
-    on_error: str = "raise"
+    on_error: Literal["raise", "skip"] = "raise"
+    """`skip` counts and lists unusable rows instead of stopping."""
+    check_audio: bool = True
+    """Decode every clip before training, so that a broken one does not stop a run in its third hour."""
     seed: int = 0
     epochs: float = 1.0
     max_steps: int | None = None
@@ -72,15 +77,11 @@ def tiny() -> Config:
 
 
 def main(config: Config, run: Run) -> None:
-    samples = read(config.data, config)
-    if config.held_out:
-        held_out = read(config.held_out, config)
-    else:
-        held_out, samples = samples[: config.held_out_count], samples[config.held_out_count :]
+    if not config.data:
+        raise ValueError("name the recordings to train on: --data FILE … (or --data bundled)")
+    samples, held_out = split_held_out(read(config.data, config), read(config.held_out, config), config.held_out_count)
     retained = read(config.retention, config)[-config.held_out_count :] if config.retention else []
-    model = replace(config.model, lora=config.model.lora or LoraConfig()) if config.lora else config.model
-    torch.manual_seed(config.seed)  # adapters start at random
-    policy = tiny_qwen_omni(whisper=False, config=model) if config.path == "tiny" else load_policy(config.path, model)
+    policy = policy_from(config.path, config.model, config.lora, config.seed)
     measure = WordAccuracy if config.unit == "word" else CharAccuracy
     reward = WeightedSum.of(
         accuracy=measure(normalizer=config.normalizer),
@@ -113,17 +114,14 @@ def main(config: Config, run: Run) -> None:
 
 
 def read(paths: tuple[str, ...], config: Config) -> list[Sample]:
-    if not paths:
-        raise ValueError("name the recordings to train on: --data FILE … (or --data bundled)")
-    samples: list[Sample] = []
-    for path in paths:
-        if path == "bundled":
-            samples += bundled_transcripts()
-            continue
-        loaded = read_samples(path, think=False, audio_root=config.audio_root, on_error=config.on_error)
-        print(loaded.summary())
-        samples += loaded.samples
-    return samples
+    return read_sets(
+        paths,
+        bundled_transcripts,
+        think=False,
+        audio_root=config.audio_root,
+        on_error=config.on_error,
+        check_audio=config.check_audio,
+    )
 
 
 if __name__ == "__main__":

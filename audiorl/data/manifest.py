@@ -49,6 +49,11 @@ class Loaded:
         rows = f"{len(self.skipped)} row{'' if len(self.skipped) == 1 else 's'} skipped"
         return f"{line}, {rows} (first: {self.skipped[0]})"
 
+    def listing(self, most: int = 20) -> str:
+        """The skipped rows, one line each; beyond `most` only their number."""
+        lines = [f"  skipped {row}" for row in self.skipped[:most]]
+        return "\n".join([*lines, f"  and {len(self.skipped) - most} more"] if len(self.skipped) > most else lines)
+
 
 def read_samples(
     path: str | Path,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
+from audiorl.metrics.interval import bootstrap_interval
 
 _TOKEN = re.compile(r"\b\w+\b")
 
@@ -40,19 +40,9 @@ class Accuracy:
 def bootstrap_accuracy(
     correct: Sequence[bool], confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Accuracy:
-    """Accuracy with a percentile bootstrap interval over questions.
-
-    The number of hits in a resample of n yes/no answers with share p is Binomial(n, p): drawn directly, which is the
-    same bootstrap at a fraction of the cost. All right or all wrong gives an interval of width 0: it cannot know more.
-    Raises ValueError without answers. Source: Efron and Tibshirani 1993, chapter 13.
-    """
-    n = len(correct)
-    if n == 0:
+    """Accuracy with its bootstrap interval over questions. Raises ValueError without answers."""
+    if not len(correct):
         raise ValueError("accuracy needs at least one answer")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
-    value = sum(map(bool, correct)) / n
-    shares = np.random.default_rng(seed).binomial(n, value, size=resamples) / n
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(shares, [tail, 1 - tail])
-    return Accuracy(value, n, float(low), float(high))
+    values = [float(bool(c)) for c in correct]
+    low, high = bootstrap_interval(values, confidence, resamples, seed)
+    return Accuracy(sum(values) / len(values), len(values), low, high)

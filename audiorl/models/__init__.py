@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from audiorl.config import ModelConfig
+from audiorl.models.loading import naming_damage
 from audiorl.models.policy import AudioPolicy, Backbone, Reference
 
 __all__ = ["AudioPolicy", "Backbone", "Reference", "load_policy"]
@@ -66,5 +67,7 @@ def _load_adapter(folder: Path, config: ModelConfig) -> AudioPolicy:
     targets = tuple(sorted({t.rsplit(".", 1)[-1] for t in saved.target_modules}))  # type: ignore[attr-defined]
     lora = LoraConfig(rank=saved.r, alpha=saved.lora_alpha, target_modules=targets)  # type: ignore[attr-defined]
     policy = load_policy(saved.base_model_name_or_path, dataclasses.replace(config, lora=lora))
-    set_peft_model_state_dict(policy.adapter, load_peft_weights(str(folder), device=config.device))
+    with naming_damage(folder):
+        weights = load_peft_weights(str(folder), device=config.device)
+    set_peft_model_state_dict(policy.adapter, weights)
     return policy

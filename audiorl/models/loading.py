@@ -1,8 +1,17 @@
-"""What loading needs to know before it knows the family."""
+"""Reading model files: what every family shares, and one clear error for files that are damaged or of another model."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from audiorl.config import ModelConfig
 
@@ -10,3 +19,58 @@ from audiorl.config import ModelConfig
 def checkpoint_dtype(config: ModelConfig) -> torch.dtype | str:
     """`auto` keeps what the checkpoint says."""
     return "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
+
+
+def load_model(model_class: type[PreTrainedModel], path: str | Path, config: ModelConfig) -> PreTrainedModel:
+    """The model of a local folder or a hub id, on the configured device.
+
+    Raises ValueError when weights are damaged, missing or of another shape than config.json says.
+    """
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # its table of missing and unexpected weights is what the errors below say
+    try:
+        with naming_damage(path):
+            model, info = model_class.from_pretrained(
+                str(path),
+                dtype=checkpoint_dtype(config),
+                attn_implementation=config.attention,
+                ignore_mismatched_sizes=True,  # so that they are listed; none is accepted
+                output_loading_info=True,
+            )
+    finally:
+        logging.set_verbosity(verbosity)
+    for kind, keys in (("missing from", info["missing_keys"]), ("of another shape in", info["mismatched_keys"])):
+        names = sorted(key if isinstance(key, str) else key[0] for key in keys)
+        if names:
+            others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise ValueError(
+                f"{path}: weight {names[0]!r}{others} is {kind} the checkpoint; "
+                "do config.json and the weights belong together?"
+            )
+    return model.to(config.device)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. Raises ValueError naming a damaged one."""
+    with naming_damage(path):
+        return load_file(path)
+
+
+@contextmanager
+def naming_damage(path: str | Path) -> Iterator[None]:
+    """Turn the library's exception about damaged weights, which names no file, into a ValueError that does."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(f"{_damaged_file(Path(path))}: damaged or cut off ({error}); copy it again") from error
+
+
+def _damaged_file(path: Path) -> Path:
+    """The first unreadable safetensors file of a folder, or the path itself."""
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else []:
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except SafetensorError:
+            return file
+    return path

@@ -19,7 +19,7 @@ from transformers import (
 
 from audiorl.config import ModelConfig
 from audiorl.models.chatml import chatml
-from audiorl.models.loading import checkpoint_dtype
+from audiorl.models.loading import load_model
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.types import AudioClip, Message
@@ -73,15 +73,10 @@ class Qwen2Audio:
 
 def load(path: str | Path, config: ModelConfig) -> AudioPolicy:
     """Qwen2-Audio from a local folder or a hub id."""
-    model, info = Qwen2AudioForConditionalGeneration.from_pretrained(
-        str(path), dtype=checkpoint_dtype(config), attn_implementation=config.attention, output_loading_info=True
-    )
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ValueError(f"{path}: weight {missing[0]!r} and {len(missing) - 1} more are missing from the checkpoint")
+    model = load_model(Qwen2AudioForConditionalGeneration, path, config)
     tokenizer = AutoTokenizer.from_pretrained(str(path))
     extractor = WhisperFeatureExtractor.from_pretrained(str(path))
-    return AudioPolicy(model.to(config.device), tokenizer, extractor, Qwen2Audio(), config)
+    return AudioPolicy(model, tokenizer, extractor, Qwen2Audio(), config)
 
 
 def tiny(

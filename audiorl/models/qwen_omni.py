@@ -26,7 +26,7 @@ from transformers import (
 from audiorl.config import ModelConfig
 from audiorl.models.chatml import chatml
 from audiorl.models.features import flat_mels
-from audiorl.models.loading import checkpoint_dtype
+from audiorl.models.loading import load_model
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.types import AudioClip, Message
@@ -114,19 +114,11 @@ def load(path: str | Path, config: ModelConfig, kind: str) -> AudioPolicy:
     model_class: type[PreTrainedModel] = (
         Qwen3OmniMoeThinkerForConditionalGeneration if kind == "qwen3" else Qwen2_5OmniThinkerForConditionalGeneration
     )
-    model, info = model_class.from_pretrained(
-        str(path),
-        dtype=checkpoint_dtype(config),
-        attn_implementation=config.attention,
-        output_loading_info=True,
-    )
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ValueError(f"{path}: weight {missing[0]!r} and {len(missing) - 1} more are missing from the checkpoint")
+    model = load_model(model_class, path, config)
     tokenizer = AutoTokenizer.from_pretrained(str(path))
     extractor = WhisperFeatureExtractor.from_pretrained(str(path))
     backbone = Qwen3Omni() if kind == "qwen3" else QwenOmni()
-    return AudioPolicy(model.to(config.device), tokenizer, extractor, backbone, config)
+    return AudioPolicy(model, tokenizer, extractor, backbone, config)
 
 
 def tiny(

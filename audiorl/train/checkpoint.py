@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.loading import read_tensors
 
 TrainerState = dict[str, dict[str, Tensor]]
 
@@ -33,10 +35,9 @@ def save_checkpoint(folder: Path, policy: AudioPolicy, trainer: TrainerState, me
         for file in partial.rglob("*"):
             if file.is_file():
                 _fsync(file)
-    except Exception as error:  # safetensors reports a full disk with an exception of its own
+    except Exception as error:
         shutil.rmtree(partial, ignore_errors=True)
-        full = getattr(error, "errno", None) == errno.ENOSPC or "os error 28" in str(error).lower()
-        if full:
+        if _no_room(error):
             raise OSError(
                 errno.ENOSPC, f"disk full while saving {folder}; free space and resume from the checkpoint before it"
             ) from error
@@ -56,10 +57,10 @@ def load_checkpoint(folder: Path, policy: AudioPolicy) -> tuple[TrainerState, di
             raise ValueError(f"{folder}: {name} is missing; the checkpoint is not complete")
     load_weights(folder, policy)
     trainer: TrainerState = {}
-    for name, tensor in load_file(folder / "trainer.safetensors").items():
+    for name, tensor in read_tensors(folder / "trainer.safetensors").items():
         part, _, rest = name.partition("/")
         trainer.setdefault(part, {})[rest] = tensor
-    return trainer, json.loads((folder / "trainer.json").read_text())
+    return trainer, read_json(folder / "trainer.json")
 
 
 def load_weights(folder: Path, policy: AudioPolicy) -> None:
@@ -80,6 +81,21 @@ def write_json(path: Path, value: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    """Raises ValueError naming a damaged file."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged, not valid JSON ({error})") from error
+
+
+def _no_room(error: Exception) -> bool:
+    """Whether a disk, quota or file size limit is exhausted; Rust libraries say so with exceptions of their own."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    code = int(found[1]) if found else getattr(error, "errno", None)
+    return code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _fsync(path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from audiorl.config import SamplingConfig
+from audiorl.metrics.interval import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.run import Run
@@ -41,14 +42,6 @@ def summarise(rollouts: Sequence[Rollout], metric: str = "accuracy") -> dict[str
         **{name: float(np.mean([p[name] for p in parts])) for name in parts[0] if name != metric},
         "by_task": {task: {metric: float(np.mean(v)), "n": len(v)} for task, v in sorted(by_task.items())},
     }
-
-
-def bootstrap_interval(values: Sequence[float], seed: int = 0, resamples: int = 2000) -> tuple[float, float]:
-    """The 95% bootstrap interval of the mean."""
-    x = np.asarray(values, dtype=np.float64)
-    means = x[np.random.default_rng(seed).integers(0, len(x), (resamples, len(x)))].mean(1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def evaluate_phase(

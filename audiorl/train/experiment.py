@@ -1,16 +1,64 @@
-"""What every GRPO recipe does around the loop: measure, train, measure again, report."""
+"""What every GRPO recipe does around the loop: read data, load the policy, measure, train, measure again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
 
-from audiorl.config import GRPOConfig, OptimConfig, SamplingConfig
-from audiorl.models import AudioPolicy
+import torch
+
+from audiorl.config import GRPOConfig, LoraConfig, ModelConfig, OptimConfig, SamplingConfig
+from audiorl.data.manifest import read_samples
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.rewards import Term, WeightedSum, load_reward
 from audiorl.train.evaluate import evaluate_phase, probe
 from audiorl.train.loop import grpo
 from audiorl.train.run import Run
 from audiorl.types import Reward, Sample
+
+
+def read_sets(
+    paths: Sequence[str],
+    bundled: Callable[[], Sequence[Sample]],
+    *,
+    think: bool,
+    audio_root: str | None,
+    on_error: Literal["raise", "skip"],
+    check_audio: bool,
+) -> list[Sample]:
+    """The samples of several manifests in order, `bundled()` for the name `bundled`; says what was read and skipped."""
+    samples: list[Sample] = []
+    for path in paths:
+        if path == "bundled":
+            samples += bundled()
+            continue
+        loaded = read_samples(path, think=think, audio_root=audio_root, on_error=on_error, check_audio=check_audio)
+        print(loaded.summary(), flush=True)
+        if loaded.skipped:
+            print(loaded.listing(), flush=True)
+        samples += loaded.samples
+    return samples
+
+
+def split_held_out(
+    samples: Sequence[Sample], held_out: Sequence[Sample], count: int
+) -> tuple[list[Sample], list[Sample]]:
+    """(training samples, held-out samples): where no set is held out, the first `count` training samples are."""
+    split = (list(samples), list(held_out)) if held_out else (list(samples[count:]), list(samples[:count]))
+    for name, part in zip(("train on", "measure on"), split, strict=True):
+        if not part:
+            raise ValueError(f"nothing left to {name}: {len(samples)} samples read, {count} of them held out")
+    return split
+
+
+def policy_from(path: str, config: ModelConfig, lora: bool, seed: int) -> AudioPolicy:
+    """The policy of a local folder or hub id, `tiny` for a small random one; `lora` adds adapters if none are asked."""
+    if lora:
+        config = replace(config, lora=config.lora or LoraConfig())
+    torch.manual_seed(seed)  # adapters start at random
+    return tiny_qwen_omni(whisper=False, config=config) if path == "tiny" else load_policy(path, config)
 
 
 def grpo_with_evaluation(

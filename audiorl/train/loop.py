@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from audiorl.algos.advantages import group_relative
@@ -150,9 +151,10 @@ def with_advantage(rollout: Rollout, advantage: float) -> Experience:
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], advantages: Sequence[float]) -> dict[str, float]:
-    """Means over the rollouts of a step: reward/mean, reward/PART, response/* and group/without_signal."""
+    """Means over the rollouts of a step: reward/mean, reward/std, reward/PART, response/* and group/without_signal."""
     scores = [r.score for r in rollouts if r.score]
-    out = {"reward/mean": _mean([s.total for s in scores])}
+    totals = np.array([s.total for s in scores])
+    out = {"reward/mean": float(totals.mean()), "reward/std": float(totals.std())}
     for name in scores[0].parts:
         out[f"reward/{name}"] = _mean([s.parts[name] for s in scores])
     groups: dict[str, list[float]] = {}

@@ -28,7 +28,7 @@ from typing import Any
 
 from audiorl.config import to_json
 from audiorl.models import AudioPolicy
-from audiorl.train.checkpoint import TrainerState, load_checkpoint, load_weights, save_checkpoint, write_json
+from audiorl.train.checkpoint import TrainerState, load_checkpoint, load_weights, read_json, save_checkpoint, write_json
 from audiorl.train.logging import MetricsLog, truncate_from
 from audiorl.types import AudioClip, Rollout
 
@@ -45,7 +45,7 @@ class Run:
     def __init__(self, folder: Path, keep_checkpoints: int = 2):
         self.dir = folder
         self.keep_checkpoints = keep_checkpoints
-        self._state = json.loads((folder / "state.json").read_text())
+        self._state = read_json(folder / "state.json")
         self._stop = False
         truncate_from(folder / "metrics.jsonl", self._state["seq"])
         self._log = MetricsLog(folder / "metrics.jsonl")
@@ -75,6 +75,12 @@ class Run:
         if not (folder / "state.json").is_file() or not (folder / "config.json").is_file():
             raise ValueError(f"{folder}: not a run folder (config.json and state.json are not both there)")
         return cls(folder)
+
+    def discard_if_empty(self) -> None:
+        """Remove the folder when nothing that took time is in it: no step, no checkpoint, no finished phase."""
+        state = self._state
+        if not (self._seq or state["finished"] or state["checkpoints"] or any((self.dir / "checkpoints").rglob("*"))):
+            shutil.rmtree(self.dir)
 
     # -- phases ----------------------------------------------------------------------------------------------------
 
@@ -168,7 +174,7 @@ class Run:
     def write_result(self, name: str, results: Mapping[str, Any]) -> None:
         """Set one entry of eval.json."""
         path = self.dir / "eval.json"
-        known = json.loads(path.read_text()) if path.exists() else {}
+        known = read_json(path) if path.exists() else {}
         write_json(path, known | {name: dict(results)})
 
     def _write_state(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from audiorl.data.manifest import Loaded, SkippedRow
 from audiorl.types import Request, Rollout, Sample, Segment
 
 ROOT = Path(__file__).parents[3]
@@ -61,19 +62,14 @@ def load_eval() -> Callable[[str], types.ModuleType]:
     return load
 
 
-@dataclass(frozen=True)
-class Loaded:
-    samples: tuple[Sample, ...]
-    skipped: tuple[str, ...] = ()
-
-
 @pytest.fixture
 def manifest(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """manifest(samples, skipped=…): what the next read_samples returns."""
 
     def use(samples: Sequence[Sample], skipped: Sequence[str] = ()) -> None:
+        rows = tuple(SkippedRow("test.jsonl", i, "audio", why) for i, why in enumerate(skipped, 1))
         module = types.ModuleType("audiorl.data.manifest")
-        module.read_samples = lambda path, **options: Loaded(tuple(samples), tuple(skipped))  # type: ignore[attr-defined]
+        module.read_samples = lambda path, **options: Loaded(tuple(samples), rows, str(path))  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "audiorl.data.manifest", module)
 
     return use

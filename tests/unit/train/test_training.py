@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     Qwen2_5OmniConfig,
     Qwen2_5OmniForConditionalGeneration,
@@ -167,7 +168,7 @@ def test_a_whole_omni_checkpoint_gives_its_thinker(samples: list[Sample], tmp_pa
     whole = Qwen2_5OmniForConditionalGeneration(
         Qwen2_5OmniConfig(
             thinker_config=policy.model.config.to_dict(),
-            enable_audio_output=False,
+            enable_audio_output=True,
             talker_config=dict(
                 vocab_size=64, embedding_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
                 num_attention_heads=2, num_key_value_heads=2, head_dim=16, rope_parameters=rope,
@@ -183,6 +184,7 @@ def test_a_whole_omni_checkpoint_gives_its_thinker(samples: list[Sample], tmp_pa
     policy.tokenizer.save_pretrained(tmp_path)
     policy.extractor.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "qwen2_5_omni"
+    assert any(name.startswith("talker.") for name in load_file(tmp_path / "model.safetensors"))
     loaded = load_policy(tmp_path)
     batch = [experience(policy, samples[0], 5, seed=0)]
     assert torch.equal(logprobs(policy, batch)[0], logprobs(loaded, batch)[0])
