@@ -44,9 +44,12 @@ def _model_type(path: str | Path) -> str:
         if not config.is_file():
             raise ValueError(f"{path}: no config.json there; a Hugging Face model folder is expected")
         try:
-            return str(json.loads(config.read_text()).get("model_type"))
+            content = json.loads(config.read_text())
         except ValueError as error:
             raise ValueError(f"{config}: not valid JSON ({error})") from error
+        if not isinstance(content, dict):
+            raise ValueError(f"{config}: not a JSON object")
+        return str(content.get("model_type"))
     from transformers import PreTrainedConfig
 
     try:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, WhisperFeatureExtractor
 from transformers.utils import logging
 
 from audiorl.config import ModelConfig
@@ -48,6 +49,17 @@ def load_model(model_class: type[PreTrainedModel], path: str | Path, config: Mod
                 "do config.json and the weights belong together?"
             )
     return model.to(config.device)
+
+
+def load_frontend(path: str | Path) -> tuple[PreTrainedTokenizerBase, WhisperFeatureExtractor]:
+    """The tokenizer and the feature extractor beside a model. Raises ValueError when one is missing or damaged."""
+    loaded: list[Any] = []
+    for what, loader in (("tokenizer", AutoTokenizer), ("feature extractor", WhisperFeatureExtractor)):
+        try:
+            loaded.append(loader.from_pretrained(str(path)))
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{path}: the {what} cannot be read: {error}") from error
+    return loaded[0], loaded[1]
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

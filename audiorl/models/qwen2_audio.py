@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoTokenizer,
     Qwen2AudioConfig,
     Qwen2AudioEncoderConfig,
     Qwen2AudioForConditionalGeneration,
@@ -19,7 +18,7 @@ from transformers import (
 
 from audiorl.config import ModelConfig
 from audiorl.models.chatml import chatml
-from audiorl.models.loading import load_model
+from audiorl.models.loading import load_frontend, load_model
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.types import AudioClip, Message
@@ -74,8 +73,7 @@ class Qwen2Audio:
 def load(path: str | Path, config: ModelConfig) -> AudioPolicy:
     """Qwen2-Audio from a local folder or a hub id."""
     model = load_model(Qwen2AudioForConditionalGeneration, path, config)
-    tokenizer = AutoTokenizer.from_pretrained(str(path))
-    extractor = WhisperFeatureExtractor.from_pretrained(str(path))
+    tokenizer, extractor = load_frontend(path)
     return AudioPolicy(model, tokenizer, extractor, Qwen2Audio(), config)
 
 

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import (
-    AutoTokenizer,
     PreTrainedModel,
     Qwen2_5OmniThinkerConfig,
     Qwen2_5OmniThinkerForConditionalGeneration,
@@ -26,7 +25,7 @@ from transformers import (
 from audiorl.config import ModelConfig
 from audiorl.models.chatml import chatml
 from audiorl.models.features import flat_mels
-from audiorl.models.loading import load_model
+from audiorl.models.loading import load_frontend, load_model
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.types import AudioClip, Message
@@ -115,8 +114,7 @@ def load(path: str | Path, config: ModelConfig, kind: str) -> AudioPolicy:
         Qwen3OmniMoeThinkerForConditionalGeneration if kind == "qwen3" else Qwen2_5OmniThinkerForConditionalGeneration
     )
     model = load_model(model_class, path, config)
-    tokenizer = AutoTokenizer.from_pretrained(str(path))
-    extractor = WhisperFeatureExtractor.from_pretrained(str(path))
+    tokenizer, extractor = load_frontend(path)
     backbone = Qwen3Omni() if kind == "qwen3" else QwenOmni()
     return AudioPolicy(model, tokenizer, extractor, backbone, config)
 

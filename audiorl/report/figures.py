@@ -40,7 +40,7 @@ def draw_lines(
                 ax.plot(one.x, smooth(one.y), color=tint, lw=2.0, ls=dash)
     _plain_axes(ax, theme)
     if all(one.name.endswith("accuracy") for phases in shown for one in phases):
-        ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     if label == "step":
         _mark_phases(ax, [one for phases in shown for one in phases], shift, theme)
     ax.set_xlabel(literal(label), color=theme.muted, size=9, loc="right", labelpad=1)
@@ -120,7 +120,7 @@ def _plain_axes(ax: Axes, theme: Theme) -> None:
     ax.spines["bottom"].set_color(theme.grid)
     ax.tick_params(colors=theme.muted, labelsize=9, length=0, pad=4)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    ax.yaxis.set_major_locator(MaxNLocator(5))
+    ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     ax.yaxis.get_offset_text().set(color=theme.muted, size=9)
     ax.margins(x=0.02)
     low, high = ax.get_ylim()

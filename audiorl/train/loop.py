@@ -50,6 +50,7 @@ def grpo(
     trainers = LocalGroup([GRPOWorker(policy, config, optim, sampling.temperature, sampling.max_new_tokens)])
     engine = HFEngine(policy, sampling)
     start = _restore(run, phase, policy, trainers)
+    engine.update_weights(trainers.all("weights")[0], version=start)
     with run.interruptible(), Progress(phase, config.steps, start) as progress:
         for step in range(start, config.steps):
             began = time.monotonic()

@@ -271,7 +271,9 @@ def test_mmau_grpo_at_full_width(tmp_path: Path, lora: str) -> None:
     """The released 3B model's widths, two layers deep, as a checkpoint of the whole model in bfloat16."""
     assert save_full_size(tmp_path / "model") > 750_000_000
     manifest = bundled_manifest(tmp_path / "train.jsonl", 6)
-    (tmp_path / "mine.py").write_text(REWARD)  # random weights answer nothing right: reward what they do write
+    # random weights write tokens that the small tokenizer has no text for: reward something about the tokens
+    reward = "def reward(rollout):\n    return float(rollout.segments[0].ids.float().mean()) / 1e5\n"
+    (tmp_path / "mine.py").write_text(reward)
     run = train(
         "mmau_grpo", tmp_path / "run", "--path", str(tmp_path / "model"), "--lora", lora, "--data", str(manifest),
         "--held-out-count", "2", "--model.dtype", "float32", "--grpo.save-every", "2",
