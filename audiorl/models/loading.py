@@ -16,6 +16,9 @@ from transformers.utils import logging
 
 from audiorl.config import ModelConfig
 
+SPEECH_OUTPUT = ("talker.", "token2wav.", "code2wav.")
+"""What checkpoints of a whole Omni model hold beside the thinker."""
+
 
 def checkpoint_dtype(config: ModelConfig) -> torch.dtype | str:
     """`auto` keeps what the checkpoint says."""
@@ -25,7 +28,7 @@ def checkpoint_dtype(config: ModelConfig) -> torch.dtype | str:
 def load_model(model_class: type[PreTrainedModel], path: str | Path, config: ModelConfig) -> PreTrainedModel:
     """The model of a local folder or a hub id, on the configured device.
 
-    Raises ValueError when weights are damaged, missing or of another shape than config.json says.
+    Raises ValueError when weights are damaged, missing, too many or of another shape than config.json says.
     """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # its table of missing and unexpected weights is what the errors below say
@@ -40,7 +43,16 @@ def load_model(model_class: type[PreTrainedModel], path: str | Path, config: Mod
             )
     finally:
         logging.set_verbosity(verbosity)
-    for kind, keys in (("missing from", info["missing_keys"]), ("of another shape in", info["mismatched_keys"])):
+    strange = [  # buffers that some releases keep and others compute do no harm
+        key
+        for key in info["unexpected_keys"]
+        if key.endswith((".weight", ".bias")) and not key.startswith(SPEECH_OUTPUT)
+    ]
+    for kind, keys in (
+        ("missing from", info["missing_keys"]),
+        ("of another shape in", info["mismatched_keys"]),
+        ("not in the model but in", strange),
+    ):
         names = sorted(key if isinstance(key, str) else key[0] for key in keys)
         if names:
             others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""

@@ -53,21 +53,21 @@ class Run:
 
     @classmethod
     def create(cls, out: str | Path, recipe: str, argv: Sequence[str], config: Any) -> Run:
-        folder = Path(out)
+        folder = Path(out).resolve()
         if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
-            raise ValueError(
-                f"{folder} exists already; choose another --out, or continue it with 'audiorl resume {folder}'"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
+            raise ValueError(f"{out} exists already; choose another --out, or continue it with 'audiorl resume {out}'")
+        partial = folder.with_name(folder.name + ".partial")  # a run folder is there whole or not at all
+        shutil.rmtree(partial, ignore_errors=True)
         for name in ("rollouts", "checkpoints", "eval"):
-            (folder / name).mkdir()
+            (partial / name).mkdir(parents=True)
         versions = {"python": platform.python_version()} | {name: version(name) for name in VERSIONS}
         write_json(
-            folder / "config.json",
+            partial / "config.json",
             {"recipe": recipe, "argv": list(argv), "config": to_json(config), "versions": versions},
         )
-        write_json(folder / "state.json", {"seq": 0, "finished": {}, "checkpoints": {}, "seconds": {}})
-        return cls(folder)
+        write_json(partial / "state.json", {"seq": 0, "finished": {}, "checkpoints": {}, "seconds": {}})
+        partial.rename(folder)
+        return cls(Path(out))
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:

@@ -235,6 +235,12 @@ def test_other_architectures_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match="model_type 'bert'"):
         load_policy(tmp_path / "bert")
+    config = json.loads((tmp_path / "omni" / "config.json").read_text())
+    config["text_config"]["num_hidden_layers"] -= 1
+    config["text_config"].pop("layer_types", None)
+    (tmp_path / "omni" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"weight 'model\.layers\.1.*not in the model but in the checkpoint"):
+        load_policy(tmp_path / "omni")
     with pytest.raises(ValueError, match=r"no config\.json"):
         (tmp_path / "empty").mkdir()
         load_policy(tmp_path / "empty")

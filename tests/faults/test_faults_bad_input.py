@@ -1,0 +1,493 @@
+"""Everything a user can get wrong ends with exit code 2 and one line that says where, and leaves nothing in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from audiorl.cli import main
+from audiorl.data.corpus import bundled_speech
+from audiorl.train.logging import read_metrics
+from tests.conftest import make_omni
+
+ROOT = Path(__file__).parents[2]
+RECIPE = str(ROOT / "recipes" / "mmau_grpo.py")
+RATE = 16_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Models this small gain nothing from a second one, and lose much on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+Fails = Callable[..., str]
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def fails(capsys: pytest.CaptureFixture[str]) -> Fails:
+    """Runs a command that must end with exit code 2 and one line on stderr; returns that line."""
+
+    def run(*args: str) -> str:
+        capsys.readouterr()
+        assert main(list(args)) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("audiorl: ") and error.count("\n") == 1, error
+        return error
+
+    return run
+
+
+@pytest.fixture
+def train_fails(fails: Fails, tmp_path: Path) -> Fails:
+    """The same for a training run; its folder must not be in the way of a second try."""
+
+    def run(*options: str, recipe: str = RECIPE) -> str:
+        error = fails("train", recipe, "--tiny", *options, "--out", str(tmp_path / "out"))
+        assert not (tmp_path / "out").exists()
+        return error
+
+    return run
+
+
+# ------------------------------------------------------------------------------------------- commands and recipes
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["tran"], "unknown command 'tran'"),
+        (["train"], "name a recipe first"),
+        (["train", "recipes/none.py", "--out", "x"], "recipes/none.py: no such recipe"),
+        (["train", RECIPE, "--tiny"], "--out runs/mmau_grpo"),
+        (["train", RECIPE, "--out"], "--out needs a value"),
+        (["resume"], "name one run folder"),
+        (["resume", "nowhere"], "nowhere: not a run folder"),
+        (["resume", "docs"], "docs: not a run folder"),
+        (["report", "nowhere"], "nowhere"),
+        (["rewards", "one.py"], "name a reward file and recorded rollouts"),
+        (["doctor", "now"], "takes no arguments"),
+        (["eval", "nothing"], "name a benchmark"),
+    ],
+)
+def test_commands(fails: Fails, args: list[str], message: str) -> None:
+    assert message in fails(*args)
+
+
+@pytest.mark.parametrize(
+    "options", [["--nope", "3"], ["--grpo.steps", "many"], ["--grpo.steps", "0"], ["--on-error", "ignore"]]
+)
+def test_options(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+    """tyro explains options in a box of its own."""
+    with pytest.raises(SystemExit) as stop:
+        main(["train", RECIPE, "--tiny", *options, "--out", str(tmp_path / "out")])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert options[0].lstrip("-") in error and "Traceback" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_recipes_that_are_none(train_fails: Fails, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    parts = {
+        "Config": "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Config:\n    seed: int = 0\n",
+        "main": "def main(config, run):\n    raise ValueError('told you')\n",
+        "tiny": "def tiny():\n    return Config()\n",
+    }
+    for missing in parts:
+        file.write_text("\n".join(text for name, text in parts.items() if name != missing))
+        error = train_fails(recipe=str(file))
+        assert str(file) in error and f"{missing} is missing" in error
+    file.write_text("\n".join(parts.values()))
+    assert "told you" in train_fails(recipe=str(file))
+    assert "no such recipe" in train_fails(recipe=str(tmp_path))
+
+
+def test_existing_out_is_left_alone(fails: Fails, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    for out in (tmp_path / "out", tmp_path / "out" / "thesis.txt"):
+        error = fails("train", RECIPE, "--tiny", "--out", str(out))
+        assert f"{out} exists already" in error and "audiorl resume" in error
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["thesis.txt"]
+    assert "config.json" in fails("resume", str(tmp_path / "out"))
+
+
+# --------------------------------------------------------------------------------------------------------- manifests
+
+
+@pytest.fixture(scope="module")
+def speech() -> list[Path]:
+    return [Path(u.clip.path or "") for u in bundled_speech(("en",), min_seconds=1.0, max_seconds=2.0)[:8]]
+
+
+def good(path: Path, name: str) -> Row:
+    choices = ["a dog", "a bell"]
+    return {"id": name, "audio": str(path), "question": "What is heard?", "choices": choices, "answer": "a dog"}
+
+
+def audio_faults(folder: Path, path: Path) -> dict[str, tuple[Path, str]]:
+    """One file of each kind of unusable audio: name -> (file, what the message says)."""
+    wav, rate = soundfile.read(path)
+    files = {name: folder / f"{name}.wav" for name in ("missing", "empty", "truncated", "text", "nan", "lengthless")}
+    files["hour"] = folder / "hour.flac"
+    files["empty"].write_bytes(b"")
+    soundfile.write(files["truncated"], wav, rate)
+    files["truncated"].write_bytes(files["truncated"].read_bytes()[:-5000])
+    files["text"].write_text("this is no audio\n" * 100)
+    soundfile.write(files["nan"], np.where(np.arange(RATE) == 7, np.nan, 0.1), RATE, subtype="FLOAT")
+    soundfile.write(files["lengthless"], np.zeros(0), RATE)
+    soundfile.write(files["hour"], np.zeros(3600 * 8000, np.float32), 8000)
+    messages = {
+        "missing": "missing; check the path",
+        "empty": "empty (0 bytes)",
+        "truncated": "truncated",
+        "text": "not readable as audio",
+        "nan": "1 of 16000 samples are NaN or infinite",
+        "lengthless": "holds no samples",
+        "hour": "longer than the limit of 600 s",
+    }
+    return {name: (file, messages[name]) for name, file in files.items()}
+
+
+def bad_rows(folder: Path, path: Path) -> dict[str, tuple[str | bytes | Row, str, str]]:
+    """Rows that cannot be used: name -> (line or row, field named, message)."""
+    soundfile.write(
+        folder / "voice.wav", *soundfile.read(path)
+    )  # Opus has one rate, so a claim about it is never wrong
+    row = good(folder / "voice.wav", "x")
+    found: dict[str, tuple[str | bytes | Row, str, str]] = {
+        "not-json": ('{"id": "x", "audio": ', "", "not valid JSON"),
+        "not-utf8": (b'{"id": "\xff"}', "", "byte 0xff at column 9 is not UTF-8"),
+        "not-an-object": ("[1, 2]", "", "not an object"),
+        "no-answer": ({k: v for k, v in row.items() if k != "answer"}, "answer", "missing"),
+        "empty-answer": (row | {"answer": " "}, "answer", "empty"),
+        "other-answer": (row | {"answer": "a cat"}, "answer", "'a cat' is not among the choices"),
+        "far-answer": (row | {"answer": 2}, "answer", "index 2 lies outside the 2 choices"),
+        "no-question": ({k: v for k, v in row.items() if k != "question"}, "question", "missing"),
+        "number-for-question": (row | {"question": 3}, "question", "3 is no text"),
+        "text-for-choices": (row | {"choices": "a dog"}, "choices", "no list of texts"),
+        "same-choices": (row | {"choices": ["a dog", "a dog"]}, "choices", "a dog"),
+        "no-audio": ({k: v for k, v in row.items() if k != "audio"}, "audio", "missing or empty"),
+        "blank-audio": (row | {"audio": ""}, "audio", "missing or empty"),
+        "number-for-audio": (row | {"audio": 7}, "audio", "missing or empty"),
+        "same-id": (row | {"id": "good-0"}, "id", "also names row 1"),
+        "empty-id": (row | {"id": ""}, "id", "empty"),
+        "wrong-rate": (row | {"sample_rate": 44_100}, "audio", "declared as 44100 Hz"),
+        "no-rate": (row | {"sample_rate": "high"}, "sample_rate", "no sampling rate"),
+        "late-start": (row | {"start": 99}, "audio", "start 99 s lies past the end"),
+        "early-start": (row | {"start": -1}, "start", "-1 is no time"),
+    }
+    for name, (file, message) in audio_faults(folder, path).items():
+        found[name] = (row | {"id": name, "audio": str(file)}, "audio", message)
+    return found
+
+
+def as_line(row: str | bytes | Row) -> bytes:
+    if isinstance(row, bytes):
+        return row
+    return (row if isinstance(row, str) else json.dumps(row)).encode()
+
+
+def test_every_bad_row_is_named(train_fails: Fails, tmp_path: Path, speech: list[Path]) -> None:
+    data = tmp_path / "data.jsonl"
+    ahead = [as_line(good(speech[i], f"good-{i}")) for i in range(2)]
+    for name, (row, field, message) in bad_rows(tmp_path, speech[2]).items():
+        data.write_bytes(b"\n".join([*ahead, as_line(row), as_line(good(speech[3], "good-3"))]) + b"\n")
+        error = train_fails("--data", str(data), "--held-out-count", "1")
+        where = f"audiorl: {data}: row 3, field {field!r}: " if field else f"audiorl: {data}: row 3: "
+        assert error.startswith(where) and message in error.removeprefix(where), (name, error)
+
+
+def test_bad_rows_are_skipped_counted_and_listed(
+    tmp_path: Path, speech: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = bad_rows(tmp_path, speech[6])
+    lines = [as_line(good(speech[i], f"good-{i}")) for i in range(4)]
+    lines += [as_line(row) for row, _, _ in bad.values()]
+    lines += [as_line(good(speech[i], f"good-{i}")) for i in range(4, 6)]
+    data = tmp_path / "data.jsonl"
+    data.write_bytes(b"\n".join(lines) + b"\n")
+    options = ["--data", str(data), "--held-out-count", "2", "--on-error", "skip", "--grpo.rollouts-every", "1"]
+    assert main(["train", RECIPE, "--tiny", *options, "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert f"{data}: 6 samples, {len(bad)} rows skipped (first: {data}: row 5: not valid JSON" in shown
+    listed = [line.removeprefix("  skipped ") for line in shown.splitlines() if line.startswith("  skipped ")]
+    assert len(listed) == min(len(bad), 20)
+    assert len(bad) <= 20 or f"  and {len(bad) - 20} more" in shown
+    for number, (line, (_, field, message)) in enumerate(zip(listed, bad.values(), strict=False), 5):
+        assert line.startswith(f"{data}: row {number}") and message in line and (repr(field) in line or not field)
+    heard = {
+        json.loads(line)["sample"]["id"]
+        for file in (tmp_path / "out" / "rollouts").iterdir()
+        for line in file.read_text().splitlines()
+    }
+    assert heard == {f"good-{i}" for i in range(2, 6)}  # two prompts a step, two steps; the first two are held out
+    assert [m["step"] for m in read_metrics(tmp_path / "out" / "metrics.jsonl")] == [1, 2]
+
+
+def test_files_that_are_no_manifest(train_fails: Fails, tmp_path: Path, speech: list[Path]) -> None:
+    contents: dict[str, tuple[bytes, str]] = {
+        "empty.jsonl": (b" \n", "empty"),
+        "list.json": (b"[]", "an empty list"),
+        "broken.json": (b'[{"id": 1},', "not a JSON list"),
+        "rows.csv": (b"id,audio\n", "no data file"),
+        "table.parquet": (b"PAR1 not really", "not readable as parquet"),
+        "columns.jsonl": (
+            b'{"sound": "a.wav", "label": 3}\n',
+            "no known kind of manifest has the columns sound, label",
+        ),
+        "garbage.jsonl": (b"\x00\xff\xfe\n", "row 1"),
+    }
+    for name, (content, message) in contents.items():
+        (tmp_path / name).write_bytes(content)
+        for skip in ("raise", "skip"):
+            error = train_fails("--data", str(tmp_path / name), "--on-error", skip)
+            assert error.startswith(f"audiorl: {tmp_path / name}: ") and message in error, error
+    assert f"{tmp_path}/none.jsonl: missing" in train_fails("--data", str(tmp_path / "none.jsonl"))
+    data = tmp_path / "three.jsonl"
+    data.write_bytes(b"\n".join(as_line(good(path, path.stem)) for path in speech[:3]))
+    assert "nothing left to train on: 3 samples" in train_fails("--data", str(data), "--held-out-count", "3")
+    assert "no such folder" in train_fails("--data", str(data), "--audio-root", str(tmp_path / "none"))
+    assert "name the questions to train on" in train_fails("--data")
+
+
+# ------------------------------------------------------------------------------------------------------ model folders
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "model"
+    make_omni().save(folder)
+    return folder
+
+
+def edit_config(folder: Path, section: str, **values: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config[section] |= values
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def cut(file: Path, share: float = 0.5) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[: int(share * len(content))])
+
+
+def spoil_header(file: Path) -> None:
+    file.write_bytes(b"\xff" * 64 + file.read_bytes()[64:])
+
+
+MODEL_FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "another architecture": (lambda d: (d / "config.json").write_text('{"model_type": "bert"}'), "", "'bert'"),
+    "config is cut": (lambda d: cut(d / "config.json"), "config.json", "not valid JSON"),
+    "config is a list": (lambda d: (d / "config.json").write_text("[]"), "config.json", "not a JSON object"),
+    "no config": (lambda d: (d / "config.json").unlink(), "", "no config.json there"),
+    "weights are cut": (lambda d: cut(d / "model.safetensors"), "model.safetensors", "damaged or cut off"),
+    "last byte is missing": (lambda d: cut(d / "model.safetensors", 0.99999), "model.safetensors", "damaged"),
+    "weights are empty": (lambda d: cut(d / "model.safetensors", 0), "model.safetensors", "damaged or cut off"),
+    "weights are garbage": (lambda d: spoil_header(d / "model.safetensors"), "model.safetensors", "damaged"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "", "no file named model.safetensors"),
+    "weights of a smaller model": (
+        lambda d: edit_config(d, "text_config", num_hidden_layers=3, layer_types=["full_attention"] * 3),
+        "",
+        "is missing from the checkpoint",
+    ),
+    "weights of a wider model": (lambda d: edit_config(d, "text_config", hidden_size=32), "", "of another shape"),
+    "tokenizer is cut": (lambda d: cut(d / "tokenizer.json"), "", "tokenizer"),
+    "no tokenizer": (lambda d: [f.unlink() for f in d.glob("tokenizer*")], "", "tokenizer"),
+    "no preprocessor": (lambda d: (d / "preprocessor_config.json").unlink(), "", "preprocessor_config.json"),
+}
+
+
+@pytest.mark.parametrize("fault", MODEL_FAULTS)
+def test_model_folders(train_fails: Fails, tmp_path: Path, model: Path, fault: str) -> None:
+    spoil, file, message = MODEL_FAULTS[fault]
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    spoil(folder)
+    error = train_fails("--path", str(folder))
+    assert str(folder / file) in error and message in error, error
+
+
+# ------------------------------------------------------------------------------------------------------------ rewards
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (None, "no such file"),
+        ("score = 1\n", "defines no module-level name 'reward'"),
+        ("reward = 3\n", "expected a callable"),
+        ("def reward(a, b):\n    return 1.0\n", "must take one argument"),
+        ("def reward(rollout):\n    return float('nan')\n", "returned nan"),
+        ("def reward(rollout):\n    return 'good'\n", "expected a float or a Score"),
+        ("def reward(rollouts):\n    return []\n", "returned 0 scores for 4 rollouts"),
+        ("def reward(rollouts):\n    return None\n", "expected a list of Score"),
+    ],
+)
+def test_reward_files(train_fails: Fails, tmp_path: Path, code: str | None, message: str) -> None:
+    file = tmp_path / "mine.py"
+    if code is not None:
+        file.write_text(code)
+    error = train_fails("--reward-file", str(file))
+    assert message in error and str(file) in error, error
+
+
+# ------------------------------------------------------------------------------------------------------- run folders
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of a recipe of its own."""
+    folder = tmp_path_factory.mktemp("finished")
+    shutil.copy(RECIPE, folder / "mine.py")
+    assert main(["train", str(folder / "mine.py"), "--tiny", "--out", str(folder / "run")]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def stopped(finished: Path, tmp_path: Path) -> Path:
+    """A copy of that run as if it had been killed after the last step of GRPO."""
+    shutil.copytree(finished, tmp_path / "stopped")
+    state = json.loads((tmp_path / "stopped" / "state.json").read_text())
+    state["finished"] = {"before": state["finished"]["before"]}
+    (tmp_path / "stopped" / "state.json").write_text(json.dumps(state))
+    return tmp_path / "stopped"
+
+
+RUN_FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "weights are cut": ("checkpoints/grpo/step_000002/model.safetensors", cut, "damaged or cut off"),
+    "weights are garbage": ("checkpoints/grpo/step_000002/model.safetensors", spoil_header, "damaged or cut off"),
+    "trainer is cut": ("checkpoints/grpo/step_000002/trainer.safetensors", cut, "damaged or cut off"),
+    "trainer is missing": ("checkpoints/grpo/step_000002/trainer.safetensors", Path.unlink, "is missing"),
+    "step is cut": ("checkpoints/grpo/step_000002/trainer.json", cut, "damaged, not valid JSON"),
+    "checkpoint is gone": ("checkpoints/grpo/step_000002", shutil.rmtree, "is missing"),
+    "state is cut": ("state.json", cut, "damaged, not valid JSON"),
+    "config is cut": ("config.json", cut, "damaged, not valid JSON"),
+    "evaluations are cut": ("eval.json", cut, "damaged, not valid JSON"),
+    "no state": ("state.json", Path.unlink, "not a run folder"),
+}
+
+
+@pytest.mark.parametrize("fault", RUN_FAULTS)
+def test_damaged_runs(fails: Fails, stopped: Path, fault: str) -> None:
+    name, spoil, message = RUN_FAULTS[fault]
+    spoil(stopped / name)
+    kept = [*stopped.glob("checkpoints/**/*"), *stopped.glob("rollouts/*"), stopped / "metrics.jsonl"]
+    before = {p: p.read_bytes() for p in kept if p.is_file()}
+    error = fails("resume", str(stopped))
+    assert (
+        message in error
+        and str(stopped) in error
+        and Path(name).parts[-1].partition(".")[0] in error.replace("not a run folder", "state")
+    ), error
+    assert all(p.read_bytes() == content for p, content in before.items()), "a failed resume changed the run"
+
+
+def test_resume_after_the_recipe_changed(finished: Path, tmp_path: Path, fails: Fails) -> None:
+    recipe = finished.parent / "mine.py"
+    original = recipe.read_text()
+    try:
+        recipe.write_text(original.replace("max_steps=2", "max_steps=3"))
+        error = fails("resume", str(finished))
+        assert f"{finished}/config.json" in error and "another value for max_steps" in error
+        recipe.write_text(original.replace("    seed: int = 0\n", "    seed: int = 0\n    extra: int = 1\n"))
+        assert "another value for extra" in fails("resume", str(finished))
+        recipe.unlink()
+        assert f"{recipe}: no such recipe" in fails("resume", str(finished))
+    finally:
+        recipe.write_text(original)
+    assert main(["resume", str(finished)]) == 0
+
+
+# ---------------------------------------------------------------------------------------------------------- full disk
+
+
+def audiorl(*args: str, max_file_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
+    def limit() -> None:  # Python ignores SIGXFSZ, so a write beyond the limit fails with EFBIG
+        if max_file_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
+
+    return subprocess.run(
+        [sys.executable, "-m", "audiorl.cli", *args],
+        cwd=ROOT,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        preexec_fn=limit,
+    )
+
+
+def assert_disk_full(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 2, done.stderr
+    assert "disk full while saving" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert "resume" in done.stderr
+
+
+def assert_same_weights(run: Path, expected: Path) -> None:
+    for name in ("model.safetensors", "trainer.safetensors"):
+        file = Path("checkpoints/grpo/step_000003") / name
+        assert (run / file).read_bytes() == (expected / file).read_bytes()
+    assert [m["step"] for m in read_metrics(run / "metrics.jsonl")] == [1, 2, 3]
+    assert not [p for p in run.rglob("*") if p.name.endswith(".partial")]
+
+
+@pytest.fixture(scope="module")
+def with_room(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """An undisturbed run, and how to start it again. The reward is one that even a random model gets something of."""
+    folder = tmp_path_factory.mktemp("room")
+    (folder / "mine.py").write_text("def reward(rollout):\n    return len(rollout.text) / 100\n")
+    train = ["train", RECIPE, "--tiny", "--max-steps", "3", "--optim.lr", "1e-3", "--reward-file"]
+    train.append(str(folder / "mine.py"))
+    assert main([*train, "--out", str(folder / "run")]) == 0
+    assert all(m["grad_norm"] > 0 for m in read_metrics(folder / "run" / "metrics.jsonl"))
+    return folder / "run", train
+
+
+def test_file_size_limit_while_saving(tmp_path: Path, with_room: tuple[Path, list[str]]) -> None:
+    expected, train = with_room
+    out = tmp_path / "run"
+    assert_disk_full(audiorl(*train, "--out", str(out), max_file_bytes=1_000_000))
+    assert main(["resume", str(out)]) == 0
+    assert_same_weights(out, expected)
+
+
+def test_full_disk_while_saving(tmp_path: Path, with_room: tuple[Path, list[str]]) -> None:
+    """A file system with room for one checkpoint and a half, then for all."""
+    expected, train = with_room
+    checkpoint = sum(p.stat().st_size for p in (expected / "checkpoints/grpo/step_000003").iterdir())
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def mount(size: int, *options: str) -> int:
+        command = ["mount", "-t", "tmpfs", "-o", ",".join([*options, f"size={size}"]), "tmpfs", str(disk)]
+        return subprocess.run(command, capture_output=True).returncode
+
+    if os.geteuid() != 0 or shutil.which("mount") is None or mount(3 * checkpoint // 2) != 0:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        done = audiorl(*train, "--out", str(disk / "run"))
+        assert_disk_full(done)
+        assert "step_000002" in done.stderr
+        assert mount(10 * checkpoint, "remount") == 0
+        assert main(["resume", str(disk / "run")]) == 0
+        assert_same_weights(disk / "run", expected)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
