@@ -1,11 +1,14 @@
 """Advantages. One formula, one function.
 
-Shapes: B rollouts.
+Shapes: B rollouts of at most T tokens; `mask` [B, T] is True where a token was sampled. Observed tokens (audio that
+arrives between two turns) and padding are False: they are skipped, so that the step after the last token of one turn is
+the first token of the next. Rewards must lie on sampled tokens; what lies elsewhere does not count. Results are 0 where
+the mask is False.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -30,6 +33,126 @@ def group_relative(rewards: Tensor, group_ids: Sequence[str] | Tensor, std: bool
     square = torch.zeros_like(count).index_add(0, index, centred**2)
     deviation = (square / (count - 1).clamp(min=1)).sqrt()
     return centred / (deviation[index] + eps)
+
+
+def leave_one_out(rewards: Tensor, group_ids: Sequence[str] | Tensor) -> Tensor:
+    """RLOO's advantage, r minus the mean of the others of its group (Ahmadian et al. 2024, arXiv 2402.14740, eq. 7).
+
+    rewards [B]; group_ids: B labels. Returns [B]; a group of one has no others and advantage 0.
+    """
+    index, size = _group_index(group_ids, rewards.device)
+    if len(index) != len(rewards):
+        raise ValueError(f"leave_one_out: {len(rewards)} rewards but {len(index)} group ids")
+    count = torch.zeros(size, dtype=rewards.dtype, device=rewards.device).index_add(0, index, torch.ones_like(rewards))
+    total = torch.zeros_like(count).index_add(0, index, rewards)
+    others = (count[index] - 1).clamp(min=1)
+    return torch.where(count[index] > 1, rewards - (total[index] - rewards) / others, 0.0)
+
+
+def remax(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
+    """ReMax's advantage, r minus the reward of the greedy answer to the same prompt (Li et al. 2023, arXiv 2310.10505).
+
+    Both [B]: `greedy_rewards` repeats a prompt's value for each of its rollouts.
+    """
+    if rewards.shape != greedy_rewards.shape:
+        raise ValueError(f"remax: {len(rewards)} rewards but {len(greedy_rewards)} greedy rewards")
+    return rewards - greedy_rewards
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
+
+    rewards, values, mask [B, T]. Returns (advantages, returns), [B, T]: with s' the next sampled token,
+    δ_s = r_s + γ·V_s' - V_s and A_s = δ_s + γλ·A_s'; after the last one both V and A are 0. returns = A + V.
+    Not differentiated through.
+    """
+    rewards, values, mask = rewards.detach(), values.detach(), mask.bool()
+    order, valid = _sampled_first(mask)
+    r, v = (torch.where(valid, x.gather(1, order), 0.0) for x in (rewards, values))
+    following = torch.nn.functional.pad(v[:, 1:], (0, 1))
+    found = _discounted_sums(r + gamma * following - v, gamma * lam)
+    advantages = torch.zeros_like(found).scatter(1, order, torch.where(valid, found, 0.0))
+    return advantages, torch.where(mask, advantages + values, 0.0)
+
+
+def reinforce_returns(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
+    """REINFORCE's returns, G_s = r_s + γ·G_s' over sampled tokens (Williams 1992). All [B, T]."""
+    mask = mask.bool()
+    order, valid = _sampled_first(mask)
+    sums = _discounted_sums(torch.where(valid, rewards.detach().gather(1, order), 0.0), gamma)
+    return torch.zeros_like(sums).scatter(1, order, torch.where(valid, sums, 0.0))
+
+
+def reinforce_plus_plus(
+    rewards: Tensor, mask: Tensor, gamma: float = 1.0, reduce: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """REINFORCE++ (Hu 2025, arXiv 2501.03262): returns of the token rewards, whitened over all sampled tokens.
+
+    rewards [B, T] hold -β·k1 on every token and the score on the last. `reduce` as in `whiten`. Returns [B, T].
+    """
+    return whiten(reinforce_returns(rewards, mask, gamma), mask, reduce)
+
+
+def reinforce_plus_plus_baseline(
+    scores: Tensor,
+    group_ids: Sequence[str] | Tensor,
+    mask: Tensor,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """REINFORCE++-baseline (arXiv 2501.03262): scores [B] less their group's mean, whitened over all sampled tokens.
+
+    Returns [B, T], one value a rollout. Its KL goes into the loss.
+    """
+    centred = group_relative(scores, group_ids, std=False)
+    return whiten(centred[:, None] * mask, mask, reduce)
+
+
+def whiten(x: Tensor, mask: Tensor, reduce: Callable[[Tensor], Tensor] | None = None, eps: float = 1e-8) -> Tensor:
+    """(x - mean) / sqrt(var + eps) over the True entries of `mask`, any shape; 0 elsewhere.
+
+    `reduce` sums a tensor over all ranks, so that mean and (unbiased) variance are those of the global batch. Fewer
+    than two entries, or equal ones, give 0.
+    """
+    mask = mask.bool()
+    kept = torch.where(mask, x, 0.0).double()
+    reduce = reduce or (lambda t: t)
+    count, total = reduce(torch.stack([mask.sum().double(), kept.sum()]))
+    mean = total / count.clamp(min=1)
+    centred = torch.where(mask, kept - mean, 0.0)
+    variance = reduce((centred**2).sum()) / (count - 1).clamp(min=1)
+    return (centred / (variance + eps).sqrt()).to(x.dtype)
+
+
+_BLOCK = 64
+
+
+def _discounted_sums(x: Tensor, decay: float) -> Tensor:
+    """y_t = Σ_{k ≥ t} decay^(k-t) · x_k for x [B, T], without a loop over time.
+
+    Within blocks of 64 a product with a triangular matrix of powers; what enters a block from behind is the same sum
+    over the blocks' first entries, with the block's decay.
+    """
+    batch, length = x.shape
+    if length == 0:
+        return x.clone()
+    size = min(_BLOCK, length)
+    blocks = torch.nn.functional.pad(x, (0, -length % size)).view(batch, -1, size)
+    steps = torch.arange(size, device=x.device)
+    distance = steps[:, None] - steps[None, :]
+    powers = torch.where(distance >= 0, torch.pow(decay, distance.clamp(min=0).to(x.dtype)), 0.0)
+    inside = blocks @ powers
+    if blocks.shape[1] == 1:
+        return inside.view(batch, -1)[:, :length]
+    whole = _discounted_sums(inside[:, :, 0], decay**size)
+    entering = torch.nn.functional.pad(whole[:, 1:], (0, 1))
+    reach = torch.pow(decay, (size - steps).to(x.dtype))
+    return (inside + entering[:, :, None] * reach).view(batch, -1)[:, :length]
+
+
+def _sampled_first(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Per row an order [B, T] with the sampled tokens first, and where in that order they are [B, T] bool."""
+    order = torch.argsort(~mask, dim=1, stable=True)
+    return order, mask.gather(1, order)
 
 
 def _group_index(group_ids: Sequence[str] | Tensor, device: torch.device) -> tuple[Tensor, int]:

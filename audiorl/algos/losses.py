@@ -1,4 +1,4 @@
-"""Policy losses over flat streams of sampled tokens.
+"""Policy and value losses over flat streams of sampled tokens.
 
 Shapes: N sampled tokens of all sequences in a mini-batch, or any part of it. Losses are *sums* of weighted tokens. The
 weights of a mini-batch are made once from its global counts, so the sum over any split into micro-batches or ranks is
@@ -65,3 +65,21 @@ def policy_loss(
             "ratio": (weights * ratio).sum(),
         }
     return -(weights * gain).sum(), sums
+
+
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, weights: Tensor, clip: float | None = 0.2
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """½·max((V - R)², (clip(V, V_old ± clip) - R)²) as a weighted sum over tokens (OpenAI baselines' PPO).
+
+    All inputs [N]; `clip=None` leaves the plain squared error. Returns (loss, sums): the sum `value_clip_frac`,
+    weighted like the loss.
+    """
+    error = (values - returns) ** 2
+    if clip is None:
+        return 0.5 * (weights * error).sum(), {"value_clip_frac": torch.zeros_like(error.sum().detach())}
+    near = old_values + (values - old_values).clamp(-clip, clip)
+    clipped = (near - returns) ** 2
+    with torch.no_grad():
+        sums = {"value_clip_frac": (weights * (clipped > error)).sum()}
+    return 0.5 * (weights * torch.maximum(error, clipped)).sum(), sums

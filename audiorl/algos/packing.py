@@ -121,3 +121,59 @@ def micro_batches(experiences: Sequence[Experience], budget: int, share_prompts:
             packs.append([i])
             used = len(e)
     return packs
+
+
+def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices of `lengths` in bins of at most `budget` tokens: best fit, longest first, in near-linear time.
+
+    Every sequence goes to the fullest bin that still has room for it. Equal lengths are placed together, and bins with
+    equal room are one stack, found through a bit set of the rooms there are. Indices inside a bin ascend; the bins do
+    not depend on the order of equal lengths. A sequence longer than the budget gets a bin of its own.
+    Raises ValueError for a budget below 1 or a length below 0.
+    """
+    if budget < 1:
+        raise ValueError(f"pack: the budget must be at least 1 token, got {budget}")
+    by_length: dict[int, list[int]] = {}
+    for i, length in enumerate(lengths):
+        by_length.setdefault(length, []).append(i)
+    if by_length and min(by_length) < 0:
+        raise ValueError(f"pack: a length is {min(by_length)}")
+    bins: list[list[int]] = []
+    rooms: dict[int, list[list[int]]] = {}
+    present = 0  # bit r is set when some bin has room for exactly r more tokens
+
+    for length in sorted(by_length, reverse=True):
+        left = by_length[length][::-1]
+        if length > budget:
+            bins += [[i] for i in left[::-1]]
+            continue
+        while left:
+            fitting = present >> length
+            if fitting:
+                room = length + (fitting & -fitting).bit_length() - 1
+                stack = rooms[room]
+                chosen = stack.pop()
+                if not stack:
+                    present ^= 1 << room
+            else:
+                room, chosen = budget, []
+                bins.append(chosen)
+            count = min(room // length, len(left)) if length else len(left)
+            chosen += left[: -count - 1 : -1]
+            del left[-count:]
+            room -= count * length
+            if room or 0 in by_length:
+                rooms.setdefault(room, []).append(chosen)
+                present |= 1 << room
+    return [sorted(members) for members in bins]
+
+
+def loss_weights(lengths: Sequence[Sequence[int]]) -> list[list[float]]:
+    """LongAlign's weights K/(N_i·M) of token losses, by pack and sequence (Bai et al. 2024, arXiv 2401.18058, eq. 2).
+
+    lengths: target tokens N_i of each sequence in each of K packs, M sequences with targets in all. Token losses times
+    their weight, summed inside a pack and averaged over the packs, are the mean of the sequences' mean token losses. A
+    sequence without targets has weight 0.
+    """
+    sequences = max(sum(n > 0 for members in lengths for n in members), 1)
+    return [[len(lengths) / (n * sequences) if n else 0.0 for n in members] for members in lengths]

@@ -1,0 +1,180 @@
+"""Advantages, KL controllers and the value loss, by hand and against loops in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from audiorl.algos.advantages import (
+    gae,
+    leave_one_out,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    reinforce_returns,
+    remax,
+    whiten,
+)
+from audiorl.algos.kl import FixedKL, HorizonKL, LogSpaceKL
+from audiorl.algos.losses import value_loss
+
+
+def gae_by_loop(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
+    """Backwards over the sampled tokens, one at a time."""
+    out = torch.zeros_like(values)
+    for b in range(len(values)):
+        next_value = next_advantage = 0.0
+        for t in reversed(range(values.shape[1])):
+            if not mask[b, t]:
+                continue
+            delta = rewards[b, t] + gamma * next_value - values[b, t]
+            next_advantage = float(delta + gamma * lam * next_advantage)
+            next_value = float(values[b, t])
+            out[b, t] = next_advantage
+    return out
+
+
+def test_gae_by_hand() -> None:
+    """Three sampled tokens, γ = 0.5, λ = 0.5; an observed token between the first two must not show."""
+    rewards = torch.tensor([[1.0, 0.0, 2.0, 4.0]])
+    values = torch.tensor([[0.5, 9.0, 1.0, 2.0]])
+    mask = torch.tensor([[True, False, True, True]])
+    # δ: 1 + .5·1 - .5 = 1;  2 + .5·2 - 1 = 2;  4 - 2 = 2.  A: 1 + .25·2.5, 2 + .25·2, 2
+    advantages, returns = gae(rewards, values, mask, gamma=0.5, lam=0.5)
+    torch.testing.assert_close(advantages, torch.tensor([[1.625, 0.0, 2.5, 2.0]]))
+    torch.testing.assert_close(returns, torch.tensor([[2.125, 0.0, 3.5, 4.0]]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    length=st.sampled_from([1, 2, 63, 64, 65, 130, 300]),
+    gamma=st.sampled_from([1.0, 0.99, 0.5, 0.0]),
+    lam=st.sampled_from([1.0, 0.95, 0.3, 0.0]),
+    density=st.sampled_from([1.0, 0.6, 0.1]),
+    seed=st.integers(0, 1000),
+)
+def test_gae_equals_the_loop(length: int, gamma: float, lam: float, density: float, seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    rewards, values = (torch.randn(3, length, generator=g, dtype=torch.float64) for _ in range(2))
+    mask = torch.rand(3, length, generator=g) < density
+    mask[2] = False
+    advantages, returns = gae(rewards, values, mask, gamma, lam)
+    torch.testing.assert_close(advantages, gae_by_loop(rewards, values, mask, gamma, lam))
+    torch.testing.assert_close(returns, torch.where(mask, advantages + values, 0.0))
+    assert not advantages[2].any()
+
+
+def test_gae_over_blocks_of_blocks() -> None:
+    """More than 64 blocks of 64: the recursion runs twice. Without discount it is the sum of what follows, less V."""
+    g = torch.Generator().manual_seed(0)
+    rewards, values = torch.randn(2, 5000, generator=g), torch.randn(2, 5000, generator=g)
+    mask = torch.rand(2, 5000, generator=g) < 0.8
+    advantages, _ = gae(rewards, values, mask, 1.0, 1.0)
+    follows = torch.where(mask, rewards, 0.0).double().flip(1).cumsum(1).flip(1)
+    torch.testing.assert_close(advantages, torch.where(mask, follows - values, 0.0).float(), atol=2e-4, rtol=1e-4)
+
+
+def test_reinforce_returns_by_hand() -> None:
+    rewards = torch.tensor([[1.0, 5.0, 2.0, 4.0]])
+    mask = torch.tensor([[True, False, True, True]])
+    torch.testing.assert_close(reinforce_returns(rewards, mask, 0.5), torch.tensor([[3.0, 0.0, 4.0, 4.0]]))
+    torch.testing.assert_close(reinforce_returns(rewards, mask), torch.tensor([[7.0, 0.0, 6.0, 4.0]]))
+
+
+def test_leave_one_out_by_hand() -> None:
+    rewards = torch.tensor([1.0, 7.0, 2.0, 6.0, 3.0])
+    groups = ["a", "b", "a", "a", "c"]
+    # a: 1 - (2+6)/2, 2 - (1+6)/2, 6 - (1+2)/2; b and c are alone
+    torch.testing.assert_close(leave_one_out(rewards, groups), torch.tensor([-3.0, 0.0, -1.5, 4.5, 0.0]))
+    with pytest.raises(ValueError, match="5 rewards but 4 group ids"):
+        leave_one_out(rewards, groups[:4])
+
+
+def test_remax_by_hand() -> None:
+    torch.testing.assert_close(remax(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 2.0])), torch.tensor([-1.0, 1.0]))
+    with pytest.raises(ValueError, match="2 rewards but 1"):
+        remax(torch.zeros(2), torch.zeros(1))
+
+
+def test_whiten_by_hand() -> None:
+    x = torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    # mean 2, unbiased variance 1
+    torch.testing.assert_close(whiten(x, mask), torch.tensor([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
+    for same in (whiten(torch.full((2, 3), 4.0), mask), whiten(x, torch.zeros_like(mask))):
+        assert torch.equal(same, torch.zeros(2, 3))
+
+
+def test_whitening_over_ranks_is_that_of_the_whole_batch() -> None:
+    g = torch.Generator().manual_seed(0)
+    x, mask = torch.randn(6, 9, generator=g), torch.rand(6, 9, generator=g) < 0.7
+    whole = whiten(x, mask)
+    halves, masks = x.split(3), mask.split(3)
+
+    def other_rank(rank: int):  # type: ignore[no-untyped-def]
+        """What an all-reduce would add from the other rank, in the order of the two calls."""
+        kept = halves[rank][masks[rank]].double()
+        mean = x[mask].double().mean()
+        sums = [torch.stack([masks[rank].sum().double(), kept.sum()]), ((kept - mean) ** 2).sum()]
+        return lambda t: t + sums.pop(0)
+
+    for rank in (0, 1):
+        part = whiten(halves[rank], masks[rank], other_rank(1 - rank))
+        torch.testing.assert_close(part, whole.split(3)[rank])
+
+
+def test_reinforce_plus_plus() -> None:
+    """Token rewards -β·k1 and a score on the last token: returns 0.9, 1.0 and -0.9, -1.0 before whitening."""
+    rewards = torch.tensor([[-0.1, 1.0, 0.0], [0.1, 0.0, -1.0]])
+    mask = torch.tensor([[True, True, False], [True, False, True]])
+    flat = torch.tensor([0.9, 1.0, -0.9, -1.0], dtype=torch.float64)
+    expected = (flat / flat.std()).float()
+    got = reinforce_plus_plus(rewards, mask)
+    torch.testing.assert_close(got[mask], expected)
+    assert not got[~mask].any()
+    scores, groups = torch.tensor([3.0, 1.0, 5.0, 5.0]), ["a", "a", "b", "b"]
+    mask = torch.tensor([[True, True], [True, False], [True, True], [True, False]])
+    # centred 1, -1, 0, 0; over tokens 1, 1, -1, 0, 0, 0: mean 1/6
+    tokens = torch.tensor([1.0, 1.0, -1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    expected = ((tokens - tokens.mean()) / tokens.std()).float()
+    torch.testing.assert_close(reinforce_plus_plus_baseline(scores, groups, mask)[mask], expected)
+
+
+def test_kl_controllers_by_hand() -> None:
+    assert FixedKL(0.1).update(9.0) == FixedKL(0.1)
+    state = LogSpaceKL(beta=0.2, target=0.1, gain=0.5)
+    assert state.update(0.11).beta == pytest.approx(0.2 * (1 + 0.5 * 0.1))
+    assert state.update(10.0).beta == pytest.approx(0.2 * 1.1)  # the error is clipped to 0.2
+    assert state.update(0.0).beta == pytest.approx(0.2 * 0.9)
+    assert state.beta == 0.2
+    assert HorizonKL(0.2, 0.1, horizon=1000).update(0.2, samples=500).beta == pytest.approx(0.2 * (1 + 0.2 * 0.5))
+    with pytest.raises(ValueError, match="target must be above 0"):
+        LogSpaceKL(0.1, 0.0)
+    with pytest.raises(ValueError, match="observed KL is nan"):
+        state.update(float("nan"))
+
+
+def test_log_space_control_reaches_its_target() -> None:
+    """A policy whose KL falls with β: the coefficient settles where the KL is its target."""
+    state = LogSpaceKL(beta=1.0, target=0.05)
+    for _ in range(300):
+        state = state.update(0.02 / state.beta)
+    assert 0.02 / state.beta == pytest.approx(0.05, rel=0.05)
+
+
+def test_value_loss_by_hand() -> None:
+    """Inside the clip; outside, where the clipped error is larger; outside, where the plain one is."""
+    values = torch.tensor([1.1, 2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64)
+    returns = torch.tensor([2.0, 2.5, 0.0], dtype=torch.float64)
+    weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    loss, sums = value_loss(values, old, returns, weights)
+    # 0.9², max(0.5², 1.3²), max(3², 1.2²)
+    assert loss.item() == pytest.approx(0.5 * (0.5 * 0.81 + 0.25 * 1.69 + 0.25 * 9))
+    assert sums["value_clip_frac"].item() == pytest.approx(0.25)
+    loss.backward()
+    torch.testing.assert_close(values.grad, torch.tensor([0.5 * -0.9, 0.0, 0.25 * 3], dtype=torch.float64))
+    plain, _ = value_loss(values, old, returns, weights, clip=None)
+    assert plain.item() == pytest.approx(0.5 * (0.5 * 0.81 + 0.25 * 0.25 + 0.25 * 9))
