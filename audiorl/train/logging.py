@@ -238,17 +238,26 @@ class Progress:
     """Shows how a phase goes: a live line on a terminal, a plain line every `interval` seconds elsewhere.
 
     `step` counts finished steps, so the last update of a phase has `step == total`. A value that a step does not
-    report (held-out accuracy is not measured every step) keeps its last reading.
+    report (held-out accuracy is not measured every step) keeps its last reading. `max_seconds` from now may end the
+    phase before its last step.
 
         with Progress("grpo", total=200) as progress:
             progress.update(1, {"reward/mean": 0.25, "kl": 0.001})
     """
 
     def __init__(
-        self, phase: str, total: int, start: int = 0, *, interval: float = 5.0, console: Console | None = None
+        self,
+        phase: str,
+        total: int,
+        start: int = 0,
+        *,
+        interval: float = 5.0,
+        max_seconds: float | None = None,
+        console: Console | None = None,
     ):
         self.phase, self.total, self.start = phase, total, start
         self.interval = interval
+        self.max_seconds = max_seconds
         self.console = console or Console()
         self._step = start
         self._last: dict[str, float] = {}
@@ -274,7 +283,7 @@ class Progress:
     def line(self) -> str:
         """The state in one plain line: ``grpo 12/200  reward 0.250  KL 0.0010  left 3:20``."""
         left = self._left()
-        parts = [f"{self.phase} {self._step}/{self.total}", *(f"{label} {value}" for label, value in self._values())]
+        parts = [f"{self.phase} {self._count()}", *(f"{label} {value}" for label, value in self._values())]
         return "  ".join(parts + ([f"left {left}"] if left else []))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -287,22 +296,35 @@ class Progress:
             if found is not None:
                 yield label, form.format(found)
 
+    def _count(self) -> str:
+        return f"{self._step}/{self.total}" if self.max_seconds is None else str(self._step)
+
     def _left(self) -> str:
-        """Time left at the pace since `start`; empty before the first one and after the last."""
+        """Time left at the pace since `start`, or of `max_seconds`; empty before the first step and after the last."""
         done = self._step - self.start
         if done <= 0 or self._step >= self.total:
             return ""
-        seconds = (time.monotonic() - self._began) / done * (self.total - self._step)
+        elapsed = time.monotonic() - self._began
+        seconds = elapsed / done * (self.total - self._step)
+        if self.max_seconds is not None:
+            seconds = min(seconds, max(self.max_seconds - elapsed, 0.0))
         hours, rest = divmod(round(seconds), 3600)
         return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+    def _share(self) -> float:
+        """How much of the phase is done, by steps or by time."""
+        share = self._step / max(self.total, 1)
+        if self.max_seconds:
+            share = max(share, (time.monotonic() - self._began) / self.max_seconds)
+        return min(share, 1.0)
 
     def _render(self) -> Table:
         table = Table.grid(padding=(0, 2))
         left = self._left()
         table.add_row(
             f"[bold]{self.phase}[/]",
-            ProgressBar(total=max(self.total, 1), completed=self._step, width=24),
-            f"{self._step}/{self.total}",
+            ProgressBar(total=1.0, completed=self._share(), width=24),
+            self._count(),
             *(f"[dim]{label}[/] {value}" for label, value in self._values()),
             f"[dim]left[/] {left}" if left else "",
         )

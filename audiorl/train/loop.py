@@ -111,7 +111,8 @@ def sft(
     trainers = LocalGroup([SFTWorker(policy, config, optim)])
     start = _restore(run, phase, policy, trainers)
     step = start
-    with run.interruptible(), Progress(phase, config.steps, start) as progress:
+    left = None if max_seconds is None else max_seconds - run.seconds(phase)
+    with run.interruptible(), Progress(phase, config.steps, start, max_seconds=left) as progress:
         while step < config.steps and (max_seconds is None or run.seconds(phase) < max_seconds):
             began = time.monotonic()
             batch = batch_of_step(examples, step, config.batch_size, seed)

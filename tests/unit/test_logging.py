@@ -156,6 +156,16 @@ def test_progress_line_shows_values_and_time_left(monkeypatch):
         assert "KL 0.0100" in progress.line(), "a value that was not reported keeps its last reading"
 
 
+def test_progress_of_a_phase_that_time_ends(monkeypatch):
+    now = clock(monkeypatch)
+    with Progress("control", total=8000, interval=1e9, max_seconds=100.0, console=plain_console()) as progress:
+        now[0] = 20.0
+        progress.update(10, {})
+        assert progress.line() == "control 10  left 1:20"
+        progress.update(8000, {})
+        assert progress.line() == "control 8000"
+
+
 def test_live_progress_draws_on_a_terminal():
     console = Console(force_terminal=True, width=120, file=io.StringIO())
     with Progress("sft", total=2, console=console) as progress:
