@@ -15,7 +15,6 @@ import base64
 import dataclasses
 import io
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -30,7 +29,7 @@ from rich.table import Table
 from audiorl.data.audio import AudioError
 from audiorl.metrics.text import CorpusErrors, ErrorCounts, Normalizer, char_errors, normalize, word_errors
 from audiorl.rewards.tags import final_text
-from audiorl.rollout.batch import check_settings, generate_all, greedy_engine, read_rows
+from audiorl.rollout.batch import generate_all, greedy_engine, read_for_inference, read_rows
 from audiorl.types import AudioClip, Rollout, RolloutEngine, Sample
 
 Metric = Literal["wer", "cer"]
@@ -68,32 +67,20 @@ class Options:
     device: str = "auto"
 
 
-def transcribe(options: Options, engine: RolloutEngine | None = None) -> tuple[list[Row], list[Sample], int]:
+def transcribe(options: Options, engine: RolloutEngine | None = None) -> tuple[list[Row], Sequence[Sample], int]:
     """Rows {id, reference, hypothesis, language}, their samples, and how many entries had no usable audio."""
-    from audiorl.data.manifest import read_samples
-
     assert options.data and options.model and options.out
-    settings = {
-        "model": str(options.model),
-        "data": options.data.name,
-        "kind": options.kind,
-        "think": options.think,
-        "max_new_tokens": options.max_new_tokens,
-    }
-    check_settings(options.out / "settings.json", settings)
-    root = None if options.audio_root is None else str(options.audio_root)
-    loaded = read_samples(
+    loaded = read_for_inference(
+        options.out,
         options.data,
+        model=options.model,
         kind=options.kind,
         think=options.think,
-        audio_root=root,
-        on_error="skip",
+        max_new_tokens=options.max_new_tokens,
+        audio_root=options.audio_root,
         limit=options.limit,
-        check_audio=True,
     )
-    samples = list(loaded.samples)
-    if loaded.skipped:
-        print(f"{loaded.summary()}\n{loaded.listing()}", file=sys.stderr)
+    samples = loaded.samples
     for sample in samples:
         if not sample.references:
             raise ValueError(f"{options.data}: {sample.id!r} has no reference transcript")
@@ -222,7 +209,7 @@ def table(scores: Mapping[str, Any], title: str) -> Table:
 
 def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]:
     """Do what the options say and return the scores."""
-    samples: list[Sample] = []
+    samples: Sequence[Sample] = ()
     skipped = None
     if options.score is not None:
         rows = read_rows(options.score)

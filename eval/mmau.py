@@ -27,7 +27,7 @@ from rich.table import Table
 
 from audiorl.metrics.choice import bootstrap_accuracy, mmau_match, word_set
 from audiorl.rewards.tags import extract_think, final_text
-from audiorl.rollout.batch import check_settings, generate_all, greedy_engine
+from audiorl.rollout.batch import generate_all, greedy_engine, read_for_inference
 from audiorl.types import Rollout, RolloutEngine
 
 Kind = Literal["mmau", "mmar"]
@@ -89,31 +89,20 @@ def _lines(text: str) -> list[Any]:
 
 def predict(options: Options, rows: Sequence[Row], engine: RolloutEngine | None = None) -> list[Row]:
     """The rows with the model's outputs added; rows whose audio cannot be used stay without."""
-    from audiorl.data.manifest import read_samples
-
     assert options.data and options.model and options.out
-    settings = {
-        "model": str(options.model),
-        "data": options.data.name,
-        "kind": options.kind,
-        "think": options.think,
-        "max_new_tokens": options.max_new_tokens,
-    }
-    check_settings(options.out / "settings.json", settings)
-    root = None if options.audio_root is None else str(options.audio_root)
-    loaded = read_samples(
+    loaded = read_for_inference(
+        options.out,
         options.data,
+        model=options.model,
         kind=options.kind,
         think=options.think,
-        audio_root=root,
-        on_error="skip",
-        check_audio=True,
+        max_new_tokens=options.max_new_tokens,
+        audio_root=options.audio_root,
     )
     wanted = {str(row["id"]) for row in rows}
     samples = [s for s in loaded.samples if s.id in wanted]
     if loaded.skipped:
-        print(f"{len(loaded.skipped)} questions cannot be asked and count as wrong:", file=sys.stderr)
-        print(loaded.listing(), file=sys.stderr)
+        print(f"{len(loaded.skipped)} questions cannot be asked and count as wrong", file=sys.stderr)
     if not samples:
         raise ValueError(f"{options.data}: none of the {len(rows)} questions can be asked")
     engine = engine or greedy_engine(options.model, options.max_new_tokens, options.device)

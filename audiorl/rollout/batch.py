@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from audiorl.data import manifest
+from audiorl.data.manifest import Loaded
 from audiorl.types import Request, Rollout, RolloutEngine, Sample
 
 Row = dict[str, Any]
@@ -60,6 +63,31 @@ def generate_all(
 def read_rows(path: str | Path) -> list[Row]:
     """The rows of a results file. A last line that is incomplete is left out; any other damage is a ValueError."""
     return _parse(Path(path))[0]
+
+
+def read_for_inference(
+    out: Path,
+    data: Path,
+    *,
+    model: str,
+    kind: str,
+    think: bool,
+    max_new_tokens: int,
+    audio_root: Path | None = None,
+    limit: int | None = None,
+) -> Loaded:
+    """The usable samples of `data`, every clip decoded once; what is skipped goes to stderr, a line each.
+
+    The settings are kept in out/settings.json: see `check_settings` for an `out` that a run left.
+    """
+    settings = {"model": model, "data": data.name, "kind": kind, "think": think, "max_new_tokens": max_new_tokens}
+    check_settings(out / "settings.json", settings)
+    loaded = manifest.read_samples(
+        data, kind=kind, think=think, audio_root=audio_root, on_error="skip", limit=limit, check_audio=True
+    )
+    if loaded.skipped:
+        print(f"{loaded.summary()}\n{loaded.listing()}", file=sys.stderr)
+    return loaded
 
 
 def check_settings(path: str | Path, settings: Mapping[str, Any]) -> None:

@@ -68,8 +68,7 @@ def manifest(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def use(samples: Sequence[Sample], skipped: Sequence[str] = ()) -> None:
         rows = tuple(SkippedRow("test.jsonl", i, "audio", why) for i, why in enumerate(skipped, 1))
-        module = types.ModuleType("audiorl.data.manifest")
-        module.read_samples = lambda path, **options: Loaded(tuple(samples), rows, str(path))  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "audiorl.data.manifest", module)
+        loaded = Loaded(tuple(samples), rows, "test.jsonl")
+        monkeypatch.setattr("audiorl.data.manifest.read_samples", lambda path, **options: loaded)
 
     return use
