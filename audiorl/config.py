@@ -86,12 +86,18 @@ class GRPOConfig:
     group_size: int = 8
     mini_batches: int = 1
     epochs: int = 1
+    loss: Literal["clip", "gspo", "cispo"] = "clip"
+    """`gspo` wants much narrower clips: its authors use 3e-4 and 4e-4. `cispo` reads ratio_cap instead."""
     clip_low: float = 0.2
     clip_high: float = 0.2
+    ratio_cap: float = 5.0
     dual_clip: float | None = None
     kl_beta: float = 0.01
     kl_kind: KLKind = "k3"
     entropy_coef: float = 0.0
+    engine_cap: float | None = None
+    """Weigh tokens by min(trainer / engine probability, engine_cap); None takes the engine's as the trainer's."""
+    advantage: Literal["group", "leave-one-out"] = "group"
     advantage_std: bool = True
     advantage_eps: float = 1e-4
     aggregation: Aggregation = "sequence-mean-token-mean"

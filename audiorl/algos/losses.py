@@ -67,6 +67,52 @@ def policy_loss(
     return -(weights * gain).sum(), sums
 
 
+def gspo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    sequence: Tensor,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """GSPO (Zheng et al. 2025, arXiv 2507.18071, eq. 5): PPO's clipped surrogate with one ratio a sequence.
+
+    s = exp(mean_t(logprobs - old_logprobs)) stands at every token of its sequence. sequence [N] int64 numbers
+    each token's sequence from 0; a sequence must not be split. The rest is as in `policy_loss`.
+    """
+    count = torch.zeros(int(sequence.max()) + 1 if len(sequence) else 0, dtype=logprobs.dtype, device=logprobs.device)
+    total = count.index_add(0, sequence, logprobs - old_logprobs)
+    count = count.index_add(0, sequence, torch.ones_like(logprobs))
+    mean = (total / count.clamp(min=1))[sequence]
+    return policy_loss(mean, torch.zeros_like(mean), advantages, weights, clip_low, clip_high)
+
+
+def cispo_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, weights: Tensor, cap: float = 5.0
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """CISPO (MiniMax-M1 2025, arXiv 2506.13585, eq. 4): REINFORCE with truncated ratios, so that no token is left out.
+
+    -sg(min(ratio, cap))·A·logprob, summed with `weights`. `clip_frac` counts the tokens at the cap.
+    """
+    log_ratio = (logprobs - old_logprobs).detach()
+    ratio = log_ratio.exp()
+    sums = {
+        "clip_frac": (weights * (ratio > cap)).sum(),
+        "approx_kl": (weights * (torch.expm1(log_ratio) - log_ratio)).sum(),
+        "ratio": (weights * ratio).sum(),
+    }
+    return -(weights * ratio.clamp(max=cap) * advantages * logprobs).sum(), sums
+
+
+def engine_correction(old_logprobs: Tensor, engine_logprobs: Tensor, cap: float = 2.0) -> Tensor:
+    """Truncated importance sampling for an engine whose log-probs are not the trainer's (Yao et al. 2025).
+
+    min(exp(old - engine), cap), elementwise and constant: multiplies the tokens' loss weights.
+    """
+    return (old_logprobs - engine_logprobs).detach().exp().clamp(max=cap)
+
+
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, weights: Tensor, clip: float | None = 0.2
 ) -> tuple[Tensor, dict[str, Tensor]]:

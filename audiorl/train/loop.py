@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from audiorl.algos.advantages import group_relative
+from audiorl.algos.advantages import group_relative, leave_one_out
 from audiorl.config import GRPOConfig, OptimConfig, SamplingConfig, SFTConfig
 from audiorl.models import AudioPolicy
 from audiorl.rollout.hf import HFEngine
@@ -63,12 +63,7 @@ def grpo(
             generated = time.monotonic()
             rollouts = [r.with_score(s) for r, s in zip(rollouts, reward(rollouts), strict=True)]
             scored = time.monotonic()
-            advantages = group_relative(
-                torch.tensor([r.score.total for r in rollouts if r.score]),
-                [r.group_id for r in rollouts],
-                std=config.advantage_std,
-                eps=config.advantage_eps,
-            )
+            advantages = _advantages(rollouts, config)
             experiences = [with_advantage(r, float(a)) for r, a in zip(rollouts, advantages, strict=True)]
             (metrics,) = trainers.each("train", [experiences])
             engine.update_weights(trainers.all("weights")[0], version=step + 1)
@@ -144,6 +139,15 @@ def _shuffled(count: int, seed: int, epoch: int) -> list[int]:
     order = list(range(count))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return order
+
+
+def _advantages(rollouts: Sequence[Rollout], config: GRPOConfig) -> torch.Tensor:
+    """One advantage a rollout, [B]."""
+    rewards = torch.tensor([r.score.total for r in rollouts if r.score])
+    groups = [r.group_id for r in rollouts]
+    if config.advantage == "leave-one-out":
+        return leave_one_out(rewards, groups)
+    return group_relative(rewards, groups, std=config.advantage_std, eps=config.advantage_eps)
 
 
 def with_advantage(rollout: Rollout, advantage: float) -> Experience:

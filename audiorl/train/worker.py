@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.kl import kl_estimate
-from audiorl.algos.losses import policy_loss, token_weights
+from audiorl.algos.losses import cispo_loss, engine_correction, gspo_loss, policy_loss, token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import GRPOConfig, OptimConfig
 from audiorl.models import AudioPolicy, Reference
@@ -84,9 +84,8 @@ class GRPOWorker:
         old = out.logprobs.detach() if old is None else old
         advantages, engine = self._gather(part, "advantages"), self._gather(part, "engine_logprobs")
         assert advantages is not None and engine is not None
-        loss, sums = policy_loss(
-            out.logprobs, old, advantages, weights, config.clip_low, config.clip_high, config.dual_clip
-        )
+        counted = weights if config.engine_cap is None else weights * engine_correction(old, engine, config.engine_cap)
+        loss, sums = self._surrogate(out.logprobs, old, advantages, counted, part)
         metrics = {
             "policy/loss": loss.detach(),
             "policy/entropy": (means * out.entropy.detach()).sum(),
@@ -103,6 +102,18 @@ class GRPOWorker:
         if config.entropy_coef:
             loss = loss - config.entropy_coef * (weights * out.entropy).sum()
         return loss, metrics
+
+    def _surrogate(
+        self, logprobs: Tensor, old: Tensor, advantages: Tensor, weights: Tensor, part: Sequence[Experience]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self.grpo
+        if config.loss == "gspo":
+            counts = [int(e.loss_mask.sum()) for e in part]
+            sequence = _spread(range(len(part)), counts).to(logprobs.device)
+            return gspo_loss(logprobs, old, advantages, weights, sequence, config.clip_low, config.clip_high)
+        if config.loss == "cispo":
+            return cispo_loss(logprobs, old, advantages, weights, config.ratio_cap)
+        return policy_loss(logprobs, old, advantages, weights, config.clip_low, config.clip_high, config.dual_clip)
 
     @torch.no_grad()
     def _with_logprobs(
@@ -139,5 +150,5 @@ class GRPOWorker:
 
 
 def _spread(values: Sequence[float], counts: Sequence[int]) -> Tensor:
-    """Each value repeated as often as its count says, [N] float32."""
+    """Each value repeated as often as its count says, [N]: float32, or int64 for whole numbers."""
     return torch.repeat_interleave(torch.tensor(values), torch.tensor(counts))

@@ -18,7 +18,7 @@ from audiorl.algos.advantages import (
     whiten,
 )
 from audiorl.algos.kl import FixedKL, HorizonKL, LogSpaceKL
-from audiorl.algos.losses import value_loss
+from audiorl.algos.losses import cispo_loss, engine_correction, gspo_loss, policy_loss, value_loss
 
 
 def gae_by_loop(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
@@ -178,3 +178,53 @@ def test_value_loss_by_hand() -> None:
     torch.testing.assert_close(values.grad, torch.tensor([0.5 * -0.9, 0.0, 0.25 * 3], dtype=torch.float64))
     plain, _ = value_loss(values, old, returns, weights, clip=None)
     assert plain.item() == pytest.approx(0.5 * (0.5 * 0.81 + 0.25 * 0.25 + 0.25 * 9))
+
+
+def test_gspo_by_hand() -> None:
+    """Two sequences of two tokens and one: ratios e^0.1 (clipped at 1.05, A > 0) and e^-0.02 (inside)."""
+    lp = torch.tensor([0.3, -0.1, -0.02], dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([2.0, 2.0, -1.0], dtype=torch.float64)
+    weights = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64)
+    sequence = torch.tensor([0, 0, 1])
+    old = torch.zeros(3, dtype=torch.float64)
+    loss, sums = gspo_loss(lp, old, advantages, weights, sequence, 0.05, 0.05)
+    inside = torch.tensor(-0.02, dtype=torch.float64).exp().item()
+    assert loss.item() == pytest.approx(-(0.5 * 1.05 * 2 - 0.5 * inside))
+    assert sums["clip_frac"].item() == pytest.approx(0.5)
+    loss.backward()
+    torch.testing.assert_close(lp.grad, torch.tensor([0.0, 0.0, 0.5 * inside], dtype=torch.float64))
+    wide = lp.detach().clone().requires_grad_(True)
+    gspo_loss(wide, old, advantages, weights, sequence, 0.5, 0.5)[0].backward()
+    ratio = torch.tensor(0.1, dtype=torch.float64).exp().item()  # a sequence's gradient is shared by its tokens
+    torch.testing.assert_close(wide.grad[:2], torch.full((2,), -0.5 * ratio * 2 / 2, dtype=torch.float64))
+
+
+def test_cispo_by_hand() -> None:
+    ratio = torch.tensor([0.5, 8.0], dtype=torch.float64)
+    lp = ratio.log().requires_grad_(True)
+    advantages = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    weights = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    loss, sums = cispo_loss(lp, torch.zeros(2, dtype=torch.float64), advantages, weights, cap=5.0)
+    loss.backward()
+    torch.testing.assert_close(lp.grad, torch.tensor([-0.25, 5.0], dtype=torch.float64))
+    assert sums["clip_frac"].item() == 0.5 and sums["ratio"].item() == pytest.approx(4.25)
+
+
+def test_first_update_has_one_gradient_whatever_the_loss() -> None:
+    """At ratio 1, clip, CISPO and (for equal lengths' weights) GSPO are all REINFORCE."""
+    g = torch.Generator().manual_seed(0)
+    lp = torch.randn(6, generator=g)
+    sequence = torch.tensor([0, 0, 0, 1, 1, 1])
+    advantages = torch.randn(2, generator=g)[sequence]
+    grads = []
+    for loss in (policy_loss, cispo_loss, lambda *a: gspo_loss(*a, sequence)):
+        x = lp.clone().requires_grad_(True)
+        loss(x, lp, advantages, torch.full((6,), 1 / 6))[0].backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(grads[1], grads[0])
+    torch.testing.assert_close(grads[2], grads[0])
+
+
+def test_engine_correction_by_hand() -> None:
+    old, engine = torch.tensor([0.5, 0.2, 0.9]).log(), torch.tensor([0.25, 0.4, 0.1]).log()
+    torch.testing.assert_close(engine_correction(old, engine), torch.tensor([2.0, 0.5, 2.0]))

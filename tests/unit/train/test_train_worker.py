@@ -242,3 +242,16 @@ def test_the_reference_shares_what_is_not_trained(samples: list[Sample]) -> None
 
 def test_no_reference_without_kl() -> None:
     assert worker(make_omni(), kl_beta=0.0).reference is None
+
+
+@pytest.mark.parametrize("loss", ["gspo", "cispo"])
+def test_other_losses_do_not_depend_on_packing_either(samples: list[Sample], loss: str) -> None:
+    found = []
+    for budget in (10_000, 1):
+        policy = make_omni()
+        batch = experiences(policy, samples)
+        metrics = worker(policy, loss=loss, engine_cap=2.0, kl_beta=0.0, micro_batch_tokens=budget).train(batch)
+        assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6)
+        found.append(torch.cat([g.flatten() for g in gradients(policy).values()]))
+    assert float(found[0].norm()) > 0
+    torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=1e-4)
