@@ -7,6 +7,7 @@ from audiorl.rewards.choices import match_choice, normalize_text
 from audiorl.rewards.combine import Term, WeightedSum
 from audiorl.rewards.files import FileReward, FunctionReward, load_reward
 from audiorl.rewards.language import LanguageConsistency
+from audiorl.rewards.length import Overlong
 from audiorl.rewards.maths import maths_equal
 from audiorl.rewards.repetition import Repetition
 from audiorl.rewards.tags import after_think, extract_answer, extract_think, final_text, strip_tags
@@ -19,6 +20,7 @@ __all__ = [
     "FileReward",
     "FunctionReward",
     "LanguageConsistency",
+    "Overlong",
     "Repetition",
     "Term",
     "ThinkFormat",
