@@ -21,13 +21,7 @@ def group_relative(rewards: Tensor, group_ids: Sequence[str] | Tensor, std: bool
     `std=False` leaves the division out (Dr.GRPO, arXiv 2503.20783). The std is the unbiased one, as in TRL and verl; a
     group of one or of equal rewards has advantage 0.
     """
-    index, size = _group_index(group_ids, rewards.device)
-    if len(index) != len(rewards):
-        raise ValueError(f"group_relative: {len(rewards)} rewards but {len(index)} group ids")
-    ones = torch.ones_like(rewards)
-    count = torch.zeros(size, dtype=rewards.dtype, device=rewards.device).index_add(0, index, ones)
-    mean = torch.zeros_like(count).index_add(0, index, rewards) / count
-    centred = rewards - mean[index]
+    centred, index, count = _centred(rewards, group_ids, "group_relative")
     if not std:
         return centred
     square = torch.zeros_like(count).index_add(0, index, centred**2)
@@ -40,13 +34,8 @@ def leave_one_out(rewards: Tensor, group_ids: Sequence[str] | Tensor) -> Tensor:
 
     rewards [B]; group_ids: B labels. Returns [B]; a group of one has no others and advantage 0.
     """
-    index, size = _group_index(group_ids, rewards.device)
-    if len(index) != len(rewards):
-        raise ValueError(f"leave_one_out: {len(rewards)} rewards but {len(index)} group ids")
-    count = torch.zeros(size, dtype=rewards.dtype, device=rewards.device).index_add(0, index, torch.ones_like(rewards))
-    total = torch.zeros_like(count).index_add(0, index, rewards)
-    others = (count[index] - 1).clamp(min=1)
-    return torch.where(count[index] > 1, rewards - (total[index] - rewards) / others, 0.0)
+    centred, index, count = _centred(rewards, group_ids, "leave_one_out")
+    return centred * (count / (count - 1).clamp(min=1))[index]  # the others' mean lies n/(n-1) times as far away
 
 
 def remax(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
@@ -153,6 +142,17 @@ def _sampled_first(mask: Tensor) -> tuple[Tensor, Tensor]:
     """Per row an order [B, T] with the sampled tokens first, and where in that order they are [B, T] bool."""
     order = torch.argsort(~mask, dim=1, stable=True)
     return order, mask.gather(1, order)
+
+
+def _centred(rewards: Tensor, group_ids: Sequence[str] | Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards less their group's mean [B], the group of each [B], and the groups' sizes."""
+    index, size = _group_index(group_ids, rewards.device)
+    if len(index) != len(rewards):
+        raise ValueError(f"{name}: {len(rewards)} rewards but {len(index)} group ids")
+    empty = torch.zeros(size, dtype=rewards.dtype, device=rewards.device)
+    count = empty.index_add(0, index, torch.ones_like(rewards))
+    mean = empty.index_add(0, index, rewards) / count
+    return rewards - mean[index], index, count
 
 
 def _group_index(group_ids: Sequence[str] | Tensor, device: torch.device) -> tuple[Tensor, int]:

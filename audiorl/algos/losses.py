@@ -58,13 +58,17 @@ def policy_loss(
     gain = torch.minimum(unclipped, clipped)
     if dual_clip is not None:
         gain = torch.where(advantages < 0, torch.maximum(gain, dual_clip * advantages), gain)
-    with torch.no_grad():
-        sums = {
-            "clip_frac": (weights * (clipped < unclipped)).sum(),
-            "approx_kl": (weights * (torch.expm1(log_ratio) - log_ratio)).sum(),
-            "ratio": (weights * ratio).sum(),
-        }
-    return -(weights * gain).sum(), sums
+    return -(weights * gain).sum(), _ratio_sums(log_ratio, clipped < unclipped, weights)
+
+
+@torch.no_grad()
+def _ratio_sums(log_ratio: Tensor, clipped: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """What a loss on ratios reports; `clipped` [N] bool marks the tokens whose ratio was held back."""
+    return {
+        "clip_frac": (weights * clipped).sum(),
+        "approx_kl": (weights * (torch.expm1(log_ratio) - log_ratio)).sum(),
+        "ratio": (weights * log_ratio.exp()).sum(),
+    }
 
 
 def gspo_loss(
@@ -97,12 +101,8 @@ def cispo_loss(
     """
     log_ratio = (logprobs - old_logprobs).detach()
     ratio = log_ratio.exp()
-    sums = {
-        "clip_frac": (weights * (ratio > cap)).sum(),
-        "approx_kl": (weights * (torch.expm1(log_ratio) - log_ratio)).sum(),
-        "ratio": (weights * ratio).sum(),
-    }
-    return -(weights * ratio.clamp(max=cap) * advantages * logprobs).sum(), sums
+    loss = -(weights * ratio.clamp(max=cap) * advantages * logprobs).sum()
+    return loss, _ratio_sums(log_ratio, ratio > cap, weights)
 
 
 def engine_correction(old_logprobs: Tensor, engine_logprobs: Tensor, cap: float = 2.0) -> Tensor:
