@@ -16,6 +16,16 @@ from audiorl.algos.kl import KLKind
 from audiorl.algos.losses import Aggregation
 
 
+def _require(ok: bool, name: str, value: Any, what: str) -> None:
+    if not ok:
+        raise ValueError(f"{name} is {value!r}; it must be {what}")
+
+
+def _require_counts(config: Any, names: tuple[str, ...]) -> None:
+    for name in names:
+        _require(getattr(config, name) > 0, name, getattr(config, name), "at least 1")
+
+
 @dataclass(frozen=True)
 class LoraConfig:
     """Low-rank adapters on the decoder (Hu et al. 2021)."""
@@ -77,29 +87,80 @@ class OptimConfig:
         _require(self.max_grad_norm > 0, "optim.max_grad_norm", self.max_grad_norm, "greater than 0")
 
 
+Advantage = Literal["group", "leave-one-out", "remax", "reinforce", "reinforce++", "reinforce++-baseline", "gae"]
+
+
 @dataclass(frozen=True)
-class GRPOConfig:
-    """Group relative policy optimisation, with Ke-Omni-R's choices as defaults (reference: arXiv 2402.03300)."""
+class CriticConfig:
+    """The critic of `advantage="gae"`."""
+
+    shared: bool = False
+    """One linear on the policy's own trunk, trained with it; otherwise a copy of the policy with its own optimizer."""
+    coef: float = 0.5
+    """Weight of the value loss beside the policy's, for a shared trunk."""
+    clip: float | None = 0.2
+    warmup_steps: int = 0
+    """First steps in which the critic learns and the policy stays (with a shared trunk: only the value head learns)."""
+    optim: OptimConfig = OptimConfig(lr=1e-5)
+    """Of a critic with its own trunk."""
+
+
+@dataclass(frozen=True)
+class RLConfig:
+    """Policy gradient training. The defaults are GRPO (arXiv 2402.03300) with Ke-Omni-R's choices.
+
+    RLOO is advantage `leave-one-out`; REINFORCE++ has its own, best with kl_in `reward`; PPO is `gae`. Dr.GRPO is
+    advantage_std False with aggregation `sequence-mean-token-sum`; DAPO is clip_high 0.28, aggregation `token-mean`,
+    kl_beta 0 and dynamic_sampling.
+    """
 
     steps: int = 1000
     prompts_per_step: int = 8
     group_size: int = 8
     mini_batches: int = 1
     epochs: int = 1
-    loss: Literal["clip", "gspo", "cispo"] = "clip"
-    """`gspo` wants much narrower clips: its authors use 3e-4 and 4e-4. `cispo` reads ratio_cap instead."""
+    advantage: Advantage = "group"
+    advantage_std: bool = True
+    """Divide group advantages by the group's standard deviation."""
+    advantage_eps: float = 1e-4
+    gamma: float = 1.0
+    """Discount of `reinforce`, `reinforce++` and `gae`."""
+    lam: float = 0.95
+    """λ of `gae`."""
+    whiten: bool = True
+    """Whiten the advantages of `reinforce` and `gae` over all sampled tokens of the step."""
+    critic: CriticConfig = CriticConfig()
+    score_clip: float | None = None
+    """Bound scores to ± this before anything else."""
+    score_normalize: bool = False
+    """Then to mean 0 and standard deviation 1 over the step."""
+    dynamic_sampling: int = 0
+    """Rounds in which groups whose scores are all equal are dropped and other prompts asked (DAPO); 0 keeps them."""
+    loss: Literal["clip", "gspo", "cispo", "reinforce"] = "clip"
+    """`gspo` wants much narrower clips: its authors use 3e-4 and 4e-4. `cispo` reads ratio_cap. `reinforce` has no
+    ratio: the plain policy gradient."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     ratio_cap: float = 5.0
     dual_clip: float | None = None
     kl_beta: float = 0.01
     kl_kind: KLKind = "k3"
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where -β·KL goes: a term of the loss, or a penalty on the reward of every sampled token (use k1 there)."""
+    kl_control: Literal["fixed", "horizon", "log-space"] = "fixed"
+    """How β follows `kl_target`, the wanted mean KL of a sampled token."""
+    kl_target: float = 0.05
+    kl_horizon: float = 10_000
+    """In rollouts."""
+    kl_gain: float = 0.1
     entropy_coef: float = 0.0
     engine_cap: float | None = None
     """Weigh tokens by min(trainer / engine probability, engine_cap); None takes the engine's as the trainer's."""
-    advantage: Literal["group", "leave-one-out"] = "group"
-    advantage_std: bool = True
-    advantage_eps: float = 1e-4
+    ptx_coef: float = 0.0
+    """Weight of a supervised loss on `ptx_batch` examples beside every update (PPO-ptx, arXiv 2203.02155)."""
+    ptx_batch: int = 8
+    ema_decay: float | None = None
+    """Keep an exponential moving average of the policy, saved as checkpoints/PHASE/ema when the phase ends."""
     aggregation: Aggregation = "sequence-mean-token-mean"
     micro_batch_tokens: int = 8192
     """Row tokens in one forward pass; any value gives the same gradient."""
@@ -111,13 +172,16 @@ class GRPOConfig:
     """Steps between rollouts written to the run folder; the first and the last are always written."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "prompts_per_step", "group_size", "mini_batches", "epochs", "save_every"):
-            _require(getattr(self, name) > 0, f"grpo.{name}", getattr(self, name), "at least 1")
+        _require_counts(self, ("steps", "prompts_per_step", "group_size", "mini_batches", "epochs", "save_every"))
         if (self.prompts_per_step * self.group_size) % self.mini_batches:
             raise ValueError(
-                f"grpo.mini_batches {self.mini_batches} does not divide the {self.prompts_per_step} x "
+                f"mini_batches {self.mini_batches} does not divide the {self.prompts_per_step} x "
                 f"{self.group_size} rollouts of a step"
             )
+        if self.ema_decay is not None:
+            _require(0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "between 0 and 1")
+        if self.score_clip is not None:
+            _require(self.score_clip > 0, "score_clip", self.score_clip, "greater than 0")
 
 
 @dataclass(frozen=True)
@@ -126,12 +190,117 @@ class SFTConfig:
 
     steps: int = 1000
     batch_size: int = 16
+    weighting: Literal["token", "sequence"] = "token"
+    """Every target token counts the same, or every example (LongAlign's loss weighting, arXiv 2401.18058)."""
+    sort: bool = False
+    """Batches of examples of similar length, in random order (LongAlign's sorted batching)."""
     micro_batch_tokens: int = 8192
     save_every: int = 100
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "save_every"):
-            _require(getattr(self, name) > 0, f"sft.{name}", getattr(self, name), "at least 1")
+        _require_counts(self, ("steps", "batch_size", "save_every"))
+
+
+PreferenceLoss = Literal["dpo", "cdpo", "ipo", "r-dpo", "sampo", "ld-dpo", "simpo", "cpo", "orpo", "kto"]
+
+
+@dataclass(frozen=True)
+class PreferenceConfig:
+    """Preference optimisation. Options left at None take the loss's own default (`audiorl.algos.preference`).
+
+    The weights of `kto` that are not set balance desirable against undesirable answers.
+    """
+
+    loss: PreferenceLoss = "dpo"
+    steps: int = 1000
+    batch_size: int = 16
+    """Pairs a step; with `kto` single answers."""
+    beta: float | None = None
+    label_smoothing: float | None = None
+    alpha: float | None = None
+    gamma: float | None = None
+    lam: float | None = None
+    desirable_weight: float | None = None
+    undesirable_weight: float | None = None
+    length_normalized: bool = False
+    """Mean instead of summed token log-probs (the per-token form of IPO); for dpo, cdpo, ipo and r-dpo."""
+    sft_coef: float = 0.0
+    """Weight of the chosen answer's negative log-likelihood, a mean over tokens, beside the loss (RPO)."""
+    sort: bool = False
+    micro_batch_tokens: int = 8192
+    save_every: int = 100
+    eval_every: int = 0
+    """Held-out evaluation during training, in steps; 0 only before and after."""
+
+    def __post_init__(self) -> None:
+        _require_counts(self, ("steps", "batch_size", "save_every"))
+        for name in self.options():
+            if name not in _PREFERENCE_OPTIONS[self.loss]:
+                known = ", ".join(_PREFERENCE_OPTIONS[self.loss])
+                raise ValueError(f"{name} is not an option of the loss {self.loss!r}, which takes {known}")
+        if self.length_normalized and self.loss not in ("dpo", "cdpo", "ipo", "r-dpo"):
+            raise ValueError(f"length_normalized is not an option of the loss {self.loss!r}")
+        if self.loss == "kto" and self.batch_size < 2:
+            raise ValueError("kto compares the answers of a batch; batch_size must be at least 2")
+
+    def options(self) -> dict[str, float]:
+        """What was set of the loss's own options."""
+        names = {name for options in _PREFERENCE_OPTIONS.values() for name in options}
+        return {name: getattr(self, name) for name in sorted(names) if getattr(self, name) is not None}
+
+
+_PREFERENCE_OPTIONS: dict[str, tuple[str, ...]] = {
+    "dpo": ("beta",),
+    "cdpo": ("beta", "label_smoothing"),
+    "ipo": ("beta",),
+    "r-dpo": ("beta", "alpha"),
+    "sampo": ("beta",),
+    "ld-dpo": ("beta", "alpha"),
+    "simpo": ("beta", "gamma"),
+    "cpo": ("beta", "alpha"),
+    "orpo": ("lam",),
+    "kto": ("beta", "desirable_weight", "undesirable_weight"),
+}
+
+
+@dataclass(frozen=True)
+class RewardModelConfig:
+    """A reward model from pairs of answers."""
+
+    steps: int = 1000
+    batch_size: int = 16
+    log_exp: bool = False
+    """log(1 + exp(r_rejected - r_chosen)) instead of Bradley-Terry with the pairs' margins."""
+    margins: bool = True
+    """Use the pairs' margins."""
+    regulariser: float = 0.0
+    """Weight of r_chosen² + r_rejected², which keeps scores near 0."""
+    sort: bool = False
+    micro_batch_tokens: int = 8192
+    save_every: int = 100
+
+    def __post_init__(self) -> None:
+        _require_counts(self, ("steps", "batch_size", "save_every"))
+
+
+@dataclass(frozen=True)
+class ProcessRewardConfig:
+    """A process reward model: at the marker that ends each step the decoder says whether the step was good."""
+
+    steps: int = 1000
+    batch_size: int = 16
+    marker: str = "\n\n"
+    good: str = "+"
+    bad: str = "-"
+    """The tokens whose probabilities judge a step; the first token of each text."""
+    soft: bool = False
+    """Take labels as probabilities; otherwise as 0 or 1."""
+    sort: bool = False
+    micro_batch_tokens: int = 8192
+    save_every: int = 100
+
+    def __post_init__(self) -> None:
+        _require_counts(self, ("steps", "batch_size", "save_every"))
 
 
 def to_json(value: Any) -> Any:
@@ -147,8 +316,3 @@ def to_json(value: Any) -> Any:
     if value is None or isinstance(value, str | int | float | bool):
         return value
     raise TypeError(f"a config holds plain values, not {type(value).__name__}")
-
-
-def _require(ok: bool, name: str, value: Any, what: str) -> None:
-    if not ok:
-        raise ValueError(f"{name} is {value!r}; it must be {what}")

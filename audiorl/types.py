@@ -151,6 +151,11 @@ class Rollout:
     def audio(self) -> tuple[AudioClip, ...]:
         return tuple(c for s in self.segments for c in s.audio)
 
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"{self.sample.id!r} (group {self.group_id}, answer {self.index})"
+
     def with_score(self, score: Score) -> Rollout:
         return dataclasses.replace(self, score=score)
 
@@ -163,6 +168,8 @@ class Experience:
     rewards, values, advantages, returns [L] float32, zero where loss_mask is False, None until computed.
     prompt_length: tokens before the first sampled one; a group's members share exactly these.
     audio: the clips behind the audio placeholders, in order.
+    name: what errors call it. score: the total of its Score; greedy_score: that of the greedy answer to its prompt,
+    where ReMax asks for one.
     """
 
     ids: Tensor
@@ -177,13 +184,16 @@ class Experience:
     values: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None
+    name: str = ""
+    score: float = 0.0
+    greedy_score: float = 0.0
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @classmethod
     def from_rollout(cls, rollout: Rollout) -> Experience:
-        """Lay the segments of a text rollout end to end."""
+        """Lay the segments of a text rollout end to end; its score, if it has one, becomes token rewards."""
         ids = torch.cat([t for s in rollout.segments for t in (s.prompt_ids, s.ids)])
         mask = torch.cat(
             [
@@ -201,10 +211,33 @@ class Experience:
             audio=rollout.audio,
             group_id=rollout.group_id,
             engine_logprobs=logprobs,
+            rewards=None if rollout.score is None else _token_rewards(rollout, rollout.score, mask),
+            name=rollout.name,
+            score=0.0 if rollout.score is None else rollout.score.total,
         )
 
     def replace(self, **changes: Any) -> Experience:
         return dataclasses.replace(self, **changes)
+
+
+def _token_rewards(rollout: Rollout, score: Score, mask: Tensor) -> Tensor:
+    """The score on its tokens, [L]: per token; else per segment, on the segment's last token; else on the last one.
+
+    A segment that sampled nothing has no token: its reward goes to the sampled token before it, or the first of all.
+    Without any sampled token there is nothing to reward.
+    """
+    rewards = torch.zeros(len(mask))
+    sampled = mask.nonzero().squeeze(-1)
+    if not len(sampled):
+        return rewards
+    if score.per_token is not None:
+        rewards[sampled] = torch.tensor(score.per_token, dtype=torch.float32)
+    elif score.per_segment is not None:
+        ends = torch.tensor([len(s.ids) for s in rollout.segments]).cumsum(0) - 1
+        rewards.index_add_(0, sampled[ends.clamp(min=0)], torch.tensor(score.per_segment, dtype=torch.float32))
+    else:
+        rewards[sampled[-1]] = score.total
+    return rewards
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,12 +265,16 @@ class PackedBatch:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Ask an engine for `n` rollouts of one sample; `seed` makes each of them reproducible whatever the batch."""
+    """Ask an engine for `n` rollouts of one sample; `seed` makes each of them reproducible whatever the batch.
+
+    `greedy` asks for the most probable token each time, whatever the engine's temperature.
+    """
 
     sample: Sample
     n: int = 1
     seed: int = 0
     group_id: str = ""
+    greedy: bool = False
 
 
 @dataclass(frozen=True)

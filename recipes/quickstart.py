@@ -22,21 +22,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from audiorl.config import GRPOConfig, ModelConfig, OptimConfig, SamplingConfig, SFTConfig
+from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.augment import augment
-from audiorl.data.corpus import Utterance, bundled_speech, normalised, split_by_key
+from audiorl.data.bundled import LANGUAGE_QUESTION, SPOKEN, bundled_languages, language_phrases, language_question
+from audiorl.data.corpus import Utterance, normalised
 from audiorl.data.synth import Speech, synthesize_many, voices
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.report import write_report
 from audiorl.rewards import AnswerAccuracy, AnswerFormat, ThinkFormat, WeightedSum
 from audiorl.train.evaluate import evaluate_phase, probe
-from audiorl.train.loop import grpo, sft
+from audiorl.train.examples import Example
+from audiorl.train.loop import rl
 from audiorl.train.run import Run
-from audiorl.train.sft import Example
-from audiorl.types import AudioClip, Message, Sample
-
-LANGUAGES = {"en": "English", "es": "Spanish", "fr": "French"}
-QUESTION = "Which language is spoken: English, Spanish or French?"
+from audiorl.train.sft import sft
+from audiorl.types import AudioClip
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Config:
     model: ModelConfig = ModelConfig(audio="projector")
     sft: SFTConfig = SFTConfig(steps=280, batch_size=24, micro_batch_tokens=800, save_every=50)
     sft_optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=20, schedule="cosine")
-    grpo: GRPOConfig = GRPOConfig(
+    grpo: RLConfig = RLConfig(
         steps=80, prompts_per_step=16, group_size=8, micro_batch_tokens=800, eval_every=20, save_every=20
     )
     grpo_optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=5)
@@ -72,18 +71,17 @@ def tiny() -> Config:
         voices=1,
         max_seconds=1.5,
         sft=SFTConfig(steps=2, batch_size=4, save_every=1),
-        grpo=GRPOConfig(steps=2, prompts_per_step=2, group_size=2, eval_every=1, save_every=1),
+        grpo=RLConfig(steps=2, prompts_per_step=2, group_size=2, eval_every=1, save_every=1),
         sampling=SamplingConfig(max_new_tokens=8),
     )
 
 
 def main(config: Config, run: Run) -> None:
     torch.set_num_threads(config.threads)
-    human = phrases(config)
-    practice, held_out = split_by_key(human, config.held_out, seed=0)  # one split for all seeds
-    trained = [question(u.clip, u, "human") for u in practice]
-    measured = [question(u.clip, u, "human") for u in held_out]
-    policy = tiny_qwen_omni([u.text for u in human] + [QUESTION] * 100, seed=config.seed, config=config.model)
+    human = language_phrases(config.max_seconds, config.max_phrases)
+    trained = bundled_languages("train", config.max_seconds, config.held_out, config.max_phrases)
+    measured = bundled_languages("test", config.max_seconds, config.held_out, config.max_phrases)
+    policy = tiny_qwen_omni([u.text for u in human] + [LANGUAGE_QUESTION] * 100, seed=config.seed, config=config.model)
     reward = WeightedSum.of(
         accuracy=(AnswerAccuracy(), 2.0),
         format=(ThinkFormat() if config.think else AnswerFormat(), 1.0),
@@ -94,7 +92,7 @@ def main(config: Config, run: Run) -> None:
     examples = [] if all(run.finished(phase) for phase in supervised) else synthetic(human, config)
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     evaluate_phase(run, "before", policy, measured, reward, tokens)
-    grpo(
+    rl(
         policy,
         trained,
         reward,
@@ -103,6 +101,7 @@ def main(config: Config, run: Run) -> None:
         optim=config.grpo_optim,
         sampling=config.sampling,
         seed=config.seed,
+        phase="grpo",
         evaluate=probe(policy, measured, reward, tokens),
     )
     evaluate_phase(run, "after", policy, measured, reward, tokens)
@@ -124,25 +123,6 @@ def main(config: Config, run: Run) -> None:
     print(write_report(run.dir))
 
 
-def phrases(config: Config) -> list[Utterance]:
-    """The bundled human recordings that are short enough."""
-    found = bundled_speech(tuple(LANGUAGES), max_seconds=config.max_seconds)
-    if config.max_phrases is not None:
-        found = found[:: max(len(found) // config.max_phrases, 1)]
-    return found
-
-
-def question(clip: AudioClip, u: Utterance, voice: str) -> Sample:
-    return Sample(
-        id=f"{u.id}/{voice}",
-        messages=(Message("system", ("",)), Message("user", (clip, QUESTION))),
-        references=(LANGUAGES[u.language],),
-        choices=tuple(LANGUAGES.values()),
-        task=LANGUAGES[u.language],
-        metadata={"text": u.text},
-    )
-
-
 def synthetic(utterances: Sequence[Utterance], config: Config) -> list[Example]:
     """Every phrase in several robot voices, each with its thought and answer."""
     rng = random.Random(config.seed)
@@ -157,7 +137,7 @@ def synthetic(utterances: Sequence[Utterance], config: Config) -> list[Example]:
         clip = AudioClip(array=augment(wav, noise), sample_rate=16_000)
         thought = " ".join(normalised(u.text).split()[: config.thought_words])
         target = f"<think>{thought}</think>" if config.think else ""
-        examples.append(Example(question(clip, u, str(k)), f"{target}<answer>{LANGUAGES[u.language]}</answer>"))
+        examples.append(Example(language_question(clip, u, str(k)), f"{target}<answer>{SPOKEN[u.language]}</answer>"))
     return examples
 
 

@@ -105,6 +105,14 @@ def cispo_loss(
     return loss, _ratio_sums(log_ratio, ratio > cap, weights)
 
 
+def reinforce_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, weights: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The plain policy gradient, -A·logprob, summed with `weights` (Williams 1992). Old log-probs only make metrics."""
+    loss = -(weights * advantages * logprobs).sum()
+    return loss, _ratio_sums((logprobs - old_logprobs).detach(), torch.zeros_like(weights), weights)
+
+
 def engine_correction(old_logprobs: Tensor, engine_logprobs: Tensor, cap: float = 2.0) -> Tensor:
     """Truncated importance sampling for an engine whose log-probs are not the trainer's (Yao et al. 2025).
 

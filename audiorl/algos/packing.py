@@ -12,7 +12,9 @@ positions continue from the prompt's end (Prefix Grouper, arXiv 2506.05433)::
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 from itertools import groupby
 
 import torch
@@ -104,23 +106,48 @@ def attention_mask(sequence: Tensor, parent: Tensor) -> Tensor:
 
 
 def micro_batches(experiences: Sequence[Experience], budget: int, share_prompts: bool = True) -> list[list[int]]:
-    """Indices of experiences, cut in order into packs of at most `budget` row tokens, shared prompts counted once.
+    """Indices of experiences in packs of at most `budget` row tokens, shared prompts counted once.
 
-    A single experience longer than the budget gets a pack of its own.
+    Neighbours that share a prompt stay together as far as the budget allows; beyond it the prompt is repeated. The
+    rest is best fit. A single experience longer than the budget gets a pack of its own.
     """
-    packs: list[list[int]] = []
-    used = 0
+    units: list[list[int]] = []
+    costs: list[int] = []
     for i, e in enumerate(experiences):
-        last = experiences[packs[-1][-1]] if packs else None
-        joins = share_prompts and last is not None and e.group_id == last.group_id and _same_prompt(last, e)
-        cost = len(e) - (e.prompt_length if joins else 0)
-        if packs and used + cost <= budget:
-            packs[-1].append(i)
-            used += cost
+        last = experiences[units[-1][-1]] if units and share_prompts else None
+        joins = last is not None and e.group_id != "" and e.group_id == last.group_id and _same_prompt(last, e)
+        if joins and costs[-1] + len(e) - e.prompt_length <= budget:
+            units[-1].append(i)
+            costs[-1] += len(e) - e.prompt_length
         else:
-            packs.append([i])
-            used = len(e)
-    return packs
+            units.append([i])
+            costs.append(len(e))
+    return [[i for unit in members for i in units[unit]] for members in pack(costs, budget)]
+
+
+def balance(costs: Sequence[int], ranks: int) -> list[list[int]]:
+    """Indices of `costs` split over ranks so that the largest sum is small: longest first, to the emptiest rank.
+
+    At most 4/3 - 1/(3·ranks) times the best possible (Graham 1969). Indices of a rank ascend.
+    """
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    heap = [(0, rank) for rank in range(ranks)]
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        load, rank = heappop(heap)
+        shares[rank].append(i)
+        heappush(heap, (load + costs[i], rank))
+    return [sorted(share) for share in shares]
+
+
+def sorted_batches(lengths: Sequence[int], size: int, rng: random.Random) -> list[list[int]]:
+    """Batches of `size` indices of similar length, in random order: sort, cut, shuffle (LongAlign, arXiv 2401.18058).
+
+    Equal lengths are in random order. The last batch may be smaller.
+    """
+    order = sorted(rng.sample(range(len(lengths)), len(lengths)), key=lambda i: lengths[i])
+    batches = [order[i : i + size] for i in range(0, len(order), size)]
+    rng.shuffle(batches)
+    return batches
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:

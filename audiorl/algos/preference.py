@@ -164,6 +164,17 @@ def kto_baseline(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     return (logprobs - ref_logprobs).mean().clamp(min=0).detach()
 
 
+def kto_weights(desirable: int, undesirable: int) -> tuple[float, float]:
+    """(λ_D, λ_U) for so many answers of each kind that λ_D·n_D / (λ_U·n_U) lies in [1, 4/3], as KTO's authors advise.
+
+    One of them is 1. With answers of one kind only, both are.
+    """
+    if not desirable or not undesirable:
+        return 1.0, 1.0
+    ratio = desirable / undesirable
+    return max(1.0, 1 / ratio), max(1.0, ratio * 3 / 4)
+
+
 def pairwise(
     chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0, log_exp: bool = False, regulariser: float = 0.0
 ) -> Tensor:

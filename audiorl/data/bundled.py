@@ -1,13 +1,27 @@
-"""Tasks on the bundled speech, for trying a recipe before there is data of one's own."""
+"""Tasks on the bundled speech, for trying a recipe before there is data of one's own.
+
+By name, for every kind of training::
+
+    bundled_set("bundled:languages/train")           # prompts
+    bundled_examples("bundled", think=True)          # prompts with the turn to learn
+    bundled_pairs("bundled:languages/train")         # a right and a wrong answer
+    bundled_steps("bundled")                         # a thought and an answer, right or wrong
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Literal
 
-from audiorl.data.corpus import Utterance, bundled_speech
-from audiorl.data.prompts import asr_prompt, choice_question
-from audiorl.types import Sample
+from audiorl.data.corpus import Utterance, bundled_speech, normalised, split_by_key
+from audiorl.data.preferences import Pair, Steps
+from audiorl.data.prompts import LANGUAGES, asr_prompt, choice_question
+from audiorl.types import AudioClip, Message, Sample
+
+NAMES = ("bundled", "bundled:languages/train", "bundled:languages/test")
+SPOKEN = {code: LANGUAGES[code] for code in ("en", "es", "fr")}
+LANGUAGE_QUESTION = "Which language is spoken: English, Spanish or French?"
 
 
 def bundled_questions(think: bool = True, max_seconds: float = 3.0, seed: int = 0) -> list[Sample]:
@@ -35,6 +49,102 @@ def bundled_transcripts(
         Sample(u.id, asr_prompt(u.clip, u.language, think=think), (u.text,), (), "asr", _about(u))
         for u in bundled_speech(languages, max_seconds=max_seconds)
     ]
+
+
+def bundled_languages(
+    split: Literal["train", "test"],
+    max_seconds: float = 4.0,
+    held_out: float = 0.27,
+    max_phrases: int | None = None,
+) -> list[Sample]:
+    """Which language is spoken? No phrase of "test", a fraction `held_out` of all recordings, is heard in "train"."""
+    if split not in ("train", "test"):
+        raise ValueError(f'split must be "train" or "test", got {split!r}')
+    train, test = split_by_key(language_phrases(max_seconds, max_phrases), held_out, seed=0)  # one split for all seeds
+    return [language_question(u.clip, u, "human") for u in (train if split == "train" else test)]
+
+
+def language_phrases(max_seconds: float = 4.0, max_phrases: int | None = None) -> list[Utterance]:
+    """The recordings behind `bundled_languages`; `max_phrases` takes about so many, evenly spaced."""
+    found = bundled_speech(tuple(SPOKEN), max_seconds=max_seconds)
+    return found if max_phrases is None else found[:: max(len(found) // max_phrases, 1)]
+
+
+def language_question(clip: AudioClip, u: Utterance, voice: str) -> Sample:
+    """Which language is spoken in `clip`, the utterance said by `voice`?"""
+    return Sample(
+        id=f"{u.id}/{voice}",
+        messages=(Message("system", ("",)), Message("user", (clip, LANGUAGE_QUESTION))),
+        references=(SPOKEN[u.language],),
+        choices=tuple(SPOKEN.values()),
+        task=SPOKEN[u.language],
+        metadata={"text": u.text},
+    )
+
+
+def bundled_set(name: str, think: bool = True, seed: int = 0) -> list[Sample]:
+    """The samples of one of NAMES; `think` and `seed` shape `bundled` only. Raises ValueError for another name."""
+    if name == "bundled":
+        return bundled_questions(think, seed=seed)
+    if name == "bundled:languages/train":
+        return bundled_languages("train")
+    if name == "bundled:languages/test":
+        return bundled_languages("test")
+    raise ValueError(f"no bundled set is called {name!r}; choose from {', '.join(NAMES)}")
+
+
+def bundled_examples(name: str, think: bool = True, seed: int = 0) -> list[tuple[Sample, str]]:
+    """Each sample of a set with the turn to learn: the answer, after what was heard if `think`.
+
+    >>> bundled_examples("bundled:languages/train")[0][1]
+    '<think>agent logged</think><answer>English</answer>'
+    """
+    return [(s, _turn(s, s.references[0], think)) for s in bundled_set(name, think, seed)]
+
+
+def bundled_pairs(name: str, think: bool = False, seed: int = 0) -> list[Pair]:
+    """Each sample of a set with the right answer chosen and one wrong choice, drawn by `seed`, rejected."""
+    rng = random.Random(seed)
+    return [
+        Pair(s, _turn(s, s.references[0], think), _turn(s, rng.choice(_wrong(s)), think))
+        for s in bundled_set(name, think, seed)
+    ]
+
+
+def bundled_steps(name: str, seed: int = 0) -> list[Steps]:
+    """Each sample of a set twice, as a thought and an answer: both right, then a wrong answer.
+
+    The thought before the wrong answer is right (labels 1, 0) or, as often, that of another sample (0, 0).
+    """
+    rng = random.Random(seed)
+    samples = bundled_set(name, think=True, seed=seed)
+    thoughts = sorted({_heard(s) for s in samples})
+    steps = []
+    for s in samples:
+        heard = _heard(s)
+        misheard = rng.choice([t for t in thoughts if t != heard])
+        right = rng.random() < 0.5
+        steps.append(Steps(s, _thought_and_answer(heard, s.references[0]), (1.0, 1.0)))
+        wrong = _thought_and_answer(heard if right else misheard, rng.choice(_wrong(s)))
+        steps.append(Steps(s, wrong, (float(right), 0.0)))
+    return steps
+
+
+def _turn(sample: Sample, answer: str, think: bool) -> str:
+    thought = f"<think>{_heard(sample)}</think>" if think else ""
+    return f"{thought}<answer>{answer}</answer>"
+
+
+def _thought_and_answer(heard: str, answer: str) -> tuple[str, str]:
+    return f"<think>I hear {heard}</think>", f"<answer>{answer}</answer>"
+
+
+def _heard(sample: Sample) -> str:
+    return " ".join(normalised(sample.metadata["text"]).split()[:2])
+
+
+def _wrong(sample: Sample) -> list[str]:
+    return [choice for choice in sample.choices if choice not in sample.references]
 
 
 def _shuffled(items: list[str], rng: random.Random) -> list[str]:

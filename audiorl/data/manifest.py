@@ -21,7 +21,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Generic, Literal, TypedDict, TypeVar, get_args
 
 from audiorl.data.audio import AudioError, load_clip, probe
 from audiorl.data.folders import librispeech_rows, wenetspeech_rows
@@ -31,13 +31,29 @@ from audiorl.types import Sample
 
 Kind = Literal["auto", "native", "avqa", "musicbench", "mmau", "mmar", "asr", "librispeech", "wenetspeech"]
 SkippedRow = BadRow
+Format = Callable[[Row, Style], Sample]
+T = TypeVar("T")
+
+
+class ReadOptions(TypedDict, total=False):
+    """The keyword arguments of `read_samples`, for readers that pass them on."""
+
+    think: bool
+    audio_root: str | Path | None
+    on_error: Literal["raise", "skip"]
+    limit: int | None
+    check_audio: bool
+    question: str | None
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What a manifest holds: usable samples in their order, and the rows that were skipped with the reason for each."""
+class Loaded(Generic[T]):
+    """What a manifest holds: usable samples in their order, and the rows that were skipped with the reason for each.
 
-    samples: tuple[Sample, ...]
+    `samples` are `Sample`s, or what another reader makes of each row (`audiorl.data.preferences`).
+    """
+
+    samples: tuple[T, ...]
     skipped: tuple[SkippedRow, ...]
     path: str
 
@@ -65,7 +81,7 @@ def read_samples(
     limit: int | None = None,
     check_audio: bool = False,
     question: str | None = None,
-) -> Loaded:
+) -> Loaded[Sample]:
     """Read the first `limit` samples of a manifest, dataset or corpus folder.
 
     kind: which format it is, found from its columns when "auto"; "asr" stands for any corpus of transcripts.
@@ -74,6 +90,38 @@ def read_samples(
     decode every clip now; a broken one is an unusable row.
 
     Raises ValueError naming file, row and field. A file that cannot be read at all raises whatever on_error says.
+    """
+    return read_values(
+        path,
+        kind,
+        _itself,
+        think=think,
+        audio_root=audio_root,
+        on_error=on_error,
+        limit=limit,
+        check_audio=check_audio,
+        question=question,
+    )
+
+
+def read_values(
+    path: str | Path,
+    kind: Kind | str,
+    value_of: Callable[[Row, Style, Format], tuple[Sample, T]],
+    *,
+    detect: Callable[[Row], str] = detect,
+    repeats: bool = False,
+    think: bool = True,
+    audio_root: str | Path | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+    limit: int | None = None,
+    check_audio: bool = False,
+    question: str | None = None,
+) -> Loaded[T]:
+    """What `value_of(row, style, format)` makes of each row, with the sample in it; the rest is as in `read_samples`.
+
+    `value_of` raises FieldError for a row that cannot be used. detect: the kind of the first readable row, for "auto".
+    repeats: an id may come again with the same prompt.
     """
     path = Path(path)
     if kind not in get_args(Kind):
@@ -84,25 +132,32 @@ def read_samples(
         raise ValueError(f"audio_root {audio_root}: no such folder")
     folder = path if path.is_dir() else path.parent
     style = Style(Path(audio_root) if audio_root is not None else folder, think, question)
-    rows, to_sample = _rows_and_format(path, kind)
+    rows, to_sample = _rows_and_format(path, kind, detect)
 
-    samples: list[Sample] = []
+    values: list[T] = []
     skipped: list[SkippedRow] = []
-    first_row: dict[str, Row] = {}
+    first: dict[str, tuple[Row, Sample]] = {}
     for row in rows:
-        if limit is not None and len(samples) >= limit:
+        if limit is not None and len(values) >= limit:
             break
-        result = _sample(row, to_sample, style, first_row, check_audio)
-        if isinstance(result, Sample):
-            samples.append(result)
+        result = (
+            row if isinstance(row, BadRow) else _value(row, style, to_sample, value_of, first, repeats, check_audio)
+        )
+        if not isinstance(result, BadRow):
+            values.append(result)
         elif on_error == "skip":
             skipped.append(result)
         else:
             raise ValueError(str(result))
-    return Loaded(tuple(samples), tuple(skipped), str(path))
+    return Loaded(tuple(values), tuple(skipped), str(path))
 
 
-def _rows_and_format(path: Path, kind: str) -> tuple[Iterator[Row | BadRow], Callable[[Row, Style], Sample]]:
+def _itself(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Sample]:
+    sample = to_sample(row, style)
+    return sample, sample
+
+
+def _rows_and_format(path: Path, kind: str, detect: Callable[[Row], str]) -> tuple[Iterator[Row | BadRow], Format]:
     if not path.exists():
         raise ValueError(f"{path}: missing; check the path")
     transcribed = path.is_dir() and next(path.rglob("*.trans.txt"), None) is not None
@@ -128,26 +183,33 @@ def _rows_and_format(path: Path, kind: str) -> tuple[Iterator[Row | BadRow], Cal
     raise ValueError(f"{path}: no readable row; {seen[0] if seen else 'the file holds none'}")
 
 
-def _sample(
-    row: Row | BadRow,
-    to_sample: Callable[[Row, Style], Sample],
+def _value(
+    row: Row,
     style: Style,
-    first_row: dict[str, Row],
+    to_sample: Format,
+    value_of: Callable[[Row, Style, Format], tuple[Sample, T]],
+    first: dict[str, tuple[Row, Sample]],
+    repeats: bool,
     check_audio: bool,
-) -> Sample | SkippedRow:
-    if isinstance(row, BadRow):
-        return row
+) -> T | SkippedRow:
     try:
-        sample = to_sample(row, style)
-        if sample.id in first_row:
-            first = first_row[sample.id]
-            raise FieldError("id", f"{sample.id!r} also names row {first.number}; give every row its own id")
+        sample, value = value_of(row, style, to_sample)
+        if sample.id in first:
+            earlier, same = first[sample.id]
+            if not repeats or _prompt(same) != _prompt(sample):
+                own = "prompt" if repeats else "row"
+                raise FieldError("id", f"{sample.id!r} also names row {earlier.number}; give every {own} its own id")
         if check_audio:
             _check(sample, audio_field(row))
     except FieldError as error:
         return SkippedRow(row.file, row.number, error.field, error.message)
-    first_row[sample.id] = row
-    return sample
+    first.setdefault(sample.id, (row, sample))
+    return value
+
+
+def _prompt(sample: Sample) -> list[tuple[str, list[str]]]:
+    """What two samples share exactly when they ask the same."""
+    return [(m.role, [c if isinstance(c, str) else c.key for c in m.content]) for m in sample.messages]
 
 
 def _check(sample: Sample, field: str) -> None:

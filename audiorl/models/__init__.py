@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 
 from audiorl.config import ModelConfig
-from audiorl.models.loading import naming_damage
-from audiorl.models.policy import AudioPolicy, Backbone, Reference
+from audiorl.models.loading import naming_damage, read_tensors
+from audiorl.models.policy import BESIDE_ADAPTER, AudioPolicy, Backbone, Reference
 
-__all__ = ["AudioPolicy", "Backbone", "Reference", "load_policy"]
+__all__ = ["AudioPolicy", "Backbone", "Reference", "load_policy", "load_weights"]
+
+TEXT_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 
 def load_policy(path: str | Path, config: ModelConfig | None = None) -> AudioPolicy:
@@ -31,10 +33,35 @@ def load_policy(path: str | Path, config: ModelConfig | None = None) -> AudioPol
         from audiorl.models import qwen2_audio
 
         return qwen2_audio.load(path, config)
+    if kind in TEXT_MODEL_TYPES:
+        from audiorl.models import text
+
+        return text.load(path, config)
     raise ValueError(
         f"{path}: model_type {kind!r} is not one of the speech models audiorl trains "
-        "(qwen2_5_omni, qwen3_omni_moe, qwen2_audio)"
+        f"(qwen2_5_omni, qwen3_omni_moe, qwen2_audio) nor a text decoder it reads ({', '.join(TEXT_MODEL_TYPES)})"
     )
+
+
+def load_weights(folder: str | Path, policy: AudioPolicy) -> None:
+    """Copy the weights of a model or adapter folder into `policy`.
+
+    Raises ValueError when the folder is incomplete or of another architecture.
+    """
+    folder = Path(folder)
+    adapter = (folder / "adapter_config.json").exists()
+    if adapter != (policy.adapter is not None):
+        kinds = ("a whole model", "a low-rank adapter")
+        raise ValueError(f"{folder}: holds {kinds[adapter]}, this run trains {kinds[not adapter]}")
+    if adapter:
+        _read_adapter(folder, policy)
+        return
+    saved = load_policy(folder, policy.config)
+    if type(saved.model) is not type(policy.model):
+        raise ValueError(
+            f"{folder}: holds a {type(saved.model).__name__}, this run trains a {type(policy.model).__name__}"
+        )
+    policy.load_weights(dict(saved.model.named_parameters()), str(folder))
 
 
 def _model_type(path: str | Path) -> str:
@@ -60,7 +87,6 @@ def _model_type(path: str | Path) -> str:
 
 def _load_adapter(folder: Path, config: ModelConfig) -> AudioPolicy:
     from peft import PeftConfig
-    from peft.utils import load_peft_weights, set_peft_model_state_dict
 
     from audiorl.config import LoraConfig
 
@@ -70,7 +96,21 @@ def _load_adapter(folder: Path, config: ModelConfig) -> AudioPolicy:
     targets = tuple(sorted({t.rsplit(".", 1)[-1] for t in saved.target_modules}))  # type: ignore[attr-defined]
     lora = LoraConfig(rank=saved.r, alpha=saved.lora_alpha, target_modules=targets)  # type: ignore[attr-defined]
     policy = load_policy(saved.base_model_name_or_path, dataclasses.replace(config, lora=lora))
-    with naming_damage(folder):
-        weights = load_peft_weights(str(folder), device=config.device)
-    set_peft_model_state_dict(policy.adapter, weights)
+    _read_adapter(folder, policy)
     return policy
+
+
+def _read_adapter(folder: Path, policy: AudioPolicy) -> None:
+    from peft.utils import load_peft_weights, set_peft_model_state_dict
+
+    with naming_damage(folder):
+        weights = load_peft_weights(str(folder), device=str(policy.device))
+    try:
+        missed = set_peft_model_state_dict(policy.adapter, weights).unexpected_keys
+    except RuntimeError as error:
+        raise ValueError(f"{folder}: the adapter has another shape than the model: {error}") from error
+    if missed:
+        raise ValueError(f"{folder}: adapter weight {missed[0]!r} is not in this model; was it saved by another one?")
+    if (folder / BESIDE_ADAPTER).exists():
+        policy.load_weights(read_tensors(folder / BESIDE_ADAPTER), str(folder / BESIDE_ADAPTER))
+    policy.weights_changed()

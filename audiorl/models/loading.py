@@ -25,7 +25,7 @@ def checkpoint_dtype(config: ModelConfig) -> torch.dtype | str:
     return "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
 
 
-def load_model(model_class: type[PreTrainedModel], path: str | Path, config: ModelConfig) -> PreTrainedModel:
+def load_model(model_class: Any, path: str | Path, config: ModelConfig) -> PreTrainedModel:
     """The model of a local folder or a hub id, on the configured device.
 
     Raises ValueError when weights are damaged, missing, too many or of another shape than config.json says.
@@ -65,13 +65,19 @@ def load_model(model_class: type[PreTrainedModel], path: str | Path, config: Mod
 
 def load_frontend(path: str | Path) -> tuple[PreTrainedTokenizerBase, WhisperFeatureExtractor]:
     """The tokenizer and the feature extractor beside a model. Raises ValueError when one is missing or damaged."""
-    loaded: list[Any] = []
-    for what, loader in (("tokenizer", AutoTokenizer), ("feature extractor", WhisperFeatureExtractor)):
-        try:
-            loaded.append(loader.from_pretrained(str(path)))
-        except (ValueError, OSError) as error:
-            raise ValueError(f"{path}: the {what} cannot be read: {error}") from error
-    return loaded[0], loaded[1]
+    return load_tokenizer(path), _beside(path, "feature extractor", WhisperFeatureExtractor)
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model. Raises ValueError when it is missing or damaged."""
+    return _beside(path, "tokenizer", AutoTokenizer)
+
+
+def _beside(path: str | Path, what: str, loader: Any) -> Any:
+    try:
+        return loader.from_pretrained(str(path))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path}: the {what} cannot be read: {error}") from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

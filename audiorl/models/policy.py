@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, WhisperFeatureExtractor
 from transformers.utils.logging import disable_progress_bar
@@ -26,13 +27,17 @@ from audiorl.config import LoraConfig, ModelConfig
 from audiorl.models.features import log_mel
 from audiorl.types import AudioClip, Message, PackedBatch, PolicyOutput, Sample
 
+BESIDE_ADAPTER = "trained.safetensors"
+"""In an adapter's folder: what was trained beside the adapter, such as the audio projector."""
+
 disable_progress_bar()  # of weight loading and saving, at every checkpoint
 
 
 class Backbone(Protocol):
     """What a model family must answer. Its methods take the bare transformers model and keep no state."""
 
-    audio_token: ClassVar[str]
+    audio_token: ClassVar[str | None]
+    """The placeholder of audio in a text; None for a model that hears nothing."""
 
     def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
         """The conversation as the model was trained to read it, ready for the assistant's turn."""
@@ -71,7 +76,7 @@ class AudioPolicy(nn.Module):
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        extractor: WhisperFeatureExtractor,
+        extractor: WhisperFeatureExtractor | None,
         backbone: Backbone,
         config: ModelConfig | None = None,
     ):
@@ -82,10 +87,12 @@ class AudioPolicy(nn.Module):
         self.extractor = extractor
         self.backbone = backbone
         self.adapter: Any = None
-        self.audio_token_id = int(tokenizer.convert_tokens_to_ids(backbone.audio_token))
+        token = backbone.audio_token
+        self.audio_token_id = -1 if token is None else int(tokenizer.convert_tokens_to_ids(token))
         self.stop_ids = _stop_ids(model, tokenizer)
         self._reserved = tuple(t for t in tokenizer.get_added_vocab() if t.startswith("<|"))
         self._cache = _ClipCache(self.config.audio_cache_mb * 2**20)
+        self._update: dict[str, tuple[Tensor, Tensor]] | None = None
         self._set_trainable()
 
     # -- what is trained -------------------------------------------------------------------------------------------
@@ -132,6 +139,14 @@ class AudioPolicy(nn.Module):
         """The trained weights by name, by reference: what an engine needs to follow the trainer."""
         return {name: p.detach() for name, p in self.trainable().items()}
 
+    def copy(self) -> AudioPolicy:
+        """The policy as it is now, with trained weights of its own; what is never trained is shared."""
+        shared: dict[int, Any] = {id(p): p for p in self.model.parameters() if not p.requires_grad}
+        shared |= {id(x): x for x in (self.tokenizer, self.extractor, self.backbone)}
+        if self.config.audio != "full":
+            shared[id(self._cache)] = self._cache  # both hear the same; a trained tower soon hears otherwise
+        return copy.deepcopy(self, shared)
+
     def reference(self) -> Reference:
         """A frozen copy of the policy as it is now, sharing every weight that is not trained."""
         return Reference(self)
@@ -148,23 +163,49 @@ class AudioPolicy(nn.Module):
                 out.append(self.backbone.project(self.model, heard))
         return out
 
+    @contextmanager
+    def hear_once(self) -> Iterator[None]:
+        """Around the passes of one update: a trained tower hears each clip once, and is trained once, at the end.
+
+        The passes differentiate down to what was heard; their gradients are summed there and go through the tower
+        together when the block ends. Nothing changes for a frozen tower, which hears each clip once anyway.
+        """
+        if self.config.audio != "full":
+            yield
+            return
+        assert self._update is None, "one update at a time"
+        self._update = {}
+        try:
+            yield
+            reached = [(heard, leaf.grad) for heard, leaf in self._update.values() if leaf.grad is not None]
+            if reached:
+                torch.autograd.backward([heard for heard, _ in reached], [grad for _, grad in reached])
+        finally:
+            self._update = None
+
     def weights_changed(self) -> None:
         """Forget what a trained tower heard; call after every update of the weights."""
         if self.config.audio == "full":
             self._cache.clear()
 
     def _hear(self, clip: AudioClip) -> Tensor:
-        if self.config.audio == "full" and torch.is_grad_enabled():
-            return self.backbone.hear(self.model, [self._mel(clip)])[0]
         key = clip.key
-        heard = self._cache.get(key)
-        if heard is None:
-            with torch.no_grad():
+        if self.config.audio == "full" and torch.is_grad_enabled():
+            if self._update is None:
+                return self.backbone.hear(self.model, [self._mel(clip)])[0]
+            if key not in self._update:
                 heard = self.backbone.hear(self.model, [self._mel(clip)])[0]
-            self._cache.put(key, heard.cpu())
-        return heard.to(self.device)
+                self._update[key] = heard, heard.detach().requires_grad_()
+            return self._update[key][1]
+        known = self._cache.get(key)
+        if known is None:
+            with torch.no_grad():
+                known = self.backbone.hear(self.model, [self._mel(clip)])[0]
+            self._cache.put(key, known.cpu())
+        return known.to(self.device)
 
     def _mel(self, clip: AudioClip) -> Tensor:
+        assert self.extractor is not None
         wav = clip.load(self.extractor.sampling_rate)
         mel = log_mel(self.extractor, wav)
         tower = self.backbone.tower(self.model)
@@ -176,14 +217,14 @@ class AudioPolicy(nn.Module):
     def prompt_ids(self, sample: Sample) -> Tensor:
         """[P] int64: the sample's messages as tokens, each clip's placeholder repeated once per audio token."""
         text = ""
-        for piece in self.backbone.chat(sample.messages):
-            if isinstance(piece, AudioClip):
-                try:
-                    text += self.backbone.audio_token * len(self._hear(piece))
-                except ValueError as error:
-                    raise ValueError(f"sample {sample.id!r}: {error}") from error
-            else:
-                text += piece
+        try:
+            for piece in self.backbone.chat(sample.messages):
+                if isinstance(piece, AudioClip):
+                    text += str(self.backbone.audio_token) * len(self._hear(piece))
+                else:
+                    text += piece
+        except ValueError as error:
+            raise ValueError(f"sample {sample.id!r}: {error}") from error
         for message in sample.messages:
             for content in message.content:
                 if isinstance(content, str) and any(token in content for token in self._reserved):
@@ -214,14 +255,20 @@ class AudioPolicy(nn.Module):
             embeds = embeds.masked_scatter(rows[:, None], audio)
         return embeds
 
-    def forward(self, batch: PackedBatch, temperature: float = 1.0) -> PolicyOutput:
+    def forward(
+        self, batch: PackedBatch, temperature: float = 1.0, value_head: nn.Module | None = None
+    ) -> PolicyOutput:
+        """Log-probs and entropies of the sampled tokens; with a `value_head` also V of the state before each."""
         with self.autocast():
-            hidden = self.hidden(batch)
-            rows = batch.predecessor[batch.loss_mask].to(self.device)
+            before = self.before_sampled(batch)
             targets = batch.ids[batch.loss_mask].to(self.device)
             head = self.backbone.head(self.model)
-            logprobs, entropy = fused_logprobs(hidden[rows], head.weight, targets, temperature)
-        return PolicyOutput(logprobs=logprobs, entropy=entropy)
+            logprobs, entropy = fused_logprobs(before, head.weight, targets, temperature)
+        return PolicyOutput(logprobs, entropy, None if value_head is None else value_head(before))
+
+    def before_sampled(self, batch: PackedBatch) -> Tensor:
+        """The hidden states [N, H] that predict the sampled tokens."""
+        return self.hidden(batch)[batch.predecessor[batch.loss_mask].to(self.device)]
 
     def hidden(self, batch: PackedBatch) -> Tensor:
         """The decoder's last hidden states [T, H] of a packed batch."""
@@ -243,9 +290,16 @@ class AudioPolicy(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """A Hugging Face model folder in safetensors; with LoRA, an adapter folder that names its base model."""
-        (self.adapter if self.adapter is not None else self.model).save_pretrained(str(folder))
+        if self.adapter is None:
+            self.model.save_pretrained(str(folder))
+        else:
+            self.adapter.save_pretrained(str(folder))
+            beside = {n: p.detach().contiguous() for n, p in self.trainable().items() if ".lora_" not in n}
+            if beside:
+                save_file(beside, Path(folder) / BESIDE_ADAPTER)
         self.tokenizer.save_pretrained(str(folder))
-        self.extractor.save_pretrained(str(folder))
+        if self.extractor is not None:
+            self.extractor.save_pretrained(str(folder))
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor], where: str = "weights") -> None:
@@ -271,11 +325,7 @@ class Reference:
         if policy.has_fresh_adapter() and policy.config.audio == "frozen":
             self._frozen = policy  # the base model under a fresh adapter is the reference
             return
-        shared = {id(p): p for p in policy.model.parameters() if not p.requires_grad}
-        shared |= {id(x): x for x in (policy.tokenizer, policy.extractor)}
-        if policy.config.audio != "full":
-            shared[id(policy._cache)] = policy._cache  # both hear the same; a trained tower soon hears otherwise
-        self._frozen = copy.deepcopy(policy, shared)
+        self._frozen = policy.copy()
         self._frozen.requires_grad_(False)
 
     @torch.no_grad()

@@ -27,7 +27,7 @@ from audiorl.types import AudioClip, Message
 class Qwen2Audio:
     """Backbone of Qwen2-Audio: 25 audio tokens a second, at most 30 s a clip."""
 
-    audio_token: ClassVar[str] = "<|AUDIO|>"
+    audio_token: ClassVar[str | None] = "<|AUDIO|>"
 
     def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
         return chatml(messages, lambda clip, k: [f"Audio {k}: <|audio_bos|>", clip, "<|audio_eos|>\n"])

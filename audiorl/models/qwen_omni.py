@@ -37,7 +37,7 @@ MIN_FRAMES = 3
 class QwenOmni:
     """Backbone of the Qwen2.5-Omni thinker: conv stride 2 and pooling by 2, 25 audio tokens a second."""
 
-    audio_token: ClassVar[str] = "<|AUDIO|>"
+    audio_token: ClassVar[str | None] = "<|AUDIO|>"
     bos: ClassVar[str] = "<|audio_bos|>"
     eos: ClassVar[str] = "<|audio_eos|>"
 
@@ -85,7 +85,7 @@ class QwenOmni:
 class Qwen3Omni(QwenOmni):
     """Backbone of the Qwen3-Omni thinker: three strided convolutions, 12.5 audio tokens a second."""
 
-    audio_token: ClassVar[str] = "<|audio_pad|>"
+    audio_token: ClassVar[str | None] = "<|audio_pad|>"
     bos: ClassVar[str] = "<|audio_start|>"
     eos: ClassVar[str] = "<|audio_end|>"
 

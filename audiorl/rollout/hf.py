@@ -93,11 +93,13 @@ class HFEngine:
             [uniforms(r.request.seed, r.request.sample.id, r.index, config.max_new_tokens) for r in rows]
         ).to(device)
 
+        greedy = torch.tensor([config.temperature == 0 or r.request.greedy for r in rows], device=device)
+
         active = torch.arange(len(rows))  # which rollout each row of the batch belongs to
         done = torch.zeros(len(rows), dtype=torch.bool)
         for step in range(config.max_new_tokens):
             logprobs = filtered_logprobs(logits, config)
-            tokens = choose(logprobs, noise[active.to(device), step], greedy=config.temperature == 0)
+            tokens = choose(logprobs, noise[active.to(device), step], greedy[active.to(device)])
             chosen = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
             for b, (row, token, logprob) in enumerate(
                 zip((rows[i] for i in active.tolist()), tokens.tolist(), chosen.tolist(), strict=True)

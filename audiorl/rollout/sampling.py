@@ -32,10 +32,15 @@ def filtered_logprobs(logits: Tensor, config: SamplingConfig) -> Tensor:
     return logits.log_softmax(-1)
 
 
-def choose(logprobs: Tensor, uniform: Tensor, greedy: bool) -> Tensor:
-    """Token ids [B] from log-probs [B, V] by inverting the cumulative distribution at `uniform` [B] in [0, 1)."""
-    if greedy:
+def choose(logprobs: Tensor, uniform: Tensor, greedy: Tensor) -> Tensor:
+    """Token ids [B] from log-probs [B, V] by inverting the cumulative distribution at `uniform` [B] in [0, 1).
+
+    Where `greedy` [B] is true, the most probable token.
+    """
+    if bool(greedy.all()):
         return logprobs.argmax(-1)
+    if bool(greedy.any()):
+        return torch.where(greedy, logprobs.argmax(-1), choose(logprobs, uniform, torch.zeros_like(greedy)))
     cumulative = logprobs.double().exp().cumsum(-1)
     target = uniform[:, None].to(cumulative) * cumulative[:, -1:]
     # right=True: a token of probability 0 has an empty interval and is never chosen

@@ -14,6 +14,10 @@ class LocalGroup:
             raise ValueError("a group needs at least one worker")
         self.workers = list(workers)
 
+    @property
+    def size(self) -> int:
+        return len(self.workers)
+
     def each(self, method: str, shards: Sequence[Any]) -> list[Any]:
         if len(shards) != len(self.workers):
             raise ValueError(f"{len(shards)} shards for {len(self.workers)} workers")

@@ -14,19 +14,22 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from audiorl.models import AudioPolicy, load_policy
+from audiorl.models import AudioPolicy, load_weights
 from audiorl.models.loading import read_tensors
+from audiorl.models.value import ValueModel
 
 TrainerState = dict[str, dict[str, Tensor]]
+Saved = AudioPolicy | ValueModel
+"""What a phase trains and its checkpoints hold."""
 
 
-def save_checkpoint(folder: Path, policy: AudioPolicy, trainer: TrainerState, meta: Mapping[str, Any]) -> None:
+def save_checkpoint(folder: Path, model: Saved, trainer: TrainerState, meta: Mapping[str, Any]) -> None:
     """Write beside `folder`, flush to disk, rename: a crash at any moment leaves the old state or the new one."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        policy.save(partial)
+        model.save(partial)
         flat = {
             f"{part}/{name}": t.detach().cpu().contiguous() for part, ts in trainer.items() for name, t in ts.items()
         }
@@ -47,15 +50,15 @@ def save_checkpoint(folder: Path, policy: AudioPolicy, trainer: TrainerState, me
     _fsync(folder.parent)
 
 
-def load_checkpoint(folder: Path, policy: AudioPolicy) -> tuple[TrainerState, dict[str, Any]]:
-    """Copy a checkpoint's weights into `policy`; returns the trainer's state and the metadata.
+def load_checkpoint(folder: Path, model: Saved) -> tuple[TrainerState, dict[str, Any]]:
+    """Copy a checkpoint's weights into `model`; returns the trainer's state and the metadata.
 
     Raises ValueError when the checkpoint is of another architecture or incomplete.
     """
     for name in ("trainer.safetensors", "trainer.json"):
         if not (folder / name).is_file():
             raise ValueError(f"{folder}: {name} is missing; the checkpoint is not complete")
-    load_weights(folder, policy)
+    load_into(folder, model)
     trainer: TrainerState = {}
     for name, tensor in read_tensors(folder / "trainer.safetensors").items():
         part, _, rest = name.partition("/")
@@ -63,14 +66,12 @@ def load_checkpoint(folder: Path, policy: AudioPolicy) -> tuple[TrainerState, di
     return trainer, read_json(folder / "trainer.json")
 
 
-def load_weights(folder: Path, policy: AudioPolicy) -> None:
-    """Copy the weights of a model folder into `policy`, by the same code that loads a model for use."""
-    saved = load_policy(folder, policy.config)
-    if type(saved.model) is not type(policy.model):
-        raise ValueError(
-            f"{folder}: holds a {type(saved.model).__name__}, this run trains a {type(policy.model).__name__}"
-        )
-    policy.load_weights(dict(saved.model.named_parameters()), str(folder))
+def load_into(folder: Path, model: Saved) -> None:
+    """Copy the weights of a model folder into `model`, by the same code that loads a model for use."""
+    if isinstance(model, ValueModel):
+        model.restore(folder)
+    else:
+        load_weights(folder, model)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,40 +1,78 @@
-"""What every GRPO recipe does around the loop: read data, load the policy, measure, train, measure again."""
+"""What recipes do around a trainer: read data, load the policy, measure, train, measure again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 import torch
 
-from audiorl.config import GRPOConfig, LoraConfig, ModelConfig, OptimConfig, SamplingConfig
+from audiorl.config import LoraConfig, ModelConfig
 from audiorl.data.manifest import read_samples
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.rewards import Term, WeightedSum, load_reward
 from audiorl.train.evaluate import evaluate_phase, probe
-from audiorl.train.loop import grpo
+from audiorl.train.loop import Evaluate
 from audiorl.train.run import Run
 from audiorl.types import Reward, Sample
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RecipeConfig:
+    """The options that all recipes on a user's own model and data share."""
+
+    path: str = "Qwen/Qwen2.5-Omni-3B"
+    """A local folder, a hub id, or `tiny`."""
+    data: tuple[str, ...] = ()
+    """What to train on: files, folders, or the bundled speech by name."""
+    held_out: tuple[str, ...] = ()
+    """Sets to measure on; without any, `held_out_count` training rows are held back."""
+    held_out_count: int = 200
+    audio_root: str | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+    """`skip` counts and lists unusable rows instead of stopping."""
+    check_audio: bool = True
+    """Decode every clip before training, so that a broken one does not stop a run in its third hour."""
+    seed: int = 0
+    epochs: float = 1.0
+    max_steps: int | None = None
+    lora: bool = False
+    """Train low-rank adapters (`--model.lora` sets their shape) instead of all decoder weights."""
+    model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing=True)
+
+    def steps(self, items: int, per_step: int) -> int:
+        """Steps that show each of `items` `epochs` times, at most `max_steps`."""
+        steps = max(round(self.epochs * items / per_step), 1)
+        return min(steps, self.max_steps or steps)
 
 
 def read_sets(
     paths: Sequence[str],
-    bundled: Callable[[], Sequence[Sample]],
+    config: RecipeConfig,
+    bundled: Callable[[str], Sequence[Sample]],
     *,
     think: bool,
-    audio_root: str | None,
-    on_error: Literal["raise", "skip"],
-    check_audio: bool,
 ) -> list[Sample]:
-    """The samples of several manifests in order, `bundled()` for the name `bundled`; says what was read and skipped."""
+    """The samples of several manifests in order, `bundled(name)` for a name that begins with `bundled`.
+
+    Says what was read and skipped.
+    """
     samples: list[Sample] = []
     for path in paths:
-        if path == "bundled":
-            samples += bundled()
+        if path.startswith("bundled"):
+            samples += bundled(path)
             continue
-        loaded = read_samples(path, think=think, audio_root=audio_root, on_error=on_error, check_audio=check_audio)
+        loaded = read_samples(
+            path,
+            think=think,
+            audio_root=config.audio_root,
+            on_error=config.on_error,
+            check_audio=config.check_audio,
+        )
         print(loaded.summary(), flush=True)
         if loaded.skipped:
             print(loaded.listing(), flush=True)
@@ -42,54 +80,36 @@ def read_sets(
     return samples
 
 
-def split_held_out(
-    samples: Sequence[Sample], held_out: Sequence[Sample], count: int
-) -> tuple[list[Sample], list[Sample]]:
-    """(training samples, held-out samples): where no set is held out, the first `count` training samples are."""
-    split = (list(samples), list(held_out)) if held_out else (list(samples[count:]), list(samples[:count]))
+def split_held_out(items: Sequence[T], held_out: Sequence[T], count: int) -> tuple[list[T], list[T]]:
+    """(training items, held-out items): where no set is held out, the first `count` training items are."""
+    split = (list(items), list(held_out)) if held_out else (list(items[count:]), list(items[:count]))
     for name, part in zip(("train on", "measure on"), split, strict=True):
         if not part:
-            raise ValueError(f"nothing left to {name}: {len(samples)} samples read, {count} of them held out")
+            raise ValueError(f"nothing left to {name}: {len(items)} rows read, {count} of them held out")
     return split
 
 
-def policy_from(path: str, config: ModelConfig, lora: bool, seed: int) -> AudioPolicy:
+def policy_from(config: RecipeConfig) -> AudioPolicy:
     """The policy of a local folder or hub id, `tiny` for a small random one; `lora` adds adapters if none are asked."""
-    if lora:
-        config = replace(config, lora=config.lora or LoraConfig())
-    torch.manual_seed(seed)  # adapters start at random
-    return tiny_qwen_omni(whisper=False, config=config) if path == "tiny" else load_policy(path, config)
+    model = replace(config.model, lora=config.model.lora or LoraConfig()) if config.lora else config.model
+    torch.manual_seed(config.seed)  # adapters and value heads start at random
+    return tiny_qwen_omni(whisper=False, config=model) if config.path == "tiny" else load_policy(config.path, model)
 
 
-def grpo_with_evaluation(
+def measured(
+    run: Run,
     policy: AudioPolicy,
-    samples: Sequence[Sample],
     held_out: Sequence[Sample],
     reward: Reward,
-    run: Run,
+    train: Callable[[Evaluate], None],
     *,
-    config: GRPOConfig,
-    optim: OptimConfig,
-    sampling: SamplingConfig,
-    seed: int,
+    eval_tokens: int,
     metric: str = "accuracy",
-    eval_tokens: int | None = None,
 ) -> None:
-    """Evaluate `before`, run GRPO with held-out probes, evaluate `after`. `eval_tokens`: length of greedy answers."""
-    tokens = eval_tokens or sampling.max_new_tokens
-    evaluate_phase(run, "before", policy, held_out, reward, tokens, metric)
-    grpo(
-        policy,
-        samples,
-        reward,
-        run,
-        config=config,
-        optim=optim,
-        sampling=sampling,
-        seed=seed,
-        evaluate=probe(policy, held_out, reward, tokens, metric),
-    )
-    evaluate_phase(run, "after", policy, held_out, reward, tokens, metric)
+    """Evaluate `before`, train with held-out probes, evaluate `after`. `eval_tokens`: length of greedy answers."""
+    evaluate_phase(run, "before", policy, held_out, reward, eval_tokens, metric)
+    train(probe(policy, held_out, reward, eval_tokens, metric))
+    evaluate_phase(run, "after", policy, held_out, reward, eval_tokens, metric)
 
 
 def with_reward_file(reward: WeightedSum, path: str | None, weight: float) -> WeightedSum:
@@ -97,8 +117,3 @@ def with_reward_file(reward: WeightedSum, path: str | None, weight: float) -> We
     if path is None:
         return reward
     return WeightedSum((*reward.terms, Term("user", load_reward(path), weight)))
-
-
-def steps_of(epochs: float, samples: int, prompts_per_step: int) -> int:
-    """Steps that show each of `samples` prompts `epochs` times."""
-    return max(round(epochs * samples / prompts_per_step), 1)

@@ -1,193 +1,170 @@
-"""The training loops: sample, generate, score, advantage, update, sync.
+"""The reinforcement learning loop: sample, generate, score, shape, train, sync.
 
 Every step is a function of (seed, step) and the weights alone, so a resumed run repeats exactly what was lost.
 """
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 
-from audiorl.algos.advantages import group_relative, leave_one_out
-from audiorl.config import GRPOConfig, OptimConfig, SamplingConfig, SFTConfig
+from audiorl.algos.packing import balance
+from audiorl.config import OptimConfig, RLConfig, SamplingConfig
+from audiorl.data.schedule import batch_of_step
 from audiorl.models import AudioPolicy
+from audiorl.rollout.collect import Collected, collect
 from audiorl.rollout.hf import HFEngine
 from audiorl.runtime.local import LocalGroup
+from audiorl.train.checkpoint import Saved
+from audiorl.train.credit import shape_scores
+from audiorl.train.examples import Example, experience
 from audiorl.train.logging import Progress
+from audiorl.train.rl import RLWorker, Shard
 from audiorl.train.run import Interrupted, Run
-from audiorl.train.sft import Example, SFTWorker
-from audiorl.train.worker import GRPOWorker
-from audiorl.types import Experience, Request, Reward, Rollout, Sample
+from audiorl.types import Experience, Reward, Rollout, Sample
 
 Evaluate = Callable[[], Mapping[str, float]]
 """Held-out metrics of the policy as it is now."""
 
 
-def grpo(
+def rl(
     policy: AudioPolicy,
     samples: Sequence[Sample],
     reward: Reward,
     run: Run,
     *,
-    config: GRPOConfig,
+    config: RLConfig,
     optim: OptimConfig,
     sampling: SamplingConfig,
     seed: int = 0,
-    phase: str = "grpo",
+    phase: str = "rl",
     evaluate: Evaluate | None = None,
+    supervised: Sequence[Example] = (),
 ) -> None:
-    """Group relative policy optimisation (arXiv 2402.03300) of `policy` in place, from its last checkpoint on."""
+    """Policy gradient training of `policy` in place, from its last checkpoint on. See `RLConfig` for the estimators.
+
+    `supervised`: the examples of the ptx term.
+    """
     if run.finished(phase):
         run.load_result(phase, policy)
         return
-    # The reference is the policy at the start of the phase, so the worker is made before weights are restored.
-    trainers = LocalGroup([GRPOWorker(policy, config, optim, sampling.temperature, sampling.max_new_tokens)])
+    if config.ptx_coef and not supervised:
+        raise ValueError("ptx_coef is set, but there are no supervised examples for it")
+    # Reference and critic begin as the policy does, so the worker is made before weights are restored.
+    worker = RLWorker(policy, config, optim, sampling.temperature, sampling.max_new_tokens)
+    trainers = LocalGroup([worker])
     engine = HFEngine(policy, sampling)
-    start = _restore(run, phase, policy, trainers)
+    start = restore(run, phase, policy, trainers)
     engine.update_weights(trainers.all("weights")[0], version=start)
     with run.interruptible(), Progress(phase, config.steps, start) as progress:
         for step in range(start, config.steps):
             began = time.monotonic()
-            batch = batch_of_step(samples, step, config.prompts_per_step, seed)
-            requests = [
-                Request(sample, config.group_size, seed=seed * 1_000_003 + step, group_id=f"{step}/{i}")
-                for i, sample in enumerate(batch)
-            ]
-            rollouts = engine.generate(requests)
+            found = collect(engine, samples, reward, step, config, seed)
             generated = time.monotonic()
-            rollouts = [r.with_score(s) for r, s in zip(rollouts, reward(rollouts), strict=True)]
-            scored = time.monotonic()
-            advantages = _advantages(rollouts, config)
-            experiences = [with_advantage(r, float(a)) for r, a in zip(rollouts, advantages, strict=True)]
-            (metrics,) = trainers.each("train", [experiences])
+            experiences = scored_experiences(found, config)
+            beside = [
+                experience(policy, example)
+                for example in (batch_of_step(supervised, step, config.ptx_batch, seed) if config.ptx_coef else [])
+            ]
+            ranks = split_groups(experiences, trainers.size)
+            shards = [Shard([experiences[i] for i in own], beside[r :: len(ranks)]) for r, own in enumerate(ranks)]
+            results = trainers.each("train", shards)
             engine.update_weights(trainers.all("weights")[0], version=step + 1)
             ended = time.monotonic()
 
-            tokens = sum(r.num_sampled for r in rollouts)
-            metrics |= rollout_metrics(rollouts, advantages.tolist()) | {
+            advantages = [0.0] * len(experiences)
+            for own, result in zip(ranks, results, strict=True):
+                for i, value in zip(own, result.advantages, strict=True):
+                    advantages[i] = value
+            metrics = means([r.metrics for r in results]) | rollout_metrics(found, config)
+            metrics |= {
                 "time/rollout": generated - began,
-                "time/reward": scored - generated,
-                "time/train": ended - scored,
-                "tokens_per_s": tokens / (ended - began),
+                "time/train": ended - generated,
+                "tokens_per_s": sum(r.num_sampled for r in found.rollouts) / (ended - began),
             }
             done = step + 1
             if evaluate and config.eval_every and done % config.eval_every == 0 and done < config.steps:
                 metrics |= {f"eval/{name}": value for name, value in evaluate().items()}
             if done % config.rollouts_every == 0 or done in (1, config.steps):
-                run.write_rollouts(done, rollouts, advantages.tolist())
+                run.write_rollouts(done, found.rollouts, advantages)
             run.log(phase, done, metrics)
             progress.update(done, metrics)
             run.add_seconds(phase, ended - began)
-            _checkpoint(run, phase, done, config.steps, config.save_every, policy, trainers)
+            checkpoint(run, phase, done, config.steps, config.save_every, policy, trainers)
+    if worker.ema is not None:
+        with worker.ema.swapped_in():
+            run.save_model(phase, "ema", policy)
+        policy.weights_changed()
     run.finish(phase, {"steps": config.steps, "seconds": run.seconds(phase)})
 
 
-def sft(
-    policy: AudioPolicy,
-    examples: Sequence[Example],
-    run: Run,
-    *,
-    config: SFTConfig,
-    optim: OptimConfig,
-    seed: int = 0,
-    phase: str = "sft",
-    max_seconds: float | None = None,
-) -> None:
-    """Supervised fine-tuning of `policy` in place. `max_seconds` of training end it before its last step."""
-    if run.finished(phase):
-        run.load_result(phase, policy)
-        return
-    trainers = LocalGroup([SFTWorker(policy, config, optim)])
-    start = _restore(run, phase, policy, trainers)
-    step = start
-    left = None if max_seconds is None else max_seconds - run.seconds(phase)
-    with run.interruptible(), Progress(phase, config.steps, start, max_seconds=left) as progress:
-        while step < config.steps and (max_seconds is None or run.seconds(phase) < max_seconds):
-            began = time.monotonic()
-            batch = batch_of_step(examples, step, config.batch_size, seed)
-            (metrics,) = trainers.each("train", [batch])
-            ended = time.monotonic()
-            step += 1
-            run.add_seconds(phase, ended - began)
-            metrics |= {"time/train": ended - began}
-            run.log(phase, step, metrics)
-            progress.update(step, metrics)
-            over = max_seconds is not None and run.seconds(phase) >= max_seconds
-            _checkpoint(run, phase, step, step if over else config.steps, config.save_every, policy, trainers)
-    run.finish(phase, {"steps": step, "seconds": run.seconds(phase)})
+def scored_experiences(found: Collected, config: RLConfig) -> list[Experience]:
+    """The experiences of a step with their shaped scores; the greedy answers' scores are shaped with them."""
+    own = [r.score for r in found.rollouts if r.score]
+    shaped = shape_scores([*own, *found.greedy], config.score_clip, config.score_normalize)
+    out = [Experience.from_rollout(r.with_score(s)) for r, s in zip(found.rollouts, shaped, strict=False)]
+    if not found.greedy:
+        return out
+    groups = list(dict.fromkeys(e.group_id for e in out))
+    greedy = dict(zip(groups, (s.total for s in shaped[len(own) :]), strict=True))
+    return [e.replace(greedy_score=greedy[e.group_id]) for e in out]
 
 
-def batch_of_step(items: Sequence[Any], step: int, size: int, seed: int) -> list[Any]:
-    """The items of one step: passes over a new shuffle each epoch, a function of (seed, step) alone."""
-    if not items:
-        raise ValueError("nothing to train on: the data is empty")
-    batch = []
-    for k in range(step * size, (step + 1) * size):
-        epoch, place = divmod(k, len(items))
-        batch.append(items[_shuffled(len(items), seed, epoch)[place]])
-    return batch
+def split_groups(experiences: Sequence[Experience], ranks: int) -> list[list[int]]:
+    """Indices of experiences by rank: whole groups, about equally many tokens each."""
+    groups: dict[str, list[int]] = {}
+    for i, e in enumerate(experiences):
+        groups.setdefault(e.group_id, []).append(i)
+    members = list(groups.values())
+    shares = balance([sum(len(experiences[i]) for i in group) for group in members], ranks)
+    return [[i for g in share for i in members[g]] for share in shares]
 
 
-@lru_cache(maxsize=4)
-def _shuffled(count: int, seed: int, epoch: int) -> list[int]:
-    order = list(range(count))
-    random.Random(f"{seed}/{epoch}").shuffle(order)
-    return order
-
-
-def _advantages(rollouts: Sequence[Rollout], config: GRPOConfig) -> torch.Tensor:
-    """One advantage a rollout, [B]."""
-    rewards = torch.tensor([r.score.total for r in rollouts if r.score])
-    groups = [r.group_id for r in rollouts]
-    if config.advantage == "leave-one-out":
-        return leave_one_out(rewards, groups)
-    return group_relative(rewards, groups, std=config.advantage_std, eps=config.advantage_eps)
-
-
-def with_advantage(rollout: Rollout, advantage: float) -> Experience:
-    """The experience of a rollout, its advantage on every sampled token."""
-    e = Experience.from_rollout(rollout)
-    return e.replace(advantages=torch.where(e.loss_mask, advantage, 0.0))
-
-
-def rollout_metrics(rollouts: Sequence[Rollout], advantages: Sequence[float]) -> dict[str, float]:
-    """Means over the rollouts of a step: reward/mean, reward/std, reward/PART, response/* and group/without_signal."""
-    scores = [r.score for r in rollouts if r.score]
+def rollout_metrics(found: Collected, config: RLConfig) -> dict[str, float]:
+    """Means over the rollouts of a step: reward/mean, reward/std, reward/PART, response/*, group/*."""
+    scores = [r.score for r in found.rollouts if r.score]
     totals = np.array([s.total for s in scores])
     out = {"reward/mean": float(totals.mean()), "reward/std": float(totals.std())}
     for name in scores[0].parts:
-        out[f"reward/{name}"] = _mean([s.parts[name] for s in scores])
+        out[f"reward/{name}"] = _mean([s.parts[name] for s in scores if name in s.parts])
     groups: dict[str, list[float]] = {}
-    for r, a in zip(rollouts, advantages, strict=True):
-        groups.setdefault(r.group_id, []).append(abs(a))
-    out["response/length"] = _mean([r.num_sampled for r in rollouts])
-    out["response/cut"] = _mean([r.segments[-1].stop_reason == "length" for r in rollouts])
-    out["group/without_signal"] = _mean([max(values) < 1e-6 for values in groups.values()])
+    for r, total in zip(found.rollouts, totals.tolist(), strict=True):
+        groups.setdefault(r.group_id, []).append(total)
+    out["response/length"] = _mean([r.num_sampled for r in found.rollouts])
+    out["response/cut"] = _mean([_cut(r) for r in found.rollouts])
+    out["group/without_signal"] = _mean([max(values) - min(values) < 1e-6 for values in groups.values()])
+    if config.dynamic_sampling:
+        out |= {"group/dropped": found.dropped, "group/refilled": found.refilled, "group/trained": len(groups)}
     return out
 
 
-def _restore(run: Run, phase: str, policy: AudioPolicy, trainers: LocalGroup) -> int:
-    start, state = run.restore(phase, policy)
+def restore(run: Run, phase: str, model: Saved, trainers: LocalGroup) -> int:
+    """Load the phase's last checkpoint into model and trainers; returns the steps done."""
+    start, state = run.restore(phase, model)
     if state is not None:
         trainers.all("load", state, str(run.checkpoint(phase)))
     return start
 
 
-def _checkpoint(
-    run: Run, phase: str, done: int, steps: int, every: int, policy: AudioPolicy, trainers: LocalGroup
-) -> None:
+def checkpoint(run: Run, phase: str, done: int, steps: int, every: int, model: Saved, trainers: LocalGroup) -> None:
     """Save when due; when the run was asked to stop, save and leave."""
     if done % every == 0 or done == steps or run.asked_to_stop:
-        run.save(phase, done, policy, trainers.all("state")[0])
+        run.save(phase, done, model, trainers.all("state")[0])
     if run.asked_to_stop:
         raise Interrupted(f"stopped after {phase} step {done}; continue with 'audiorl resume {run.dir}'")
 
 
-def _mean(values: Sequence[float]) -> float:
+def means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of every metric over the ranks."""
+    return {name: _mean([row[name] for row in rows]) for name in rows[0]}
+
+
+def _cut(rollout: Rollout) -> bool:
+    return rollout.segments[-1].stop_reason == "length"
+
+
+def _mean(values: Sequence[Any]) -> float:
     return float(sum(values)) / max(len(values), 1)

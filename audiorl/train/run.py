@@ -27,8 +27,15 @@ from types import FrameType
 from typing import Any
 
 from audiorl.config import to_json
-from audiorl.models import AudioPolicy
-from audiorl.train.checkpoint import TrainerState, load_checkpoint, load_weights, read_json, save_checkpoint, write_json
+from audiorl.train.checkpoint import (
+    Saved,
+    TrainerState,
+    load_checkpoint,
+    load_into,
+    read_json,
+    save_checkpoint,
+    write_json,
+)
 from audiorl.train.logging import MetricsLog, truncate_from
 from audiorl.types import AudioClip, Rollout
 
@@ -103,24 +110,31 @@ class Run:
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    def restore(self, phase: str, policy: AudioPolicy) -> tuple[int, TrainerState | None]:
-        """Load the phase's last checkpoint into `policy`: (steps done, trainer state), or (0, None) at its start."""
+    def restore(self, phase: str, model: Saved) -> tuple[int, TrainerState | None]:
+        """Load the phase's last checkpoint into `model`: (steps done, trainer state), or (0, None) at its start."""
         entry = self._state["checkpoints"].get(phase)
         if entry is None:
             return 0, None
-        trainer, meta = load_checkpoint(self.dir / entry, policy)
+        trainer, meta = load_checkpoint(self.dir / entry, model)
         return int(meta["step"]), trainer
 
-    def load_result(self, phase: str, policy: AudioPolicy) -> None:
-        """Copy the weights that a finished training phase ended with into `policy`."""
-        load_weights(self.checkpoint(phase), policy)
+    def load_result(self, phase: str, model: Saved) -> None:
+        """Copy the weights that a finished training phase ended with into `model`."""
+        load_into(self.checkpoint(phase), model)
+
+    def has_checkpoint(self, phase: str) -> bool:
+        return phase in self._state["checkpoints"]
 
     def checkpoint(self, phase: str) -> Path:
         return self.dir / self._state["checkpoints"][phase]
 
-    def save(self, phase: str, step: int, policy: AudioPolicy, trainer: TrainerState) -> None:
+    def save_model(self, phase: str, name: str, model: Saved) -> None:
+        """Write a model folder of its own, checkpoints/PHASE/NAME."""
+        save_checkpoint(self.dir / "checkpoints" / phase / name, model, {}, {"phase": phase})
+
+    def save(self, phase: str, step: int, model: Saved, trainer: TrainerState) -> None:
         folder = self.dir / "checkpoints" / phase / f"step_{step:06d}"
-        save_checkpoint(folder, policy, trainer, {"phase": phase, "step": step})
+        save_checkpoint(folder, model, trainer, {"phase": phase, "step": step})
         self._state["checkpoints"][phase] = str(folder.relative_to(self.dir))
         self._write_state()
         for old in sorted(folder.parent.glob("step_*"))[: -self.keep_checkpoints]:

@@ -99,7 +99,7 @@ def test_options(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: li
         main(["train", RECIPE, "--tiny", *options, "--out", str(tmp_path / "out")])
     assert stop.value.code == 2
     error = capsys.readouterr().err
-    assert options[0].lstrip("-") in error and "Traceback" not in error
+    assert all(part in error for part in options[0].lstrip("-").split(".")) and "Traceback" not in error
     assert not (tmp_path / "out").exists()
 
 
@@ -263,7 +263,7 @@ def test_files_that_are_no_manifest(train_fails: Fails, tmp_path: Path, speech: 
     assert f"{tmp_path}/none.jsonl: missing" in train_fails("--data", str(tmp_path / "none.jsonl"))
     data = tmp_path / "three.jsonl"
     data.write_bytes(b"\n".join(as_line(good(path, path.stem)) for path in speech[:3]))
-    assert "nothing left to train on: 3 samples" in train_fails("--data", str(data), "--held-out-count", "3")
+    assert "nothing left to train on: 3 rows" in train_fails("--data", str(data), "--held-out-count", "3")
     assert "no such folder" in train_fails("--data", str(data), "--audio-root", str(tmp_path / "none"))
     assert "name the questions to train on" in train_fails("--data")
 
@@ -407,7 +407,7 @@ def test_resume_after_the_recipe_changed(finished: Path, tmp_path: Path, fails: 
         recipe.write_text(original.replace("max_steps=2", "max_steps=3"))
         error = fails("resume", str(finished))
         assert f"{finished}/config.json" in error and "another value for max_steps" in error
-        recipe.write_text(original.replace("    seed: int = 0\n", "    seed: int = 0\n    extra: int = 1\n"))
+        recipe.write_text(original.replace("    think: bool = True\n", "    think: bool = True\n    extra: int = 1\n"))
         assert "another value for extra" in fails("resume", str(finished))
         recipe.unlink()
         assert f"{recipe}: no such recipe" in fails("resume", str(finished))

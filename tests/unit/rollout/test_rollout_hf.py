@@ -116,10 +116,13 @@ def test_filters_by_hand() -> None:
 
 def test_choose_inverts_the_distribution() -> None:
     probs = torch.tensor([[0.0, 0.5, 0.0, 0.3, 0.2, 0.0]])
-    picks = [int(choose(probs.log(), torch.tensor([u]), greedy=False)) for u in (0.0, 0.49, 0.51, 0.79, 0.81, 0.999999)]
+    picks = [
+        int(choose(probs.log(), torch.tensor([u]), torch.tensor([False])))
+        for u in (0.0, 0.49, 0.51, 0.79, 0.81, 0.999999)
+    ]
     assert picks == [1, 1, 3, 3, 4, 4]
     grid = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
-    drawn = choose(probs.log().expand(1000, -1), grid, greedy=False)
+    drawn = choose(probs.log().expand(1000, -1), grid, torch.zeros(1000, dtype=torch.bool))
     assert torch.bincount(drawn, minlength=6).tolist() == [0, 500, 0, 300, 200, 0]
 
 

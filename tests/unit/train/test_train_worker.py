@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.packing import pack_experiences
-from audiorl.config import GRPOConfig, LoraConfig, ModelConfig, OptimConfig, SamplingConfig
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.loop import with_advantage
-from audiorl.train.worker import GRPOWorker
+from audiorl.train.credit import with_advantage
+from audiorl.train.rl import RLWorker
 from audiorl.types import AudioClip, Experience, Request, Rollout, Sample
 from tests.conftest import make_omni
 
@@ -31,15 +31,20 @@ def rollouts(policy: AudioPolicy, samples: Sequence[Sample], n: int = 3, tempera
 def experiences(policy: AudioPolicy, samples: Sequence[Sample], temperature: float = 1.0) -> list[Experience]:
     """Three rollouts of each of two prompts, with fixed advantages."""
     found = rollouts(policy, samples[:2], temperature=temperature)
-    return [with_advantage(r, a) for r, a in zip(found, ADVANTAGES, strict=True)]
+    return [with_advantage(Experience.from_rollout(r), a) for r, a in zip(found, ADVANTAGES, strict=True)]
 
 
 def worker(
     policy: AudioPolicy, *, lr: float = 1e-3, temperature: float = 1.0, warmup: int = 0, **grpo: object
-) -> GRPOWorker:
+) -> RLWorker:
     """A worker that does not clip gradients, so that they can be read after its update."""
-    config = GRPOConfig(**({"steps": 4, "prompts_per_step": 2, "group_size": 3} | grpo))  # type: ignore[arg-type]
-    return GRPOWorker(policy, config, OptimConfig(lr=lr, max_grad_norm=1e9, warmup_steps=warmup), temperature, TOKENS)
+    config = RLConfig(**({"steps": 4, "prompts_per_step": 2, "group_size": 3} | grpo))  # type: ignore[arg-type]
+    return RLWorker(policy, config, OptimConfig(lr=lr, max_grad_norm=1e9, warmup_steps=warmup), temperature, TOKENS)
+
+
+def learn(learner: RLWorker, batch: Sequence[Experience]) -> dict[str, float]:
+    """A step on experiences whose advantages are given."""
+    return learner.optimise(learner.prepare(batch))
 
 
 def gradients(policy: AudioPolicy) -> dict[str, Tensor]:
@@ -59,7 +64,7 @@ def heard(experience: Experience, clip: AudioClip) -> Experience:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_first_update_is_on_policy(make_policy: Make, samples: list[Sample], temperature: float) -> None:
     policy = make_policy()
-    metrics = worker(policy, temperature=temperature).train(experiences(policy, samples, temperature))
+    metrics = learn(worker(policy, temperature=temperature), experiences(policy, samples, temperature))
     assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6)
     assert metrics["policy/clip_frac"] == 0
     assert metrics["policy/approx_kl"] == 0
@@ -74,7 +79,7 @@ def test_old_logprobs_are_those_from_before_the_first_epoch(samples: list[Sample
     policy, twin = make_omni(), make_omni()
     batch = experiences(policy, samples)
     before = logprobs(twin, batch)
-    worker(twin, lr=5e-3, kl_beta=0.0).train(batch)
+    learn(worker(twin, lr=5e-3, kl_beta=0.0), batch)
     after = logprobs(twin, batch)
     ratios = [(a - b).exp() for a, b in zip(after, before, strict=True)]
     second = float(torch.stack([r.mean() for r in ratios]).mean())
@@ -82,7 +87,7 @@ def test_old_logprobs_are_those_from_before_the_first_epoch(samples: list[Sample
         [((r > 1.2) if a > 0 else (r < 0.8)).float().mean() for r, a in zip(ratios, ADVANTAGES, strict=True)]
     ).mean()
     assert abs(second - 1) > 1e-3 and clipped > 0
-    metrics = worker(policy, lr=5e-3, kl_beta=0.0, epochs=2).train(batch)
+    metrics = learn(worker(policy, lr=5e-3, kl_beta=0.0, epochs=2), batch)
     assert metrics["policy/ratio"] == pytest.approx((1 + second) / 2, abs=1e-5)
     assert metrics["policy/clip_frac"] == pytest.approx(float(clipped) / 2, abs=1e-5)
 
@@ -92,10 +97,10 @@ def test_mini_batches_share_the_old_logprobs_of_the_step(samples: list[Sample]) 
     policy, twin = make_omni(), make_omni()
     batch = experiences(policy, samples)
     before = logprobs(twin, batch)[3:]
-    worker(twin, lr=5e-3, kl_beta=0.0).train(batch[:3])
+    learn(worker(twin, lr=5e-3, kl_beta=0.0), batch[:3])
     after = logprobs(twin, batch)[3:]
     second = float(torch.stack([(a - b).exp().mean() for a, b in zip(after, before, strict=True)]).mean())
-    metrics = worker(policy, lr=5e-3, kl_beta=0.0, mini_batches=2).train(batch)
+    metrics = learn(worker(policy, lr=5e-3, kl_beta=0.0, mini_batches=2), batch)
     assert metrics["policy/ratio"] == pytest.approx((1 + second) / 2, abs=1e-5)
 
 
@@ -107,14 +112,17 @@ def test_the_gradient_does_not_depend_on_packing(samples: list[Sample], audio: s
         policy = make_omni(ModelConfig(audio=audio))  # type: ignore[arg-type]
         batch = experiences(policy, samples)
         batch[1] = shortened(batch[1], 3)
-        metrics = worker(
-            policy,
-            kl_beta=0.1,
-            entropy_coef=0.01,
-            aggregation=aggregation,
-            micro_batch_tokens=budget,
-            share_prompts=share,
-        ).train(batch)
+        metrics = learn(
+            worker(
+                policy,
+                kl_beta=0.1,
+                entropy_coef=0.01,
+                aggregation=aggregation,
+                micro_batch_tokens=budget,
+                share_prompts=share,
+            ),
+            batch,
+        )
         results.append((metrics, gradients(policy)))
     metrics, expected = results[0]
     scale = max(float(g.abs().max()) for g in expected.values())
@@ -140,8 +148,8 @@ def shortened(e: Experience, sampled: int) -> Experience:
 def test_equal_rewards_give_no_gradient(make_policy: Make, samples: list[Sample]) -> None:
     policy = make_policy()
     weights = {n: p.detach().clone() for n, p in policy.trainable().items()}
-    batch = [with_advantage(r, 0.0) for r in rollouts(policy, samples[:2])]
-    metrics = worker(policy).train(batch)
+    batch = [with_advantage(Experience.from_rollout(r), 0.0) for r in rollouts(policy, samples[:2])]
+    metrics = learn(worker(policy), batch)
     assert metrics["grad_norm"] == pytest.approx(0, abs=1e-9)
     for name, p in policy.trainable().items():
         assert torch.equal(p, weights[name]), name
@@ -151,7 +159,7 @@ def test_an_update_raises_what_was_good_and_lowers_what_was_bad(make_policy: Mak
     policy = make_policy()
     batch = experiences(policy, samples)
     before = logprobs(policy, batch)
-    worker(policy, lr=1e-4).train(batch)
+    learn(worker(policy, lr=1e-4), batch)
     for a, new, old in zip(ADVANTAGES, logprobs(policy, batch), before, strict=True):
         assert (float((new - old).mean()) > 0) == (a > 0), a
 
@@ -165,7 +173,7 @@ def test_the_kl_term_pulls_back_to_the_reference(samples: list[Sample]) -> None:
         for p in policy.trainable().values():
             p.add_(0.02 * torch.randn(p.shape, generator=noise))
     batch = [e.replace(advantages=torch.zeros(len(e))) for e in batch]
-    kls = [learner.train(batch)["kl"] for _ in range(6)]
+    kls = [learn(learner, batch)["kl"] for _ in range(6)]
     assert kls[0] > 1e-3 and kls[-1] < kls[0] / 2
 
 
@@ -187,7 +195,7 @@ def test_loss_and_gradient_hear_the_right_audio(make_policy: Make, samples: list
         policy = make_policy()
         batch = [e.replace(old_logprobs=e.engine_logprobs) for e in experiences(policy, asked)]
         batch = [heard(e, sounds[i // 3]) for i, e in enumerate(batch)]
-        loss = worker(policy, kl_beta=0.0).train(batch)["policy/loss"]
+        loss = learn(worker(policy, kl_beta=0.0), batch)["policy/loss"]
         results[name] = loss, torch.cat([g.flatten() for g in gradients(policy).values()])
     loss, gradient = results["same"]
     assert results["again"][0] == loss and torch.equal(results["again"][1], gradient)
@@ -203,7 +211,7 @@ def test_what_of_the_audio_side_an_update_moves(make_policy: Make, samples: list
     inside = [p for p in policy.backbone.tower(policy.model).parameters() if id(p) not in projector]
     outside = [p for p in policy.model.parameters() if id(p) in projector]
     before = [[p.detach().clone() for p in side] for side in (inside, outside)]
-    worker(policy).train(experiences(policy, samples))
+    learn(worker(policy), experiences(policy, samples))
     moved = [
         any(not torch.equal(p, old) for p, old in zip(side, olds, strict=True))
         for side, olds in zip((inside, outside), before, strict=True)
@@ -220,12 +228,12 @@ def test_the_reference_stays_what_it_was(make_policy: Make, samples: list[Sample
     """Also while the policy's own hearing of the same clips is cached, and from an adapter that is already trained."""
     policy = make_policy(config)
     batch = experiences(policy, samples)
-    worker(policy, lr=1e-2, kl_beta=0.0).train(batch)  # where a phase begins, adapters are not always fresh
+    learn(worker(policy, lr=1e-2, kl_beta=0.0), batch)  # where a phase begins, adapters are not always fresh
     start = torch.cat(logprobs(policy, batch))
     learner = worker(policy, lr=1e-2)
     assert learner.reference is not None
     for _ in range(2):
-        learner.train(batch)
+        learn(learner, batch)
         rollouts(policy, samples[:2])
         reference = learner.reference.forward(pack_experiences(batch)).logprobs
         torch.testing.assert_close(reference, start, atol=1e-6, rtol=0)
@@ -250,7 +258,7 @@ def test_other_losses_do_not_depend_on_packing_either(samples: list[Sample], los
     for budget in (10_000, 1):
         policy = make_omni()
         batch = experiences(policy, samples)
-        metrics = worker(policy, loss=loss, engine_cap=2.0, kl_beta=0.0, micro_batch_tokens=budget).train(batch)
+        metrics = learn(worker(policy, loss=loss, engine_cap=2.0, kl_beta=0.0, micro_batch_tokens=budget), batch)
         assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6)
         found.append(torch.cat([g.flatten() for g in gradients(policy).values()]))
     assert float(found[0].norm()) > 0

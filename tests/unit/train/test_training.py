@@ -17,31 +17,34 @@ from transformers import (
 
 from audiorl.algos.advantages import group_relative
 from audiorl.algos.packing import pack_experiences
-from audiorl.config import GRPOConfig, LoraConfig, ModelConfig, OptimConfig, SamplingConfig, SFTConfig
-from audiorl.models import AudioPolicy, load_policy
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.data.schedule import batch_of_step
+from audiorl.models import AudioPolicy, load_policy, load_weights
 from audiorl.models.qwen_omni import Qwen3Omni
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.checkpoint import load_checkpoint, save_checkpoint
-from audiorl.train.loop import batch_of_step, with_advantage
+from audiorl.train.credit import with_advantage
+from audiorl.train.examples import Example
 from audiorl.train.optim import Optimizer, learning_rate
+from audiorl.train.rl import RLWorker
 from audiorl.train.run import Run
-from audiorl.train.sft import Example, SFTWorker
-from audiorl.train.worker import GRPOWorker
+from audiorl.train.sft import SFTWorker
 from audiorl.types import Experience, Request, Sample
 from tests.conftest import make_omni, make_qwen2_audio
 from tests.unit.models.test_model_backbones import experience, logprobs
+from tests.unit.train.test_train_worker import learn
 
 
 def rollouts_of(policy: AudioPolicy, samples: list[Sample], n: int = 4) -> list[Experience]:
     rollouts = HFEngine(policy, SamplingConfig(max_new_tokens=8)).generate([Request(s, n) for s in samples])
     rewards = torch.tensor([float(r.segments[0].ids.float().mean()) for r in rollouts])
     advantages = group_relative(rewards, [r.group_id for r in rollouts])
-    return [with_advantage(r, float(a)) for r, a in zip(rollouts, advantages, strict=True)]
+    return [with_advantage(Experience.from_rollout(r), float(a)) for r, a in zip(rollouts, advantages, strict=True)]
 
 
-def worker(policy: AudioPolicy, lr: float = 1e-3, **grpo: object) -> GRPOWorker:
-    config = GRPOConfig(prompts_per_step=3, group_size=4, **grpo)  # type: ignore[arg-type]
-    return GRPOWorker(policy, config, OptimConfig(lr=lr), 1.0, 8)
+def worker(policy: AudioPolicy, lr: float = 1e-3, **grpo: object) -> RLWorker:
+    config = RLConfig(prompts_per_step=3, group_size=4, **grpo)  # type: ignore[arg-type]
+    return RLWorker(policy, config, OptimConfig(lr=lr), 1.0, 8)
 
 
 def gradient(policy: AudioPolicy) -> torch.Tensor:
@@ -51,14 +54,16 @@ def gradient(policy: AudioPolicy) -> torch.Tensor:
 def test_toy_reward_rises(samples: list[Sample]) -> None:
     """Reward: the share of even token ids. Twenty steps of GRPO move it well up."""
     policy = make_omni()
-    w = GRPOWorker(policy, GRPOConfig(steps=20, kl_beta=0.0), OptimConfig(lr=3e-3), 1.0, 8)
+    w = RLWorker(policy, RLConfig(steps=20, kl_beta=0.0), OptimConfig(lr=3e-3), 1.0, 8)
     engine = HFEngine(policy, SamplingConfig(max_new_tokens=8))
     means = []
     for step in range(20):
         rollouts = engine.generate([Request(s, 8, seed=step) for s in samples])
         rewards = torch.tensor([float((r.segments[0].ids % 2 == 0).float().mean()) for r in rollouts])
         advantages = group_relative(rewards, [r.group_id for r in rollouts])
-        w.train([with_advantage(r, float(a)) for r, a in zip(rollouts, advantages, strict=True)])
+        learn(
+            w, [with_advantage(Experience.from_rollout(r), float(a)) for r, a in zip(rollouts, advantages, strict=True)]
+        )
         means.append(float(rewards.mean()))
     assert sum(means[-3:]) / 3 > sum(means[:3]) / 3 + 0.2
 
@@ -117,17 +122,17 @@ def test_checkpoint_round_trip_continues_identically(make_policy, samples: list[
     policy = make_policy()
     batch = rollouts_of(policy, samples)
     w = worker(policy, steps=4)
-    w.train(batch)
+    learn(w, batch)
     save_checkpoint(tmp_path / "step_1", policy, w.state(), {"step": 1})
     assert not list(tmp_path.glob(".*partial"))
-    w.train(batch)
+    learn(w, batch)
 
     again = make_policy()
     resumed = worker(again, steps=4)
     trainer, meta = load_checkpoint(tmp_path / "step_1", again)
     resumed.load(trainer, "here")
     assert meta["step"] == 1
-    resumed.train(batch)
+    learn(resumed, batch)
     for (name, a), b in zip(policy.trainable().items(), again.trainable().values(), strict=True):
         assert torch.equal(a, b), name
 
@@ -148,8 +153,8 @@ def test_lora_trains_adapters_only_and_comes_back(make_policy, samples: list[Sam
     batch = rollouts_of(policy, samples)
     frozen = {n: p.clone() for n, p in policy.model.named_parameters() if not p.requires_grad}
     w = worker(policy, lr=1e-2)
-    w.train(batch)
-    metrics = w.train(batch)
+    learn(w, batch)
+    metrics = learn(w, batch)
     assert metrics["kl"] > 1e-6  # against the base model, under the adapter
     assert all(torch.equal(p, dict(policy.model.named_parameters())[n]) for n, p in frozen.items())
     assert w.reference is not None
@@ -225,8 +230,6 @@ def test_other_architectures_are_refused(tmp_path: Path) -> None:
     make_omni().save(tmp_path / "omni")
     other = make_qwen2_audio()
     with pytest.raises(ValueError, match=r"holds a Qwen2_5OmniThinker.*trains a Qwen2Audio"):
-        from audiorl.train.checkpoint import load_weights
-
         load_weights(tmp_path / "omni", other)
     wider = make_omni()
     with pytest.raises(ValueError, match="another shape"):
@@ -247,8 +250,8 @@ def test_other_architectures_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_is_not_overwritten(tmp_path: Path) -> None:
-    Run.create(tmp_path / "run", "recipe.py", [], GRPOConfig())
+    Run.create(tmp_path / "run", "recipe.py", [], RLConfig())
     with pytest.raises(ValueError, match="exists already"):
-        Run.create(tmp_path / "run", "recipe.py", [], GRPOConfig())
+        Run.create(tmp_path / "run", "recipe.py", [], RLConfig())
     with pytest.raises(ValueError, match="not a run folder"):
         Run.open(tmp_path)

@@ -1,0 +1,320 @@
+"""Answers with a verdict: which of two is better, whether one is good, which of its steps are right.
+
+    loaded = read_pairs("pairs.jsonl", on_error="skip")         # as read_samples reads, every option included
+    print(loaded.summary())                                     # pairs.jsonl: 998 samples, 2 rows skipped (…)
+    loaded.samples[0].chosen
+
+A row is any that `read_samples` knows, its gold answer optional, with these columns::
+
+    read_pairs    chosen, rejected, margin?
+    read_judged   answer | completion, desirable | label        (beside completion, answer stays the gold answer)
+    read_steps    steps, labels
+
+    {"audio": "a.wav", "question": "Which animal?", "chosen": "a cat", "rejected": "a dog"}
+    {"audio": "a.wav", "question": "Which animal?", "answer": "a dog", "desirable": false}
+    {"audio": "a.wav", "question": "Which animal?", "steps": ["It barks.", "a cat"], "labels": [1, 0]}
+
+Answers may be TRL's `[{"role": "assistant", "content": "…"}]`. A whole conversation stands in `prompt`, with gold texts
+in `references`; it is taken as it is, with no request for tags added. `write_pairs` writes such rows::
+
+    {"prompt": [{"role": "user", "content": [{"type": "audio", "audio": "a.wav"}, {"type": "text", "text": "Why?"}]}],
+     "chosen": "Because.", "rejected": "No."}
+
+An audio part may select `duration` seconds from `start`. A prompt may come again, with the same id, for other answers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from audiorl.data.audio import name
+from audiorl.data.formats import TEXT_FIELDS, FieldError, Style, clip_of, detect
+from audiorl.data.manifest import Format, Kind, Loaded, ReadOptions, read_values
+from audiorl.data.rows import Row
+from audiorl.types import AudioClip, Message, Rollout, Sample
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two answers to one prompt; `margin` is by how much the chosen one is better, 0 if unknown.
+
+    Raises ValueError for answers that are empty or the same, and a margin that is not finite.
+    """
+
+    sample: Sample
+    chosen: str
+    rejected: str
+    margin: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field, text in (("chosen", self.chosen), ("rejected", self.rejected)):
+            _filled(field, text)
+        if self.chosen.strip() == self.rejected.strip():
+            raise FieldError("rejected", "chosen and rejected are the same text; give two different answers")
+        if not math.isfinite(self.margin):
+            raise FieldError("margin", f"the margin {self.margin} is not finite; give a number, or leave it out")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One answer to a prompt, good or bad. Raises ValueError for an empty one."""
+
+    sample: Sample
+    answer: str
+    desirable: bool
+
+    def __post_init__(self) -> None:
+        _filled("answer", self.answer)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """An answer step by step, each with the probability in [0, 1] that it is right; 0 and 1 are hard labels.
+
+    Raises ValueError for no or an empty step, a label outside [0, 1], and unequal numbers of both.
+    """
+
+    sample: Sample
+    steps: tuple[str, ...]
+    labels: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.steps:
+            raise FieldError("steps", "there are no steps; give one or more texts")
+        for k, step in enumerate(self.steps, 1):
+            if not step.strip():
+                raise FieldError("steps", f"step {k} is empty; give its text, or leave it out with its label")
+        if len(self.labels) != len(self.steps):
+            raise FieldError(
+                "labels", f"{len(self.labels)} label(s) for {len(self.steps)} step(s); give one label a step"
+            )
+        for k, label in enumerate(self.labels, 1):
+            if not 0 <= label <= 1:
+                raise FieldError("labels", f"label {k} is {label}; give a number from 0 (wrong) to 1 (right)")
+
+
+def read_pairs(path: str | Path, kind: Kind | str = "auto", **options: Unpack[ReadOptions]) -> Loaded[Pair]:
+    """Pairs for preference losses and reward models; arguments and errors are those of `read_samples`."""
+    return read_values(path, kind, _pair, detect=_detect, repeats=True, **options)
+
+
+def read_judged(path: str | Path, kind: Kind | str = "auto", **options: Unpack[ReadOptions]) -> Loaded[Judged]:
+    """Single answers, good or bad (KTO); arguments and errors are those of `read_samples`."""
+    return read_values(path, kind, _judged, detect=_detect, repeats=True, **options)
+
+
+def read_steps(path: str | Path, kind: Kind | str = "auto", **options: Unpack[ReadOptions]) -> Loaded[Steps]:
+    """Labelled steps for process reward models; arguments and errors are those of `read_samples`."""
+    return read_values(path, kind, _steps, detect=_detect, repeats=True, **options)
+
+
+def pairs_to_judged(pairs: Iterable[Pair]) -> list[Judged]:
+    """Each pair's chosen answer as a good one, then its rejected answer as a bad one."""
+    return [j for p in pairs for j in (Judged(p.sample, p.chosen, True), Judged(p.sample, p.rejected, False))]
+
+
+def pairs_from_rollouts(rollouts: Sequence[Rollout], min_gap: float = 0.0) -> list[Pair]:
+    """The best answer of each group against its worst, by total score; the margin is the gap between the two.
+
+    Groups keep the order of their first rollouts; of equal scores the lowest index counts. A group gives no pair if its
+    gap is not greater than `min_gap`, or if the two texts are the same or one is empty. Raises ValueError for a rollout
+    without a finite score.
+    """
+    groups: dict[str, list[tuple[float, Rollout]]] = {}
+    for r in rollouts:
+        if r.score is None or not math.isfinite(r.score.total):
+            score = "no score" if r.score is None else f"the score {r.score.total}"
+            raise ValueError(
+                f"rollout {r.index} of group {r.group_id!r} has {score}; score rollouts before pairing them"
+            )
+        groups.setdefault(r.group_id, []).append((r.score.total, r))
+    pairs = []
+    for group in groups.values():
+        high, best = min(group, key=lambda scored: (-scored[0], scored[1].index))
+        low, worst = min(group, key=lambda scored: (scored[0], scored[1].index))
+        texts = {best.text.strip(), worst.text.strip()}
+        if high - low > min_gap and len(texts) == 2 and "" not in texts:
+            pairs.append(Pair(best.sample, best.text, worst.text, high - low))
+    return pairs
+
+
+def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> None:
+    """JSON lines that `read_pairs` reads back equal, clips by their absolute paths.
+
+    Raises ValueError, before anything is written, for audio that is not a file and metadata that is not JSON.
+    """
+    lines = []
+    for number, pair in enumerate(pairs, 1):
+        try:
+            lines.append(json.dumps(_as_row(pair), ensure_ascii=False) + "\n")
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}: row {number} (sample {pair.sample.id!r}): {error}") from error
+    Path(path).write_text("".join(lines), encoding="utf-8")
+
+
+def _pair(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Pair]:
+    sample = _sample(row, style, to_sample, "chosen", "rejected", "margin")
+    margin = row.data.get("margin")
+    number = _number("margin", 0.0 if margin is None else margin, "give by how much chosen is better, or leave it out")
+    return sample, Pair(sample, _answer(row, "chosen"), _answer(row, "rejected"), number)
+
+
+def _judged(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Judged]:
+    field = "answer" if row.data.get("completion") is None else "completion"
+    verdict = _either(row, "desirable", "label")
+    sample = _sample(row, style, to_sample, field, verdict)
+    desirable = _given(row, verdict, "give true or false")
+    if desirable not in (True, False):  # 0 and 1 are equal to these
+        raise FieldError(verdict, f"{desirable!r} is neither true nor false; give one of them")
+    return sample, Judged(sample, _answer(row, field), bool(desirable))
+
+
+def _steps(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Steps]:
+    sample = _sample(row, style, to_sample, "steps", "labels")
+    steps, labels = _given(row, "steps", "give a list of texts"), _given(row, "labels", "give a list of numbers")
+    if not isinstance(steps, list | tuple) or not all(isinstance(s, str) for s in steps):
+        raise FieldError("steps", f"{steps!r} is no list of texts; give one text a step")
+    if not isinstance(labels, list | tuple):
+        raise FieldError("labels", f"{labels!r} is no list; give one label a step")
+    numbers = tuple(float(x) if isinstance(x, bool) else _number("labels", x, "give 0 to 1") for x in labels)
+    return sample, Steps(sample, tuple(steps), numbers)
+
+
+def _sample(row: Row, style: Style, to_sample: Format, *own: str) -> Sample:
+    """The sample of a row without the reader's `own` columns; its gold answer may be missing."""
+    rest = {field: value for field, value in row.data.items() if field not in own}
+    row = Row(row.file, row.number, rest)
+    if rest.get("prompt") is not None:
+        return _conversation(row, style)
+    asks = any(rest.get(field) is not None for field in ("question", "choices", "question_text", "multi_choice"))
+    asks = asks or (style.question is not None and not any(rest.get(field) for field in TEXT_FIELDS))
+    if not asks or rest.get("answer") is not None:
+        return to_sample(row, style)
+    # Every format of questions takes 0: as an index where there are choices, as a text where there are none.
+    sample = to_sample(Row(row.file, row.number, {**rest, "answer": 0}), style)
+    if "answer" not in sample.metadata:
+        return replace(sample, references=())
+    return replace(sample, metadata={k: v for k, v in sample.metadata.items() if k != "answer"})
+
+
+def _detect(row: Row) -> str:
+    return "native" if row.data.get("prompt") is not None else detect(row)
+
+
+def _conversation(row: Row, style: Style) -> Sample:
+    turns, given, task = (row.data.get(field) for field in ("prompt", "id", "task"))
+    if not isinstance(turns, list | tuple):
+        raise FieldError("prompt", f"{turns!r} is no list of messages; a plain question belongs in question")
+    if given is not None and not str(given).strip():
+        raise FieldError("id", "empty; give every prompt its own id, or leave the column out")
+    kept = row.data.get("metadata") or {}
+    if not isinstance(kept, Mapping):
+        raise FieldError("metadata", f"{kept!r} is no object; give {{…}}, or leave it out")
+    gold = _either(row, "references", "answer")
+    used = ("id", "prompt", "choices", "task", "metadata", gold)
+    sample = Sample(
+        id=f"{Path(row.file).stem}:{row.number}" if given is None else str(given).strip(),
+        messages=tuple(_message(row, style, turn) for turn in turns),
+        references=_texts(row, gold),
+        choices=_texts(row, "choices"),
+        task="qa" if task is None else str(task),
+        metadata={**kept, **{k: v for k, v in row.data.items() if k not in used and v is not None}},
+    )
+    if not sample.audio:
+        raise FieldError("prompt", 'holds no audio; put {"type": "audio", "audio": "…"} where it is heard')
+    return sample
+
+
+def _message(row: Row, style: Style, turn: Any) -> Message:
+    role: Any = turn.get("role") if isinstance(turn, Mapping) else None
+    if role not in ("system", "user", "assistant"):
+        raise FieldError("prompt", f"{turn!r} is no message; give role (system, user or assistant) and content")
+    content = turn.get("content")
+    parts = content if isinstance(content, list | tuple) else [content]
+    return Message(role, tuple(_piece(row, style, part) for part in parts))
+
+
+def _piece(row: Row, style: Style, part: Any) -> str | AudioClip:
+    if isinstance(part, Mapping) and part.get("type") == "audio":
+        return clip_of(Row(row.file, row.number, part), style, "audio")
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
+    if not isinstance(text, str):
+        raise FieldError("prompt", f'{part!r} is neither text nor audio; give "…" or {{"type": "audio", "audio": "…"}}')
+    return text
+
+
+def _texts(row: Row, field: str) -> tuple[str, ...]:
+    value = row.data.get(field)
+    texts = () if value is None else value if isinstance(value, list | tuple) else (value,)
+    if not all(isinstance(t, str) and t.strip() for t in texts):
+        raise FieldError(field, f"{value!r} is no list of texts; give every one as a text that is not empty")
+    return tuple(texts)
+
+
+def _answer(row: Row, field: str) -> str:
+    value = _given(row, field, "give the text of the answer")
+    if isinstance(value, list | tuple):
+        if len(value) != 1 or not isinstance(value[0], Mapping) or value[0].get("role") != "assistant":
+            raise FieldError(field, f"{value!r} is not one assistant message; what comes before it belongs in prompt")
+        value = value[0].get("content")
+        if isinstance(value, list | tuple) and all(isinstance(p, Mapping) and p.get("type") == "text" for p in value):
+            value = "".join(str(p.get("text") or "") for p in value)
+    if not isinstance(value, str):
+        raise FieldError(field, f'{value!r} is no text; give "…" or [{{"role": "assistant", "content": "…"}}]')
+    return _filled(field, value)
+
+
+def _filled(field: str, text: str) -> str:
+    if not text.strip():
+        raise FieldError(field, f"the {field} text is empty; give an answer")
+    return text
+
+
+def _number(field: str, value: Any, remedy: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise FieldError(field, f"{value!r} is no number; {remedy}")
+    return float(value)
+
+
+def _either(row: Row, *fields: str) -> str:
+    """The first of the columns that the row fills, or else the first of all."""
+    return next((field for field in fields if row.data.get(field) is not None), fields[0])
+
+
+def _given(row: Row, field: str, remedy: str) -> Any:
+    value = row.data.get(field)
+    if value is None:
+        raise FieldError(field, f"missing; {remedy} (the columns are {', '.join(row.data)})")
+    return value
+
+
+def _as_row(pair: Pair) -> dict[str, Any]:
+    s = pair.sample
+    return {
+        "id": s.id,
+        "prompt": [{"role": m.role, "content": [_as_part(c) for c in m.content]} for m in s.messages],
+        "references": s.references,
+        "choices": s.choices,
+        "task": s.task,
+        "metadata": dict(s.metadata),
+        "chosen": pair.chosen,
+        "rejected": pair.rejected,
+        "margin": pair.margin,
+    }
+
+
+def _as_part(content: str | AudioClip) -> dict[str, Any]:
+    if isinstance(content, str):
+        return {"type": "text", "text": content}
+    if content.path is None:
+        raise ValueError(f"{name(content)} has no path; write the audio to a file and refer to it by path")
+    part: dict[str, Any] = {"type": "audio", "audio": os.path.abspath(content.path)}
+    if content.start or content.duration is not None:
+        part |= {"start": content.start, "duration": content.duration}
+    return part if content.sample_rate is None else {**part, "sample_rate": content.sample_rate}

@@ -1,0 +1,90 @@
+"""Text decoders (Llama, Qwen2, Qwen3): a policy that reads and does not hear, for text prompts and comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+
+from audiorl.config import ModelConfig
+from audiorl.models.chatml import chatml
+from audiorl.models.loading import load_model, load_tokenizer
+from audiorl.models.policy import AudioPolicy
+from audiorl.models.tiny import tiny_tokenizer
+from audiorl.types import AudioClip, Message
+
+
+class TextDecoder:
+    """Backbone without an ear. Chats are written by the tokenizer's own template, or as ChatML when it has none."""
+
+    audio_token: ClassVar[str | None] = None
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+
+    def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
+        if any(isinstance(c, AudioClip) for m in messages for c in m.content):
+            raise ValueError("the model is a text decoder and hears no audio; load a speech model, or drop the clips")
+        if not getattr(self.tokenizer, "chat_template", None):
+            return chatml(messages, lambda clip, _: [clip], default_system=None)
+        turns = [{"role": m.role, "content": "".join(str(c) for c in m.content)} for m in messages]
+        return [str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))]
+
+    def decoder(self, model: Any) -> Any:
+        return model.model
+
+    def head(self, model: Any) -> nn.Linear:
+        return model.lm_head
+
+    def tower(self, model: Any) -> Any:
+        return nn.Module()
+
+    def projector(self, model: Any) -> Sequence[nn.Module]:
+        return []
+
+    def hear(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
+        raise ValueError("a text decoder hears no audio")
+
+    def project(self, model: Any, heard: Tensor) -> Tensor:
+        raise ValueError("a text decoder hears no audio")
+
+
+def load(path: str | Path, config: ModelConfig) -> AudioPolicy:
+    """A Llama or Qwen text decoder from a local folder or a hub id."""
+    model = load_model(AutoModelForCausalLM, path, config)
+    tokenizer = load_tokenizer(path)
+    return AudioPolicy(model, tokenizer, None, TextDecoder(tokenizer), config)
+
+
+def tiny(
+    texts: Iterable[str] = (),
+    *,
+    hidden: int = 64,
+    layers: int = 2,
+    vocab_size: int = 400,
+    seed: int = 0,
+    config: ModelConfig | None = None,
+) -> AudioPolicy:
+    """A random Qwen2 decoder of the real class, small enough for tests."""
+    tokenizer = tiny_tokenizer(texts, vocab_size)
+    size = Qwen2Config(
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(size)
+    return AudioPolicy(model, tokenizer, None, TextDecoder(tokenizer), config)

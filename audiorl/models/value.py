@@ -1,0 +1,118 @@
+"""A scalar on top of a policy's decoder: the critic of PPO and the reward model.
+
+Shapes: N sampled tokens, E experiences of a packed batch, H decoder width.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from audiorl.config import ModelConfig
+from audiorl.models import AudioPolicy, load_policy, load_weights
+from audiorl.models.loading import read_tensors
+from audiorl.types import PackedBatch
+
+HEAD_FILE = "value_head.safetensors"
+
+
+class ValueHead(nn.Module):
+    """[N, H] -> [N] float32. Starts at zero (`spread` 0) or with weights of standard deviation spread / sqrt(H + 1)."""
+
+    def __init__(self, width: int, spread: float = 0.0, device: torch.device | None = None):
+        super().__init__()
+        self.linear = nn.Linear(width, 1, device=device)
+        nn.init.zeros_(self.linear.bias)
+        nn.init.normal_(self.linear.weight, std=spread / math.sqrt(width + 1))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self.linear(hidden.float()).squeeze(-1)
+
+
+class ValueModel(nn.Module):
+    """A trunk and a value head. The trunk is a policy of its own, or the one that acts (`shared`)."""
+
+    def __init__(self, trunk: AudioPolicy, spread: float = 0.0, shared: bool = False):
+        super().__init__()
+        self.shared = shared
+        self.head = ValueHead(_width(trunk), spread, trunk.device)
+        self._trunk = (trunk,)  # not a submodule: a shared trunk is trained, saved and counted by its owner
+
+    @property
+    def trunk(self) -> AudioPolicy:
+        return self._trunk[0]
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.trunk.config
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """V of the state before each sampled token, [N]."""
+        with self.trunk.autocast():
+            hidden = self.trunk.before_sampled(batch)
+        return self.head(hidden)
+
+    def scores(self, batch: PackedBatch) -> Tensor:
+        """One value per experience [E], read at its last token."""
+        with self.trunk.autocast():
+            hidden = self.trunk.hidden(batch)
+        last = torch.stack([rows[-1] for rows in batch.source]).to(hidden.device)
+        return self.head(hidden[last])
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """By name: the head's weights as `value_head.*`, and the trunk's unless it is shared.
+
+        The trunk's vocabulary head is left out where it is not also its embedding: no value depends on it.
+        """
+        own = {f"value_head.{name}": p for name, p in self.head.named_parameters()}
+        if self.shared:
+            return own
+        unused = self.trunk.backbone.head(self.trunk.model).weight
+        if unused is self.trunk.backbone.decoder(self.trunk.model).get_input_embeddings().weight:
+            return own | self.trunk.trainable()
+        return own | {name: p for name, p in self.trunk.trainable().items() if p is not unused}
+
+    def weights_changed(self) -> None:
+        self.trunk.weights_changed()
+
+    def save(self, folder: str | Path) -> None:
+        """The trunk's folder (see `AudioPolicy.save`) with the head beside it."""
+        self.trunk.save(folder)
+        save_file({n: p.detach().contiguous() for n, p in self.head.named_parameters()}, Path(folder) / HEAD_FILE)
+
+    def restore(self, folder: str | Path) -> None:
+        """Copy a saved value model's weights into this one. Raises ValueError for another architecture."""
+        load_weights(folder, self.trunk)
+        self._load_head(Path(folder))
+
+    def _load_head(self, folder: Path) -> None:
+        if not (folder / HEAD_FILE).is_file():
+            raise ValueError(f"{folder}: no {HEAD_FILE}; a value or reward model is expected, this is a policy")
+        saved = read_tensors(folder / HEAD_FILE)
+        own = dict(self.head.named_parameters())
+        if {n: t.shape for n, t in saved.items()} != {n: p.shape for n, p in own.items()}:
+            raise ValueError(f"{folder / HEAD_FILE}: the head has another shape: another architecture")
+        with torch.no_grad():
+            for name, tensor in saved.items():
+                own[name].copy_(tensor)
+
+
+def critic_of(policy: AudioPolicy, shared: bool) -> ValueModel:
+    """A critic that begins as `policy` with a head of zeros: on the policy's own trunk, or on a copy of it."""
+    return ValueModel(policy if shared else policy.copy(), shared=shared)
+
+
+def load_value_model(path: str | Path, config: ModelConfig | None = None) -> ValueModel:
+    """A saved value or reward model from its folder."""
+    model = ValueModel(load_policy(path, config))
+    model._load_head(Path(path))
+    return model
+
+
+def _width(trunk: AudioPolicy) -> int:
+    return int(trunk.backbone.head(trunk.model).weight.shape[1])

@@ -1,0 +1,83 @@
+"""One step's rollouts: ask, score, and where wanted drop groups without signal and ask others instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from audiorl.config import RLConfig
+from audiorl.data.schedule import batch_of_step
+from audiorl.rewards.check import check_scores
+from audiorl.types import Request, Reward, Rollout, RolloutEngine, Sample, Score
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Scored rollouts, group by group. `greedy`: per group the score of the greedy answer, where it was asked for.
+
+    `dropped` and `refilled` count groups.
+    """
+
+    rollouts: list[Rollout]
+    greedy: list[Score]
+    dropped: int = 0
+    refilled: int = 0
+
+
+def collect(
+    engine: RolloutEngine, samples: Sequence[Sample], reward: Reward, step: int, config: RLConfig, seed: int
+) -> Collected:
+    """`group_size` answers to each of `prompts_per_step` prompts.
+
+    With dynamic sampling (DAPO, arXiv 2503.14476) a group whose scores are all equal is dropped, and in up to
+    `dynamic_sampling` more rounds other prompts are asked for it. What is still missing then stays missing; only when
+    no group at all has signal the first round's are kept, so that a step is never empty.
+    """
+    kept: list[list[Rollout]] = []
+    first: list[list[Rollout]] = []
+    asked: set[str] = set()
+    dropped = refilled = 0
+    for attempt in range(1 + config.dynamic_sampling):
+        missing = config.prompts_per_step - len(kept)
+        batch = batch_of_step(samples, step, missing, f"{seed}/refill {attempt}" if attempt else seed)
+        if attempt:
+            batch = list({s.id: s for s in batch if s.id not in asked}.values())
+            refilled += len(batch)
+        if not batch:
+            break
+        groups = _ask(engine, batch, reward, config.group_size, seed * 1_000_003 + step, step, len(asked))
+        asked |= {s.id for s in batch}
+        first = first or groups
+        signal = [g for g in groups if _has_signal(g)] if config.dynamic_sampling else groups
+        kept += signal
+        dropped += len(groups) - len(signal)
+        if len(kept) >= config.prompts_per_step:
+            break
+    kept = kept or first
+    return Collected(
+        rollouts=[r for group in kept for r in group],
+        greedy=_greedy(engine, [g[0] for g in kept], reward) if config.advantage == "remax" else [],
+        dropped=dropped,
+        refilled=refilled,
+    )
+
+
+def _ask(
+    engine: RolloutEngine, batch: Sequence[Sample], reward: Reward, n: int, seed: int, step: int, first: int
+) -> list[list[Rollout]]:
+    requests = [Request(s, n, seed=seed, group_id=f"{step}/{i}") for i, s in enumerate(batch, first)]
+    rollouts = engine.generate(requests)
+    scores = check_scores("reward", reward(rollouts), rollouts)
+    scored = [r.with_score(s) for r, s in zip(rollouts, scores, strict=True)]
+    return [list(group) for _, group in groupby(scored, key=lambda r: r.group_id)]
+
+
+def _greedy(engine: RolloutEngine, heads: Sequence[Rollout], reward: Reward) -> list[Score]:
+    rollouts = engine.generate([Request(r.sample, 1, group_id=r.group_id, greedy=True) for r in heads])
+    return check_scores("reward", reward(rollouts), rollouts)
+
+
+def _has_signal(group: Sequence[Rollout]) -> bool:
+    totals = [r.score.total for r in group if r.score]
+    return max(totals) - min(totals) > 1e-6

@@ -1,0 +1,82 @@
+"""What all workers do with experiences: fill in fields, gather tokens, and refuse what is not finite.
+
+Shapes: L tokens of an experience, N sampled tokens of a pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from audiorl.algos.packing import micro_batches, pack, pack_experiences
+from audiorl.types import Experience, PackedBatch
+
+
+def counts(experiences: Sequence[Experience]) -> list[int]:
+    """Sampled tokens of each."""
+    return [int(e.loss_mask.sum()) for e in experiences]
+
+
+def spread(values: Sequence[float], lengths: Sequence[int]) -> Tensor:
+    """Each value repeated as often as its length says, [N]: float32, or int64 for whole numbers."""
+    return torch.repeat_interleave(torch.tensor(values), torch.tensor(lengths))
+
+
+def gather(experiences: Sequence[Experience], name: str, device: torch.device) -> Tensor | None:
+    """The sampled tokens' entries [N] of a field, in the order of the packed row; None where it is not filled in."""
+    streams = [getattr(e, name) for e in experiences]
+    if any(s is None for s in streams):
+        return None
+    return torch.cat([s[e.loss_mask] for s, e in zip(streams, experiences, strict=True)]).to(device)
+
+
+@torch.no_grad()
+def fill(
+    experiences: Sequence[Experience],
+    name: str,
+    forward: Callable[[PackedBatch], Tensor],
+    budget: int,
+    share_prompts: bool,
+) -> list[Experience]:
+    """The experiences with field `name` [L] set to what `forward` gives for their sampled tokens [N], 0 elsewhere.
+
+    Raises FloatingPointError naming the rollout where a value is not finite.
+    """
+    filled = list(experiences)
+    for indices in micro_batches(experiences, budget, share_prompts):
+        part = [experiences[i] for i in indices]
+        flat = forward(pack_experiences(part, share_prompts)).float().cpu()
+        check_finite(part, flat, name)
+        for i, values in zip(indices, flat.split(counts(part)), strict=True):
+            stream = torch.zeros(len(experiences[i]))
+            stream[experiences[i].loss_mask] = values
+            filled[i] = experiences[i].replace(**{name: stream})
+    return filled
+
+
+def check_finite(experiences: Sequence[Experience], flat: Tensor, what: str) -> None:
+    """Raise FloatingPointError naming the first rollout whose entries of `flat` [N] are not all finite."""
+    if bool(flat.isfinite().all()):
+        return
+    for e, values in zip(experiences, flat.split(counts(experiences)), strict=True):
+        bad = (~values.isfinite()).nonzero()
+        if len(bad):
+            at = int(bad[0])
+            raise FloatingPointError(
+                f"rollout {e.name}: {what} is {float(values[at])} at its sampled token {at}; the weights were not "
+                "changed, resume from the last checkpoint with a lower learning rate or a smaller clip"
+            )
+
+
+def check_loss(experiences: Sequence[Experience], loss: Tensor) -> None:
+    """Raise FloatingPointError naming the rollouts of a pack whose loss is not finite."""
+    if not bool(loss.isfinite()):
+        names = ", ".join(e.name for e in experiences)
+        raise FloatingPointError(f"the loss of {names} is {float(loss)}; the weights were not changed")
+
+
+def group_packs(groups: Sequence[Sequence[Experience]], budget: int) -> list[list[int]]:
+    """Indices of groups in packs of at most `budget` row tokens; a group shares its prompt and is never split."""
+    return pack([group[0].prompt_length + sum(len(e) - e.prompt_length for e in group) for group in groups], budget)

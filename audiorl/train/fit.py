@@ -1,0 +1,80 @@
+"""The loop of everything that learns from data as it lies: SFT, preferences, reward models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from audiorl.data.schedule import batch_of_step, sorted_batch_of_step
+from audiorl.runtime.local import LocalGroup
+from audiorl.train.checkpoint import Saved
+from audiorl.train.logging import Progress
+from audiorl.train.loop import checkpoint, restore
+from audiorl.train.run import Run
+
+T = TypeVar("T")
+
+
+class FitConfig(Protocol):
+    """What the loop reads of a trainer's config."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def save_every(self) -> int: ...
+    @property
+    def sort(self) -> bool: ...
+
+
+def fit(
+    worker: Any,
+    model: Saved,
+    items: Sequence[T],
+    run: Run,
+    config: FitConfig,
+    *,
+    phase: str,
+    seed: int,
+    length: Callable[[T], int],
+    max_seconds: float | None = None,
+    evaluate: Callable[[], Mapping[str, float]] | None = None,
+    eval_every: int = 0,
+) -> None:
+    """`worker.train(batch)` for each step, from the phase's last checkpoint on. Saves `model`.
+
+    `length` of an item is what `config.sort` sorts by. `max_seconds` of training end it before its last step.
+    """
+    trainers = LocalGroup([worker])
+    step = restore(run, phase, model, trainers)
+    lengths = tuple(length(item) for item in items) if config.sort else ()
+    left = None if max_seconds is None else max_seconds - run.seconds(phase)
+    with run.interruptible(), Progress(phase, config.steps, step, max_seconds=left) as progress:
+        while step < config.steps and (max_seconds is None or run.seconds(phase) < max_seconds):
+            began = time.monotonic()
+            if config.sort:
+                batch = sorted_batch_of_step(items, lengths, step, config.batch_size, seed)
+            else:
+                batch = batch_of_step(items, step, config.batch_size, seed)
+            (metrics,) = trainers.each("train", [batch])
+            ended = time.monotonic()
+            step += 1
+            run.add_seconds(phase, ended - began)
+            metrics |= {"time/train": ended - began}
+            if evaluate and eval_every and step % eval_every == 0 and step < config.steps:
+                metrics |= {f"eval/{name}": value for name, value in evaluate().items()}
+            run.log(phase, step, metrics)
+            progress.update(step, metrics)
+            over = max_seconds is not None and run.seconds(phase) >= max_seconds
+            checkpoint(run, phase, step, step if over else config.steps, config.save_every, model, trainers)
+    run.finish(phase, {"steps": step, "seconds": run.seconds(phase)})
+
+
+def seen(items: Sequence[T], config: FitConfig, seed: int) -> list[int]:
+    """Indices of the items that the phase will see, ascending."""
+    if config.sort or config.steps * config.batch_size >= len(items):
+        return list(range(len(items)))
+    places = range(len(items))
+    return sorted({i for step in range(config.steps) for i in batch_of_step(places, step, config.batch_size, seed)})

@@ -1,0 +1,268 @@
+"""Preference optimisation: pairs of answers to one audio prompt (DPO and its family), or single ones (KTO).
+
+The reference's log-probs are computed once, before the first update, by the policy itself; no second model is held. The
+two answers of a pair share their prompt, audio included.
+
+Shapes: P pairs of a pack, tokens of one answer [n].
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from audiorl.algos import preference as losses
+from audiorl.algos.packing import pack_experiences
+from audiorl.config import OptimConfig, PreferenceConfig
+from audiorl.data.preferences import Judged, Pair
+from audiorl.data.schedule import rough_length
+from audiorl.models import AudioPolicy
+from audiorl.train.batches import check_finite, check_loss, counts, group_packs
+from audiorl.train.examples import Example, experience
+from audiorl.train.fit import fit, seen
+from audiorl.train.optim import Optimizer
+from audiorl.train.reference import reference_logprobs
+from audiorl.train.run import Run
+from audiorl.types import Experience
+
+WITHOUT_REFERENCE = ("simpo", "cpo", "orpo")
+
+
+@dataclass(frozen=True, eq=False)
+class Referenced:
+    """A pair with the reference's log-probs [n] of the tokens of both answers; empty where the loss needs none."""
+
+    pair: Pair
+    chosen: Tensor
+    rejected: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Contrasted:
+    """A judged answer, and a mismatched one to the same prompt for KTO's baseline, with the reference's log-probs."""
+
+    judged: Judged
+    mismatched: str
+    answer: Tensor
+    other: Tensor
+
+
+class PreferenceWorker:
+    """Updates a policy from pairs, or with `kto` from judged answers."""
+
+    def __init__(
+        self,
+        policy: AudioPolicy,
+        config: PreferenceConfig,
+        optim: OptimConfig,
+        kto_weights: tuple[float, float] = (1.0, 1.0),
+    ):
+        self.policy = policy
+        self.config = config
+        self.kto_weights = kto_weights
+        self.optimizer = Optimizer(policy.trainable(), optim, config.steps)
+
+    def train(self, items: Sequence[Referenced | Contrasted]) -> dict[str, float]:
+        """One update from the mean loss over the items. Returns metrics, means over the items."""
+        self.optimizer.zero_grad()
+        totals: dict[str, float] = defaultdict(float)
+        with self.policy.hear_once():
+            if self.config.loss == "kto":
+                self._kto([i for i in items if isinstance(i, Contrasted)], totals)
+            else:
+                self._pairs([i for i in items if isinstance(i, Referenced)], totals)
+        totals.update(self.optimizer.step())
+        self.policy.weights_changed()
+        return dict(totals)
+
+    # -- pairs ----------------------------------------------------------------------------------------------------
+
+    def _pairs(self, items: Sequence[Referenced], totals: dict[str, float]) -> None:
+        groups = [
+            [experience(self.policy, Example(i.pair.sample, text), str(k)) for text in (i.pair.chosen, i.pair.rejected)]
+            for k, i in enumerate(items)
+        ]
+        chosen_tokens = sum(counts([g[0] for g in groups]))
+        for places in group_packs(groups, self.config.micro_batch_tokens):
+            part = [e for p in places for e in groups[p]]
+            answers = self._answers(part)
+            chosen, rejected = answers[::2], answers[1::2]
+            refs = [items[p] for p in places]
+            each = self._losses(chosen, rejected, refs, places)
+            loss = each.sum() / len(items)
+            if self.config.sft_coef:
+                loss = loss - self.config.sft_coef * torch.cat(chosen).sum() / chosen_tokens
+            check_loss(part, loss.detach())
+            loss.backward()
+            with torch.no_grad():
+                totals["preference/loss"] += float(loss)
+                for name, values in _pair_metrics(chosen, rejected, refs).items():
+                    totals[f"preference/{name}"] += float(values.sum()) / len(items)
+
+    def _losses(
+        self, chosen: Sequence[Tensor], rejected: Sequence[Tensor], items: Sequence[Referenced], places: Sequence[int]
+    ) -> Tensor:
+        """One loss a pair, [P]. `places`: each pair's place in the batch."""
+        name = self.config.loss
+        options: dict[str, Any] = dict(self.config.options())
+        lengths = _lengths(chosen), _lengths(rejected)
+        ref_chosen = [i.chosen.to(chosen[0]) for i in items]
+        ref_rejected = [i.rejected.to(chosen[0]) for i in items]
+        if name == "ld-dpo":
+            return losses.ld_dpo(chosen, rejected, ref_chosen, ref_rejected, **options)
+        if name == "sampo":
+            return torch.cat(
+                [
+                    losses.sampo([c], [r], [rc], [rr], generator=self._draw(place), **options)
+                    for c, r, rc, rr, place in zip(chosen, rejected, ref_chosen, ref_rejected, places, strict=True)
+                ]
+            )
+        good, bad = _sums(chosen), _sums(rejected)
+        if name == "cpo":
+            return losses.cpo(good, bad, **options)
+        if name == "simpo":
+            return losses.simpo(good, bad, *lengths, **options)
+        if name == "orpo":
+            return losses.orpo(good, bad, *lengths, **options)
+        ref_good, ref_bad = _sums(ref_chosen), _sums(ref_rejected)
+        if self.config.length_normalized:
+            good, ref_good = good / lengths[0], ref_good / lengths[0]
+            bad, ref_bad = bad / lengths[1], ref_bad / lengths[1]
+        if name == "r-dpo":
+            return losses.r_dpo(good, bad, ref_good, ref_bad, *lengths, **options)
+        loss = {"dpo": losses.dpo, "cdpo": losses.cdpo, "ipo": losses.ipo}[name]
+        return loss(good, bad, ref_good, ref_bad, **options)
+
+    def _draw(self, place: int) -> torch.Generator:
+        """SamPO's draw depends on the update and the pair's place in its batch, not on how the batch is packed."""
+        return torch.Generator().manual_seed(self.optimizer.updates * 1_000_003 + place)
+
+    # -- judged answers -------------------------------------------------------------------------------------------
+
+    def _kto(self, items: Sequence[Contrasted], totals: dict[str, float]) -> None:
+        own = [
+            [experience(self.policy, Example(i.judged.sample, i.judged.answer), str(k))] for k, i in enumerate(items)
+        ]
+        others = [[experience(self.policy, Example(i.judged.sample, i.mismatched))] for i in items]
+        with torch.no_grad():
+            drift = torch.zeros(len(items), device=self.policy.device)
+            for places in group_packs(others, self.config.micro_batch_tokens):
+                drift[places] = _sums(self._answers([others[p][0] for p in places])).float()
+        baseline = losses.kto_baseline(drift, _sums([i.other for i in items]).to(drift))
+        totals["preference/baseline"] = float(baseline)
+        for places in group_packs(own, self.config.micro_batch_tokens):
+            part = [own[p][0] for p in places]
+            logprobs = _sums(self._answers(part))
+            ref = _sums([items[p].answer for p in places]).to(logprobs)
+            desirable = torch.tensor([items[p].judged.desirable for p in places], device=logprobs.device)
+            each = losses.kto(logprobs, ref, desirable, baseline, **self._kto_options())
+            loss = each.sum() / len(items)
+            check_loss(part, loss.detach())
+            loss.backward()
+            with torch.no_grad():
+                right = (logprobs - ref > baseline) == desirable
+                totals["preference/loss"] += float(loss)
+                totals["preference/accuracy"] += float(right.sum()) / len(items)
+
+    def _kto_options(self) -> dict[str, float]:
+        desirable, undesirable = self.kto_weights
+        return {"desirable_weight": desirable, "undesirable_weight": undesirable} | self.config.options()
+
+    # -- shared ---------------------------------------------------------------------------------------------------
+
+    def _answers(self, experiences: Sequence[Experience]) -> list[Tensor]:
+        """The log-probs [n] of each answer's tokens."""
+        flat = self.policy.forward(pack_experiences(experiences)).logprobs
+        check_finite(experiences, flat.detach(), "the log-prob")
+        return list(flat.split(counts(experiences)))
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        return {"optimizer": self.optimizer.state()}
+
+    def load(self, state: dict[str, dict[str, Tensor]], where: str) -> None:
+        self.optimizer.load(state["optimizer"], where)
+
+
+def prefer(
+    policy: AudioPolicy,
+    items: Sequence[Pair] | Sequence[Judged],
+    run: Run,
+    *,
+    config: PreferenceConfig,
+    optim: OptimConfig,
+    seed: int = 0,
+    phase: str = "preference",
+    evaluate: Callable[[], Mapping[str, float]] | None = None,
+) -> None:
+    """Preference optimisation of `policy` in place, against the policy as it is when the phase begins.
+
+    `kto` takes judged answers, every other loss pairs.
+    """
+    if run.finished(phase):
+        run.load_result(phase, policy)
+        return
+    wanted = Judged if config.loss == "kto" else Pair
+    if not all(isinstance(item, wanted) for item in items):
+        raise ValueError(f"the loss {config.loss!r} learns from {wanted.__name__} rows")
+    if not items:
+        raise ValueError("nothing to train on: the data is empty")
+    desirable = sum(isinstance(i, Judged) and i.desirable for i in items)
+    worker = PreferenceWorker(policy, config, optim, losses.kto_weights(desirable, len(items) - desirable))
+    prepared: Sequence[Referenced | Contrasted]
+    if config.loss == "kto":
+        judged = [i for i in items if isinstance(i, Judged)]
+        others = [judged[(i + 1) % len(judged)].answer for i in range(len(judged))]
+        examples = [(Example(j.sample, j.answer), Example(j.sample, o)) for j, o in zip(judged, others, strict=True)]
+        refs = reference_logprobs(policy, examples, run, phase, seen(items, config, seed), config.micro_batch_tokens)
+        prepared = [Contrasted(j, o, *r) for j, o, r in zip(judged, others, refs, strict=True)]
+    else:
+        pairs = [i for i in items if isinstance(i, Pair)]
+        if config.loss in WITHOUT_REFERENCE:
+            prepared = [Referenced(p, torch.empty(0), torch.empty(0)) for p in pairs]
+        else:
+            examples = [(Example(p.sample, p.chosen), Example(p.sample, p.rejected)) for p in pairs]
+            wanted_places = seen(items, config, seed)
+            refs = reference_logprobs(policy, examples, run, phase, wanted_places, config.micro_batch_tokens)
+            prepared = [Referenced(p, *r) for p, r in zip(pairs, refs, strict=True)]
+    fit(
+        worker,
+        policy,
+        prepared,
+        run,
+        config,
+        phase=phase,
+        seed=seed,
+        length=_rough_length,
+        evaluate=evaluate,
+        eval_every=config.eval_every,
+    )
+
+
+def _rough_length(item: Referenced | Contrasted) -> int:
+    if isinstance(item, Contrasted):
+        return rough_length(item.judged.sample, item.judged.answer)
+    return rough_length(item.pair.sample, item.pair.chosen, item.pair.rejected)
+
+
+def _lengths(answers: Sequence[Tensor]) -> Tensor:
+    return torch.tensor([len(a) for a in answers], device=answers[0].device)
+
+
+def _sums(answers: Sequence[Tensor]) -> Tensor:
+    return torch.stack([a.sum() for a in answers])
+
+
+def _pair_metrics(
+    chosen: Sequence[Tensor], rejected: Sequence[Tensor], items: Sequence[Referenced]
+) -> dict[str, Tensor]:
+    """Per pair: whether the policy prefers the chosen answer (more than the reference does), and by how much."""
+    good, bad = _sums(chosen), _sums(rejected)
+    margin = good - bad
+    if len(items[0].chosen):
+        margin = margin - _sums([i.chosen for i in items]).to(good) + _sums([i.rejected for i in items]).to(good)
+    return {"accuracy": (margin > 0).float(), "margin": margin, "chosen_logprob": good, "rejected_logprob": bad}

@@ -1,0 +1,153 @@
+"""Process reward models: the decoder judges every step of an answer at the marker that ends it.
+
+Shapes: K step markers, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from audiorl.algos.packing import micro_batches, pack_experiences
+from audiorl.algos.preference import process_reward
+from audiorl.config import OptimConfig, ProcessRewardConfig
+from audiorl.data.preferences import Steps
+from audiorl.data.schedule import rough_length
+from audiorl.models import AudioPolicy
+from audiorl.train.batches import check_loss
+from audiorl.train.fit import fit
+from audiorl.train.optim import Optimizer
+from audiorl.train.run import Run
+from audiorl.types import Experience, Sample
+
+
+@dataclass(frozen=True, eq=False)
+class Marked:
+    """An answer as tokens, and the positions [K] of its step markers' last tokens."""
+
+    experience: Experience
+    markers: Tensor
+
+
+class StepJudge:
+    """Reads at each step's marker how probable the good token is against the bad one."""
+
+    def __init__(self, policy: AudioPolicy, marker: str, good: str, bad: str):
+        def ids(text: str) -> list[int]:
+            found = list(policy.tokenizer.encode(text, add_special_tokens=False))
+            if not found:
+                raise ValueError(f"the text {text!r} has no token")
+            return found
+
+        self.policy = policy
+        self.marker = ids(marker)
+        self.label_ids = (ids(good)[0], ids(bad)[0])
+        if self.label_ids[0] == self.label_ids[1]:
+            raise ValueError(f"{good!r} and {bad!r} begin with the same token; choose two that differ")
+
+    def marked(self, sample: Sample, steps: Sequence[str]) -> Marked:
+        """The prompt, then each step followed by the marker."""
+        ids = [int(i) for i in self.policy.prompt_ids(sample)]
+        prompt = len(ids)
+        ends = []
+        for step in steps:
+            ids += [*self.policy.tokenizer.encode(step, add_special_tokens=False), *self.marker]
+            ends.append(len(ids) - 1)
+        tokens = torch.tensor(ids)
+        own = torch.arange(len(ids)) >= prompt
+        return Marked(Experience(tokens, own, prompt, sample.audio, name=repr(sample.id)), torch.tensor(ends))
+
+    def logits(self, part: Sequence[Marked]) -> Tensor:
+        """[K, V] at all markers of a pack, answer by answer."""
+        packed = pack_experiences([m.experience for m in part], share_prompts=False)
+        with self.policy.autocast():
+            hidden = self.policy.hidden(packed)
+            rows = torch.cat([rows[m.markers] for rows, m in zip(packed.source, part, strict=True)])
+            return self.policy.backbone.head(self.policy.model)(hidden[rows.to(hidden.device)])
+
+    @torch.no_grad()
+    def judge(self, items: Sequence[tuple[Sample, Sequence[str]]], budget: int = 8192) -> list[list[float]]:
+        """The probability that each step is good."""
+        marked = [self.marked(sample, steps) for sample, steps in items]
+        out: list[list[float]] = [[] for _ in marked]
+        for indices in micro_batches([m.experience for m in marked], budget, share_prompts=False):
+            part = [marked[i] for i in indices]
+            good = self.logits(part)[:, list(self.label_ids)].float().softmax(-1)[:, 0]
+            for i, values in zip(indices, good.split([len(m.markers) for m in part]), strict=True):
+                out[i] = values.tolist()
+        return out
+
+
+class ProcessRewardWorker:
+    """Cross-entropy at the step markers, the mean over all steps of a batch."""
+
+    def __init__(self, policy: AudioPolicy, config: ProcessRewardConfig, optim: OptimConfig):
+        self.policy = policy
+        self.config = config
+        self.judge = StepJudge(policy, config.marker, config.good, config.bad)
+        self.optimizer = Optimizer(policy.trainable(), optim, config.steps)
+
+    def train(self, items: Sequence[Steps]) -> dict[str, float]:
+        """One update. Returns means over the steps."""
+        self.optimizer.zero_grad()
+        totals: dict[str, float] = defaultdict(float)
+        marked = [self.judge.marked(i.sample, i.steps) for i in items]
+        steps = sum(len(i.steps) for i in items)
+        with self.policy.hear_once():
+            budget = self.config.micro_batch_tokens
+            for indices in micro_batches([m.experience for m in marked], budget, share_prompts=False):
+                part = [marked[i] for i in indices]
+                logits = self.judge.logits(part)
+                labels = torch.tensor([x for i in indices for x in items[i].labels], device=logits.device)
+                each = process_reward(logits, self._labels(labels), self.judge.label_ids)
+                loss = each.sum() / steps
+                check_loss([m.experience for m in part], loss.detach())
+                loss.backward()
+                with torch.no_grad():
+                    good, bad = logits[:, list(self.judge.label_ids)].unbind(1)
+                    totals["process_reward/loss"] += float(loss)
+                    totals["process_reward/accuracy"] += float(((good > bad) == (labels > 0.5)).sum()) / steps
+        totals.update(self.optimizer.step())
+        self.policy.weights_changed()
+        return dict(totals)
+
+    def _labels(self, labels: Tensor) -> Tensor:
+        """Soft labels as they are; hard ones as the token that should follow."""
+        if self.config.soft:
+            return labels.float()
+        if bool(((labels != 0) & (labels != 1)).any()):
+            raise ValueError("a step's label is neither 0 nor 1; set soft to learn from probabilities")
+        good, bad = self.judge.label_ids
+        return torch.where(labels == 1, good, bad)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        return {"optimizer": self.optimizer.state()}
+
+    def load(self, state: dict[str, dict[str, Tensor]], where: str) -> None:
+        self.optimizer.load(state["optimizer"], where)
+
+
+def train_process_reward(
+    policy: AudioPolicy,
+    items: Sequence[Steps],
+    run: Run,
+    *,
+    config: ProcessRewardConfig,
+    optim: OptimConfig,
+    seed: int = 0,
+    phase: str = "process_reward",
+) -> None:
+    """Train `policy` in place to judge steps, from the phase's last checkpoint on."""
+    if run.finished(phase):
+        run.load_result(phase, policy)
+        return
+    worker = ProcessRewardWorker(policy, config, optim)
+
+    def length(item: Steps) -> int:
+        return rough_length(item.sample, *item.steps)
+
+    fit(worker, policy, items, run, config, phase=phase, seed=seed, length=length)

@@ -1,0 +1,73 @@
+"""The reference's log-probs of answers, computed once and kept in the run folder.
+
+The policy before its first update is the reference. What is computed is on disk every minute, so an interrupted pass
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from audiorl.algos.packing import pack_experiences
+from audiorl.models import AudioPolicy
+from audiorl.models.loading import read_tensors
+from audiorl.train.batches import check_finite, counts, group_packs
+from audiorl.train.examples import Example, experience
+from audiorl.train.logging import Progress
+from audiorl.train.run import Interrupted, Run
+
+CHUNK = 256
+"""Groups tokenised and packed at a time."""
+SAVE_SECONDS = 60.0
+
+
+def reference_logprobs(
+    policy: AudioPolicy,
+    groups: Sequence[tuple[Example, ...]],
+    run: Run,
+    phase: str,
+    wanted: Sequence[int],
+    budget: int,
+) -> list[tuple[Tensor, ...]]:
+    """Per group, one tensor [tokens] for each of its answers, which share a prompt; empty ones outside `wanted`."""
+    path = run.dir / "checkpoints" / phase / "reference.safetensors"
+    known = read_tensors(path) if path.exists() else {}
+    left = [i for i in wanted if f"{i}/0" not in known]
+    if left and run.has_checkpoint(phase):
+        raise ValueError(f"{path}: log-probs of item {left[0]} are missing although training has begun; start again")
+    saved = time.monotonic()
+    with run.interruptible(), Progress(f"{phase} reference", len(wanted), len(wanted) - len(left)) as progress:
+        for start in range(0, len(left), CHUNK):
+            chunk = left[start : start + CHUNK]
+            tokens = [[experience(policy, e, str(i)) for e in groups[i]] for i in chunk]
+            for places in group_packs(tokens, budget):
+                part = [e for p in places for e in tokens[p]]
+                with torch.no_grad():
+                    flat = policy.forward(pack_experiences(part)).logprobs.float().cpu()
+                check_finite(part, flat, "the reference's log-prob")
+                answers = iter(flat.split(counts(part)))
+                for p in places:
+                    known |= {f"{chunk[p]}/{k}": next(answers).clone() for k in range(len(tokens[p]))}
+                if run.asked_to_stop or time.monotonic() - saved > SAVE_SECONDS:
+                    _write(path, known)
+                    saved = time.monotonic()
+                if run.asked_to_stop:
+                    raise Interrupted(f"stopped before {phase} step 1; continue with 'audiorl resume {run.dir}'")
+            progress.update(len(wanted) - len(left) + start + len(chunk), {})
+    if left:
+        _write(path, known)
+    empty = torch.empty(0)
+    return [tuple(known.get(f"{i}/{k}", empty) for k in range(len(group))) for i, group in enumerate(groups)]
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    save_file(tensors, partial)
+    partial.replace(path)

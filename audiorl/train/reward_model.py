@@ -1,0 +1,113 @@
+"""Reward models: a score for a whole answer, learned from pairs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from audiorl.algos.packing import micro_batches, pack_experiences
+from audiorl.algos.preference import pairwise
+from audiorl.config import OptimConfig, RewardModelConfig
+from audiorl.data.preferences import Pair
+from audiorl.data.schedule import rough_length
+from audiorl.models import AudioPolicy
+from audiorl.models.value import ValueModel
+from audiorl.train.batches import check_loss, group_packs
+from audiorl.train.examples import Example, experience
+from audiorl.train.fit import fit
+from audiorl.train.optim import Optimizer
+from audiorl.train.run import Run
+from audiorl.types import Experience
+
+
+class RewardModelWorker:
+    """Bradley-Terry on the scores at the last token of both answers of a pair."""
+
+    def __init__(self, model: ValueModel, config: RewardModelConfig, optim: OptimConfig):
+        self.model = model
+        self.config = config
+        self.optimizer = Optimizer(model.trainable(), optim, config.steps)
+
+    def train(self, pairs: Sequence[Pair]) -> dict[str, float]:
+        """One update from the mean loss over the pairs. Returns means over the pairs."""
+        self.optimizer.zero_grad()
+        totals: dict[str, float] = defaultdict(float)
+        groups = pair_experiences(self.model.trunk, pairs)
+        with self.model.trunk.hear_once():
+            for places in group_packs(groups, self.config.micro_batch_tokens):
+                part = [e for p in places for e in groups[p]]
+                scores = self.model.scores(pack_experiences(part))
+                chosen, rejected = scores[::2], scores[1::2]
+                margin: Tensor | float = 0.0
+                if self.config.margins and not self.config.log_exp:
+                    margin = torch.tensor([pairs[p].margin for p in places]).to(chosen)
+                each = pairwise(chosen, rejected, margin, self.config.log_exp, self.config.regulariser)
+                loss = each.sum() / len(pairs)
+                check_loss(part, loss.detach())
+                loss.backward()
+                with torch.no_grad():
+                    totals["reward_model/loss"] += float(loss)
+                    totals["reward_model/accuracy"] += float((chosen > rejected).sum()) / len(pairs)
+                    totals["reward_model/margin"] += float((chosen - rejected).sum()) / len(pairs)
+                    totals["reward_model/mean"] += float(scores.sum()) / (2 * len(pairs))
+        totals.update(self.optimizer.step())
+        self.model.weights_changed()
+        return dict(totals)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        return {"optimizer": self.optimizer.state()}
+
+    def load(self, state: dict[str, dict[str, Tensor]], where: str) -> None:
+        self.optimizer.load(state["optimizer"], where)
+
+
+def train_reward_model(
+    model: ValueModel,
+    pairs: Sequence[Pair],
+    run: Run,
+    *,
+    config: RewardModelConfig,
+    optim: OptimConfig,
+    seed: int = 0,
+    phase: str = "reward_model",
+) -> None:
+    """Train `model` in place, from the phase's last checkpoint on."""
+    if run.finished(phase):
+        run.load_result(phase, model)
+        return
+    worker = RewardModelWorker(model, config, optim)
+
+    def length(pair: Pair) -> int:
+        return rough_length(pair.sample, pair.chosen, pair.rejected)
+
+    fit(worker, model, pairs, run, config, phase=phase, seed=seed, length=length)
+
+
+@torch.no_grad()
+def score_answers(model: ValueModel, examples: Sequence[Example], budget: int = 8192) -> list[float]:
+    """The model's score of each answer. Neighbours with the same sample share their prompt."""
+    experiences = [experience(model.trunk, e, e.sample.id) for e in examples]
+    scores = [0.0] * len(examples)
+    for indices in micro_batches(experiences, budget):
+        found = model.scores(pack_experiences([experiences[i] for i in indices]))
+        for i, value in zip(indices, found.tolist(), strict=True):
+            scores[i] = value
+    return scores
+
+
+def pair_accuracy(model: ValueModel, pairs: Sequence[Pair]) -> float:
+    """The share of pairs whose chosen answer scores higher."""
+    texts = [Example(p.sample, text) for p in pairs for text in (p.chosen, p.rejected)]
+    scores = score_answers(model, texts)
+    return sum(c > r for c, r in zip(scores[::2], scores[1::2], strict=True)) / len(pairs)
+
+
+def pair_experiences(policy: AudioPolicy, pairs: Sequence[Pair]) -> list[list[Experience]]:
+    """[chosen, rejected] per pair, sharing their prompt."""
+    return [
+        [experience(policy, Example(p.sample, text), str(k)) for text in (p.chosen, p.rejected)]
+        for k, p in enumerate(pairs)
+    ]

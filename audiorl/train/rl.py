@@ -1,0 +1,330 @@
+"""The policy gradient trainer of one rank: log-probs and values, credit, the losses, the optimizers.
+
+It serves the whole family: GRPO, RLOO, REINFORCE, REINFORCE++, ReMax, and PPO with a critic.
+
+Shapes: L tokens of an experience, N sampled tokens of a pack.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from audiorl.algos.kl import FixedKL, HorizonKL, LogSpaceKL, kl_estimate
+from audiorl.algos.losses import (
+    cispo_loss,
+    engine_correction,
+    gspo_loss,
+    policy_loss,
+    reinforce_loss,
+    token_weights,
+    value_loss,
+)
+from audiorl.algos.packing import micro_batches, pack_experiences
+from audiorl.config import OptimConfig, RLConfig
+from audiorl.models import AudioPolicy
+from audiorl.models.value import ValueModel, critic_of
+from audiorl.train.batches import check_finite, check_loss, counts, fill, gather, spread
+from audiorl.train.credit import assign, mean_advantage
+from audiorl.train.ema import EMA
+from audiorl.train.optim import Optimizer
+from audiorl.types import Experience, PackedBatch
+
+State = dict[str, dict[str, Tensor]]
+Sums = dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """One rank's part of a step: whole groups with their scores, and examples for the supervised term."""
+
+    experiences: Sequence[Experience]
+    supervised: Sequence[Experience] = ()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a step gave: means of metrics, and the mean advantage of each experience in order."""
+
+    metrics: dict[str, float]
+    advantages: list[float]
+
+
+class RLWorker:
+    """Updates a policy from scored experiences.
+
+    `temperature` is the one that rollouts are sampled at: log-probs are taken under the same distribution. Made before
+    a checkpoint is restored: the reference and the critic begin as the policy is now.
+    """
+
+    def __init__(self, policy: AudioPolicy, config: RLConfig, optim: OptimConfig, temperature: float, max_tokens: int):
+        self.policy = policy
+        self.config = config
+        self.temperature = temperature or 1.0
+        self.max_tokens = max_tokens
+        self.steps = 0
+        self.kl = _controller(config)
+        self.reference = policy.reference() if config.kl_beta > 0 else None
+        self.critic = critic_of(policy, config.critic.shared) if config.advantage == "gae" else None
+        updates = config.steps * config.epochs * config.mini_batches
+        trained = policy.trainable()
+        self.critic_optimizer: Optimizer | None = None
+        if self.critic is not None:
+            # The head of a shared trunk also has its own optimizer: it learns alone while the policy waits.
+            critic_optim = optim if config.critic.shared else config.critic.optim
+            self.critic_optimizer = Optimizer(self.critic.trainable(), critic_optim, updates)
+        self.optimizer = Optimizer(trained, optim, updates)
+        self.ema = None if config.ema_decay is None else EMA(trained, config.ema_decay)
+
+    def train(self, shard: Shard) -> Trained:
+        """One step: log-probs and values, credit, then `epochs` passes over `mini_batches`."""
+        experiences = assign(self.prepare(shard.experiences), self.config, self.kl.beta)
+        metrics = self.optimise(experiences, shard.supervised)
+        return Trained(metrics, [mean_advantage(e) for e in experiences])
+
+    # -- before the update ----------------------------------------------------------------------------------------
+
+    def prepare(self, experiences: Sequence[Experience]) -> list[Experience]:
+        """The experiences with what the step needs of reference and old log-probs and values, all as of now."""
+        config = self.config
+        engine = gather(experiences, "engine_logprobs", torch.device("cpu"))
+        assert engine is not None
+        check_finite(experiences, engine, "the engine's log-prob")
+        found = list(experiences)
+        if self.reference is not None:
+            reference = self.reference
+            found = self._filled(found, "ref_logprobs", lambda b: reference.forward(b, self.temperature).logprobs)
+        # With a single update the old policy is the current one: its log-probs come with the loss.
+        if config.epochs * config.mini_batches > 1 or (config.kl_in == "reward" and self.reference is not None):
+            found = self._filled(found, "old_logprobs", lambda b: self.policy.forward(b, self.temperature).logprobs)
+        if self.critic is not None:
+            found = self._filled(found, "values", self.critic)
+        return found
+
+    def _filled(self, experiences: Sequence[Experience], name: str, forward: Any) -> list[Experience]:
+        return fill(experiences, name, forward, self.config.micro_batch_tokens, self.config.share_prompts)
+
+    # -- the update -----------------------------------------------------------------------------------------------
+
+    def optimise(self, experiences: Sequence[Experience], supervised: Sequence[Experience] = ()) -> dict[str, float]:
+        """Passes over experiences that have been prepared and carry advantages. Returns means of metrics."""
+        size = max(len(experiences) // self.config.mini_batches, 1)
+        totals: Sums = defaultdict(float)
+        updates = 0
+        for _ in range(self.config.epochs):
+            for start in range(0, len(experiences), size):
+                for name, value in self._update(experiences[start : start + size], supervised).items():
+                    totals[name] += value
+                updates += 1
+        metrics = {name: value / updates for name, value in totals.items()}
+        if self.critic is not None:
+            metrics |= _value_metrics(experiences)
+        if self.reference is not None:
+            if self.config.kl_in == "reward":
+                metrics["kl"] = _mean_kl(experiences, self.config)
+            metrics["kl/beta"] = self.kl.beta
+            if "kl" in metrics:
+                self.kl = self.kl.update(metrics["kl"], len(experiences))
+        self.steps += 1
+        return metrics
+
+    def _update(self, experiences: Sequence[Experience], supervised: Sequence[Experience]) -> Sums:
+        waiting = self.critic is not None and self.steps < self.config.critic.warmup_steps
+        totals: Sums = defaultdict(float)
+        self.optimizer.zero_grad()
+        if self.critic_optimizer is not None:
+            self.critic_optimizer.zero_grad()
+        lengths = counts(experiences)
+        per_token = token_weights(lengths, self.config.aggregation, self.max_tokens)
+        mean_weights = token_weights(lengths, "token-mean")
+        with ExitStack() as hearing:
+            for model in {id(m): m for m in (self.policy, self.critic and self.critic.trunk) if m}.values():
+                hearing.enter_context(model.hear_once())
+            for indices in micro_batches(experiences, self.config.micro_batch_tokens, self.config.share_prompts):
+                part = [experiences[i] for i in indices]
+                n = [lengths[i] for i in indices]
+                weights = spread([per_token[i] for i in indices], n).to(self.policy.device)
+                means = spread([mean_weights[i] for i in indices], n).to(self.policy.device)
+                for name, value in self._backward(part, weights, means, waiting).items():
+                    totals[name] += float(value)
+            if supervised and self.config.ptx_coef and not waiting:
+                totals["ptx/loss"] += self._supervised(supervised)
+        if not waiting:
+            totals.update(self.optimizer.step())
+            self.policy.weights_changed()
+            if self.ema is not None:
+                self.ema.update()
+        if self.critic_optimizer is not None and self.critic is not None:
+            totals.update({f"critic/{name}": value for name, value in self.critic_optimizer.step().items()})
+            self.critic.weights_changed()
+        return totals
+
+    def _backward(self, part: Sequence[Experience], weights: Tensor, means: Tensor, waiting: bool) -> dict[str, Tensor]:
+        """Add one pack's gradients. Losses are sums of tokens weighted by the counts of the whole mini-batch.
+
+        `means` [N] are the weights under which the metrics are plain means over all tokens of the mini-batch.
+        """
+        packed = pack_experiences(part, self.config.share_prompts)
+        losses: list[Tensor] = []
+        metrics: dict[str, Tensor] = {}
+        joint = self.critic is not None and self.critic.shared and not waiting
+        values: Tensor | None = None
+        if not waiting:
+            head = self.critic.head if joint and self.critic is not None else None
+            out = self.policy.forward(packed, self.temperature, head)
+            check_finite(part, out.logprobs.detach(), "the log-prob")
+            values = out.values
+            loss, metrics = self._policy_loss(part, out.logprobs, out.entropy, weights, means)
+            losses.append(loss)
+        if self.critic is not None:
+            values = self._values(packed, waiting) if values is None else values
+            loss, sums = self._value_loss(part, values, means)
+            losses.append(self.config.critic.coef * loss if joint else loss)
+            metrics |= sums
+        total = torch.stack(losses).sum()
+        check_loss(part, total.detach())
+        total.backward()
+        return metrics
+
+    def _values(self, packed: PackedBatch, waiting: bool) -> Tensor:
+        assert self.critic is not None
+        if not self.critic.shared:
+            return self.critic(packed)
+        assert waiting
+        with torch.no_grad(), self.policy.autocast():
+            hidden = self.policy.before_sampled(packed)
+        return self.critic.head(hidden)
+
+    def _value_loss(
+        self, part: Sequence[Experience], values: Tensor, means: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        old, returns = (gather(part, name, values.device) for name in ("values", "returns"))
+        assert old is not None and returns is not None
+        loss, sums = value_loss(values, old, returns, means, self.config.critic.clip)
+        return loss, {"critic/loss": loss.detach(), "critic/clip_frac": sums["value_clip_frac"]}
+
+    def _policy_loss(
+        self, part: Sequence[Experience], logprobs: Tensor, entropy: Tensor, weights: Tensor, means: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self.config
+        old = gather(part, "old_logprobs", logprobs.device)
+        old = logprobs.detach() if old is None else old
+        advantages = gather(part, "advantages", logprobs.device)
+        engine = gather(part, "engine_logprobs", logprobs.device)
+        assert advantages is not None and engine is not None
+        counted = weights if config.engine_cap is None else weights * engine_correction(old, engine, config.engine_cap)
+        loss, sums = self._surrogate(logprobs, old, advantages, counted, part)
+        metrics = {
+            "policy/loss": loss.detach(),
+            "policy/entropy": (means * entropy.detach()).sum(),
+            "policy/clip_frac": sums["clip_frac"],
+            "policy/approx_kl": sums["approx_kl"],
+            "policy/ratio": sums["ratio"],
+            "policy/engine_gap": (means * (old - engine).abs()).sum(),
+        }
+        ref = gather(part, "ref_logprobs", logprobs.device)
+        if ref is not None and config.kl_in == "loss":
+            kl = kl_estimate(logprobs, ref, config.kl_kind)
+            loss = loss + self.kl.beta * (weights * kl).sum()
+            metrics["kl"] = (means * kl.detach()).sum()
+        if config.entropy_coef:
+            loss = loss - config.entropy_coef * (weights * entropy).sum()
+        return loss, metrics
+
+    def _surrogate(
+        self, logprobs: Tensor, old: Tensor, advantages: Tensor, weights: Tensor, part: Sequence[Experience]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self.config
+        if config.loss == "gspo":
+            sequence = spread(range(len(part)), counts(part)).to(logprobs.device)
+            return gspo_loss(logprobs, old, advantages, weights, sequence, config.clip_low, config.clip_high)
+        if config.loss == "cispo":
+            return cispo_loss(logprobs, old, advantages, weights, config.ratio_cap)
+        if config.loss == "reinforce":
+            return reinforce_loss(logprobs, old, advantages, weights)
+        return policy_loss(logprobs, old, advantages, weights, config.clip_low, config.clip_high, config.dual_clip)
+
+    def _supervised(self, examples: Sequence[Experience]) -> float:
+        """Add the gradient of ptx_coef x the mean negative log-likelihood of the examples' target tokens."""
+        weight = token_weights(counts(examples), "token-mean")[0]
+        total = 0.0
+        for indices in micro_batches(examples, self.config.micro_batch_tokens, share_prompts=False):
+            part = [examples[i] for i in indices]
+            loss = -weight * self.policy.forward(pack_experiences(part, share_prompts=False)).logprobs.sum()
+            check_loss(part, loss.detach())
+            (self.config.ptx_coef * loss).backward()
+            total += float(loss.detach())
+        return total
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """What a resumed run needs beside the weights; the reference is the policy that the phase began with."""
+        out: State = {
+            "optimizer": self.optimizer.state(),
+            "progress": {"steps": torch.tensor(self.steps), "kl_beta": torch.tensor(self.kl.beta, dtype=torch.float64)},
+        }
+        if self.critic is not None and self.critic_optimizer is not None:
+            out["critic"] = {name: p.detach() for name, p in self.critic.trainable().items()}
+            out["critic_optimizer"] = self.critic_optimizer.state()
+        if self.ema is not None:
+            out["ema"] = self.ema.state()
+        return out
+
+    def load(self, state: State, where: str) -> None:
+        self.optimizer.load(state["optimizer"], where)
+        self.steps = int(state["progress"]["steps"])
+        self.kl = replace(self.kl, beta=float(state["progress"]["kl_beta"]))
+        for part, present in (("critic", self.critic), ("ema", self.ema)):
+            if present is not None and part not in state:
+                raise ValueError(f"{where}: the checkpoint holds no {part}; it was written without one")
+        if self.critic is not None and self.critic_optimizer is not None:
+            _copy_into(self.critic, state["critic"], where)
+            self.critic_optimizer.load(state["critic_optimizer"], where)
+        if self.ema is not None:
+            self.ema.load(state["ema"], where)
+
+    def weights(self) -> Any:
+        return self.policy.weights()
+
+
+def _controller(config: RLConfig) -> FixedKL | HorizonKL | LogSpaceKL:
+    if config.kl_control == "horizon":
+        return HorizonKL(config.kl_beta, config.kl_target, config.kl_horizon)
+    if config.kl_control == "log-space":
+        return LogSpaceKL(config.kl_beta, config.kl_target, config.kl_gain)
+    return FixedKL(config.kl_beta)
+
+
+@torch.no_grad()
+def _copy_into(critic: ValueModel, weights: dict[str, Tensor], where: str) -> None:
+    own = critic.trainable()
+    if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in own.items()}:
+        raise ValueError(f"{where}: its critic is of another architecture")
+    for name, tensor in weights.items():
+        own[name].copy_(tensor)
+    critic.weights_changed()
+
+
+def _mean_kl(experiences: Sequence[Experience], config: RLConfig) -> float:
+    old, ref = (gather(experiences, name, torch.device("cpu")) for name in ("old_logprobs", "ref_logprobs"))
+    assert old is not None and ref is not None
+    return float(kl_estimate(old, ref, config.kl_kind).mean()) if len(old) else 0.0
+
+
+def _value_metrics(experiences: Sequence[Experience]) -> dict[str, float]:
+    """Mean value, and the share of the returns' variance that the values explained before the update."""
+    values, returns = (gather(experiences, name, torch.device("cpu")) for name in ("values", "returns"))
+    assert values is not None and returns is not None
+    if not len(values):
+        return {}
+    variance = float(returns.var(unbiased=False))
+    left = float((returns - values).var(unbiased=False))
+    explained = 1 - left / variance if variance > 1e-12 else 0.0
+    return {"critic/value": float(values.mean()), "critic/explained_variance": explained}

@@ -1,0 +1,346 @@
+"""Preference rows over real recordings, one clear line for every way a row can be wrong, pairs of scored rollouts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import soundfile
+import torch
+
+from audiorl.data.corpus import bundled_speech
+from audiorl.data.manifest import Loaded, read_samples
+from audiorl.data.preferences import (
+    Judged,
+    Pair,
+    Steps,
+    pairs_from_rollouts,
+    pairs_to_judged,
+    read_judged,
+    read_pairs,
+    read_steps,
+    write_pairs,
+)
+from audiorl.types import AudioClip, Message, Rollout, Sample, Score, Segment
+
+UTTERANCES = bundled_speech(("en",), min_seconds=0.5, max_seconds=2)[:2]
+ASKED: dict[str, Any] = {"id": "q1", "audio": "a0.wav", "question": "Which?"}
+CHOICES: dict[str, Any] = {**ASKED, "choices": ["a dog", "a cat"], "answer": "a cat"}
+PAIR: dict[str, Any] = {**CHOICES, "chosen": "a cat", "rejected": "a dog"}
+JUDGED: dict[str, Any] = {**ASKED, "answer": "a dog", "desirable": False}
+STEPS: dict[str, Any] = {**ASKED, "steps": ["It barks.", "a cat"], "labels": [1, 0]}
+HEARD = {"type": "audio", "audio": "a0.wav"}
+PROMPT = [{"role": "user", "content": [HEARD, {"type": "text", "text": "Which?"}]}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """a0.wav and a1.wav: real recordings at 16 kHz."""
+    for i, u in enumerate(UTTERANCES):
+        soundfile.write(tmp_path / f"a{i}.wav", u.clip.load(16_000), 16_000)
+    return tmp_path
+
+
+def write_lines(path: Path, *rows: Mapping[str, Any] | str) -> Path:
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows), encoding="utf-8")
+    return path
+
+
+def sample(clip: AudioClip | None = None, name: str = "s") -> Sample:
+    return Sample(name, (Message("user", (clip or UTTERANCES[0].clip, "Which?")),), ("a cat",))
+
+
+def test_pairs_share_everything_with_their_samples(folder: Path) -> None:
+    rows = [
+        {**PAIR, "level": 3},
+        {"id": "u1", "audio": "a1.wav", "text": "hi", "chosen": "hi ", "rejected": "he", "margin": 2},
+    ]
+    path = write_lines(folder / "m.jsonl", *rows)
+    loaded = read_pairs(path, think=False, check_audio=True)
+    assert loaded.summary() == f"{path}: 2 samples"
+    a, b = loaded.samples
+    assert (a.chosen, a.rejected, a.margin) == ("a cat", "a dog", 0.0)
+    assert (b.chosen, b.rejected, b.margin) == ("hi ", "he", 2.0)
+    for pair, row, plain in zip(
+        loaded.samples, ({"level": 3}, {}), read_samples(path, think=False).samples, strict=True
+    ):
+        theirs = asdict(plain) | {"metadata": row}  # read_samples keeps the answers as metadata
+        assert asdict(pair.sample) == theirs
+
+
+def test_the_gold_answer_may_be_missing(folder: Path) -> None:
+    rows = [{k: v for k, v in PAIR.items() if k != "answer"}, {**ASKED, "id": "o", "chosen": "one", "rejected": "two"}]
+    a, b = read_pairs(write_lines(folder / "m.jsonl", *rows)).samples
+    assert (a.sample.references, a.sample.choices, a.sample.metadata) == ((), ("a dog", "a cat"), {})
+    assert (b.sample.references, b.sample.choices, b.sample.metadata) == ((), (), {})
+    avqa: dict[str, Any] = {
+        "id": 7,
+        "audio_path": "a0.wav",
+        "question_text": "What?",
+        "multi_choice": ["rain", "a dog"],
+    }
+    given = {"chosen": "a dog", "rejected": "rain"}
+    a, b = read_pairs(write_lines(folder / "avqa.jsonl", avqa | given, {**avqa, **given, "id": 8, "answer": 1})).samples
+    assert (a.sample.references, b.sample.references) == ((), ("a dog",))
+
+
+def test_json_list_and_parquet_read_the_same(folder: Path) -> None:
+    rows = [PAIR, {**PAIR, "id": "q2", "margin": 0.5}]
+    (folder / "list.json").write_text(json.dumps(rows))
+    pq.write_table(pa.Table.from_pylist([{"margin": None, **r} for r in rows]), folder / "t.parquet")
+    expected = [asdict(p) for p in read_pairs(write_lines(folder / "m.jsonl", *rows)).samples]
+    assert [p["margin"] for p in expected] == [0.0, 0.5]
+    for name in ("list.json", "t.parquet"):
+        assert [asdict(p) for p in read_pairs(folder / name).samples] == expected, name
+
+
+def test_answers_as_conversations(folder: Path) -> None:
+    plain = [{"role": "assistant", "content": "a cat"}]
+    parts = [{"role": "assistant", "content": [{"type": "text", "text": "a dog"}]}]
+    (pair,) = read_pairs(write_lines(folder / "m.jsonl", {**PAIR, "chosen": plain, "rejected": parts})).samples
+    assert (pair.chosen, pair.rejected) == ("a cat", "a dog")
+
+
+def test_prompts_as_conversations(folder: Path) -> None:
+    later = [{"role": "system", "content": ""}, *PROMPT, {"role": "assistant", "content": "A cat?"}]
+    later += [{"role": "user", "content": ["Sure?", {**HEARD, "start": 0.1, "duration": 0.2}]}]
+    rows = [
+        {"prompt": PROMPT, "completion": "a cat", "label": True, "level": 3},
+        {"id": "long", "prompt": later, "references": ["a cat"], "answer": "a dog", "label": 0, "task": ""},
+    ]
+    a, b = read_judged(write_lines(folder / "m.jsonl", *rows), check_audio=True).samples
+    assert (a.answer, a.desirable, b.answer, b.desirable) == ("a cat", True, "a dog", False)
+    assert (a.sample.id, a.sample.task, a.sample.metadata) == ("m:1", "qa", {"level": 3})
+    clip, text = a.sample.messages[0].content
+    assert isinstance(clip, AudioClip) and clip.path == str(folder / "a0.wav") and text == "Which?"
+    assert [m.role for m in b.sample.messages] == ["system", "user", "assistant", "user"]
+    assert b.sample.messages[0].content == ("",)
+    assert (b.sample.references, b.sample.task) == (("a cat",), "")
+    assert len(b.sample.audio[1].load(16_000)) == 3200
+
+
+@pytest.mark.parametrize(("key", "value"), [("desirable", True), ("label", True), ("desirable", 1), ("label", 0)])
+def test_judged_answers(folder: Path, key: str, value: object) -> None:
+    (j,) = read_judged(write_lines(folder / "m.jsonl", {**ASKED, "answer": "a dog", key: value})).samples
+    assert (j.answer, j.desirable, j.sample.references, j.sample.metadata) == ("a dog", bool(value), (), {})
+
+
+def test_a_completion_leaves_the_gold_answer(folder: Path) -> None:
+    (j,) = read_judged(write_lines(folder / "m.jsonl", {**CHOICES, "completion": "a dog!", "label": False})).samples
+    assert (j.answer, j.desirable, j.sample.references) == ("a dog!", False, ("a cat",))
+
+
+def test_steps_have_hard_or_soft_labels(folder: Path) -> None:
+    rows = [{**STEPS, "id": str(i), "labels": labels} for i, labels in enumerate(([1, 0], [True, False], [0.25, 1.0]))]
+    loaded = read_steps(write_lines(folder / "m.jsonl", *rows))
+    assert [s.labels for s in loaded.samples] == [(1.0, 0.0), (1.0, 0.0), (0.25, 1.0)]
+    assert all(isinstance(x, float) for s in loaded.samples for x in s.labels)
+    assert loaded.samples[0].steps == ("It barks.", "a cat")
+
+
+Reader = Callable[..., Loaded[Any]]
+BAD_ROWS: list[tuple[Reader, Mapping[str, Any] | str, str, str]] = [
+    (read_pairs, {**PAIR, "rejected": " a cat\n"}, "rejected", "are the same text; give two different answers"),
+    (read_pairs, {**PAIR, "chosen": "  "}, "chosen", "the chosen text is empty"),
+    (read_pairs, {**PAIR, "rejected": ""}, "rejected", "the rejected text is empty"),
+    (read_pairs, {**PAIR, "rejected": [{"role": "assistant", "content": " "}]}, "rejected", "text is empty"),
+    (read_pairs, {**CHOICES, "chosen": "a cat"}, "rejected", r"missing; .* \(the columns are id, audio, .*, chosen\)"),
+    (read_pairs, {**PAIR, "chosen": None}, "chosen", "missing; give the text of the answer"),
+    (read_pairs, {**PAIR, "chosen": 3}, "chosen", "3 is no text"),
+    (read_pairs, {**PAIR, "chosen": [{"role": "user", "content": "a cat"}]}, "chosen", "is not one assistant message"),
+    (read_pairs, {**PAIR, "chosen": [*PROMPT, {"role": "assistant", "content": "x"}]}, "chosen", "belongs in prompt"),
+    (read_pairs, {**PAIR, "chosen": [{"role": "assistant", "content": [HEARD]}]}, "chosen", "is no text"),
+    (read_pairs, {**PAIR, "margin": float("nan")}, "margin", "the margin nan is not finite"),
+    (read_pairs, {**PAIR, "margin": float("inf")}, "margin", "the margin inf is not finite"),
+    (read_pairs, {**PAIR, "margin": "0.5"}, "margin", "'0.5' is no number"),
+    (read_pairs, {**PAIR, "margin": True}, "margin", "True is no number"),
+    (read_judged, {**JUDGED, "answer": ""}, "answer", "the answer text is empty"),
+    (read_judged, {**JUDGED, "completion": " "}, "completion", "the completion text is empty"),
+    (read_judged, {**ASKED, "desirable": True}, "answer", "missing"),
+    (read_judged, {**JUDGED, "answer": ["a dog"]}, "answer", "is not one assistant message"),
+    (read_judged, {**JUDGED, "desirable": None}, "desirable", "missing; give true or false"),
+    (read_judged, {**JUDGED, "desirable": "yes"}, "desirable", "'yes' is neither true nor false"),
+    (read_judged, {**ASKED, "answer": "x", "label": 0.5}, "label", "0.5 is neither true nor false"),
+    (read_steps, {**STEPS, "labels": [1, 1.5]}, "labels", r"label 2 is 1\.5; give a number from 0"),
+    (read_steps, {**STEPS, "labels": [-0.1, 1]}, "labels", r"label 1 is -0\.1"),
+    (read_steps, {**STEPS, "labels": [1, float("nan")]}, "labels", "label 2 is nan"),
+    (read_steps, {**STEPS, "labels": [1, "0"]}, "labels", "'0' is no number"),
+    (read_steps, {**STEPS, "labels": 1}, "labels", "1 is no list"),
+    (read_steps, {**STEPS, "labels": [1]}, "labels", r"1 label\(s\) for 2 step\(s\); give one label a step"),
+    (read_steps, {**STEPS, "steps": [], "labels": []}, "steps", "there are no steps"),
+    (read_steps, {**STEPS, "steps": ["It barks.", " "]}, "steps", "step 2 is empty"),
+    (read_steps, {**STEPS, "steps": ["It barks.", 2]}, "steps", "is no list of texts"),
+    (read_steps, {**STEPS, "steps": "It barks."}, "steps", "is no list of texts"),
+    (read_steps, {**ASKED, "labels": [1]}, "steps", "missing; give a list of texts"),
+    # What samples reject, pairs reject.
+    (read_pairs, "{", "", "not valid JSON"),
+    (read_pairs, {**PAIR, "answer": "a cow"}, "answer", "'a cow' is not among the choices"),
+    (read_pairs, {**PAIR, "answer": ""}, "answer", "empty"),
+    (read_pairs, {**PAIR, "choices": ["a cat"]}, "choices", "two or more different choices"),
+    (read_pairs, {**PAIR, "question": " "}, "question", "is no text; give the question"),
+    (read_pairs, {**PAIR, "audio": "gone.wav"}, "audio", r"gone\.wav: missing"),
+    (read_judged, {**JUDGED, "sample_rate": 8000}, "audio", "declared as 8000 Hz but the file has 16000 Hz"),
+    (read_steps, {**STEPS, "id": ""}, "id", "empty; give every row its own id"),
+    (read_pairs, {**PAIR, "id": "good", "question": "How?"}, "id", "also names row 1; give every prompt its own id"),
+    # Conversations.
+    (read_pairs, {**PAIR, "prompt": "Which?"}, "prompt", "no list of messages; a plain question belongs in question"),
+    (read_pairs, {**PAIR, "prompt": [{"role": "human", "content": "x"}]}, "prompt", "is no message; give role"),
+    (read_pairs, {**PAIR, "prompt": [{"role": "user", "content": "x"}]}, "prompt", "holds no audio"),
+    (
+        read_pairs,
+        {**PAIR, "prompt": [{"role": "user", "content": [HEARD, 3]}]},
+        "prompt",
+        "3 is neither text nor audio",
+    ),
+    (read_pairs, {**PAIR, "prompt": [{"role": "user", "content": [{"type": "audio"}]}]}, "audio", "missing or empty"),
+    (read_pairs, {**PAIR, "prompt": PROMPT, "id": " "}, "id", "empty; give every prompt its own id"),
+    (read_pairs, {**PAIR, "prompt": PROMPT, "choices": ["a", ""]}, "choices", "is no list of texts"),
+    (read_pairs, {**PAIR, "prompt": PROMPT, "metadata": [1]}, "metadata", "is no object"),
+]
+
+
+@pytest.mark.parametrize(("read", "row", "field", "message"), BAD_ROWS)
+def test_every_bad_row_is_named_or_skipped(
+    folder: Path, read: Reader, row: Mapping[str, Any] | str, field: str, message: str
+) -> None:
+    good = {**CHOICES, **{read_pairs: PAIR, read_judged: JUDGED, read_steps: STEPS}[read], "id": "good"}
+    path = write_lines(folder / "m.jsonl", good, row, {**good, "id": "last"})
+    where = rf"m\.jsonl: row 2, field '{field}': " if field else r"m\.jsonl: row 2: "
+    with pytest.raises(ValueError, match=where + ".*" + message) as caught:
+        read(path, check_audio=True)
+    assert "\n" not in str(caught.value)
+    loaded = read(path, check_audio=True, on_error="skip")
+    assert [v.sample.id for v in loaded.samples] == ["good", "last"]
+    assert loaded.summary() == f"{path}: 2 samples, 1 row skipped (first: {caught.value})"
+
+
+def test_a_prompt_may_come_again(folder: Path) -> None:
+    path = write_lines(folder / "m.jsonl", PAIR, {**PAIR, "chosen": "a cat!"}, {**PAIR, "audio": "a1.wav"})
+    loaded = read_pairs(path, on_error="skip")
+    assert [p.chosen for p in loaded.samples] == ["a cat", "a cat!"]
+    assert [(s.row, s.field) for s in loaded.skipped] == [(3, "id")]
+    with pytest.raises(ValueError, match="row 2, field 'id': 'q1' also names row 1; give every row its own id"):
+        read_samples(path)
+
+
+def test_options_reach_the_reader(folder: Path) -> None:
+    path = write_lines(folder / "m.jsonl", *({**PAIR, "id": str(i)} for i in range(3)))
+    assert len(read_pairs(path, limit=2).samples) == 2
+    with pytest.raises(ValueError, match="audio_root no/such: no such folder"):
+        read_steps(path, audio_root="no/such")
+    with pytest.raises(ValueError, match="no kind of manifest is called 'dpo'"):
+        read_judged(path, "dpo")
+    with pytest.raises(ValueError, match=r"gone\.jsonl: missing; check the path"):
+        read_pairs(folder / "gone.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda s: Pair(s, "x", "x "), "the same text"),
+        (lambda s: Pair(s, "x", "y", float("nan")), "not finite"),
+        (lambda s: Judged(s, "", True), "empty"),
+        (lambda s: Steps(s, ("x",), (2.0,)), "label 1 is 2.0"),
+        (lambda s: Steps(s, (), ()), "no steps"),
+    ],
+)
+def test_values_made_in_code_are_checked_too(make: Callable[[Sample], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(sample())
+
+
+def test_pairs_to_judged() -> None:
+    s = sample()
+    assert pairs_to_judged([Pair(s, "a", "b", 1.0), Pair(s, "c", "a")]) == [
+        Judged(s, "a", True),
+        Judged(s, "b", False),
+        Judged(s, "c", True),
+        Judged(s, "a", False),
+    ]
+
+
+def rollouts(group: str, *scored: tuple[str, float]) -> list[Rollout]:
+    none = torch.zeros(0, dtype=torch.long)
+    return [
+        Rollout(sample(name=group), (Segment(none, none, torch.zeros(0), text=text),), group, i, Score(total))
+        for i, (text, total) in enumerate(scored)
+    ]
+
+
+def found(rolled: Sequence[Rollout], min_gap: float = 0.0) -> list[tuple[str, str, str, float]]:
+    return [(p.sample.id, p.chosen, p.rejected, p.margin) for p in pairs_from_rollouts(rolled, min_gap)]
+
+
+def test_best_against_worst_of_each_group() -> None:
+    b, a = rollouts("b", ("x", 0.5), ("y", 2.0), ("z", -0.25)), rollouts("a", ("u", 0.0), ("v", 0.5))
+    mixed = [b[0], a[0], b[1], a[1], b[2]]
+    assert found(mixed) == [("b", "y", "z", 2.25), ("a", "v", "u", 0.5)]
+    assert found(mixed, min_gap=0.5) == [("b", "y", "z", 2.25)]
+    assert found(mixed, min_gap=2.25) == []
+
+
+def test_ties_go_to_the_lowest_index() -> None:
+    group = rollouts("g", ("a", 1.0), ("b", 0.0), ("c", 1.0), ("d", 0.0))
+    assert found(group[::-1]) == [("g", "a", "b", 1.0)]
+    assert found(rollouts("g", ("a", 1.0), ("b", 1.0))) == []
+
+
+@pytest.mark.parametrize("texts", [("same", " same\n"), ("", "b"), ("a", " ")])
+def test_no_pair_of_same_or_empty_texts(texts: tuple[str, str]) -> None:
+    assert found(rollouts("g", (texts[0], 1.0), (texts[1], 0.0))) == []
+
+
+def test_unscored_rollouts_are_named() -> None:
+    group = rollouts("g", ("a", 1.0), ("b", float("nan")))
+    with pytest.raises(ValueError, match="rollout 1 of group 'g' has the score nan"):
+        pairs_from_rollouts(group)
+    with pytest.raises(ValueError, match="rollout 0 of group 'g' has no score"):
+        pairs_from_rollouts([replace(group[0], score=None)])
+
+
+def test_written_pairs_read_back_equal(folder: Path) -> None:
+    path = str(folder / "a0.wav")
+    messages = (
+        Message("system", ("",)),
+        Message("user", (AudioClip(path=path), "¿Cuál?", AudioClip(path=path, duration=0.25, sample_rate=16_000))),
+        Message("assistant", ("猫?",)),
+        Message("user", ("Sure?", AudioClip(path=path, start=0.1, duration=0.2))),
+    )
+    metadata = {"text": "hola", "nested": {"audio": [1, None]}, "id": "other"}
+    pairs = [
+        Pair(Sample("a", messages, ("a cat", "cat"), ("a cat", "a dog"), "", metadata), " a cat\n", "a dog", 0.1),
+        Pair(sample(), "<answer>y</answer>", "n", -1.0),
+        Pair(sample(), "again", "n"),
+    ]
+    write_pairs(folder / "out.jsonl", pairs)
+    loaded = read_pairs(folder / "out.jsonl", check_audio=True)
+    assert [asdict(p) for p in loaded.samples] == [asdict(p) for p in pairs]
+    (part,) = loaded.samples[0].sample.messages[3].content[1:]
+    assert isinstance(part, AudioClip) and len(part.load(16_000)) == 3200
+
+
+def test_relative_paths_are_written_absolute(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "out").mkdir()
+    pair = Pair(sample(AudioClip(path="a0.wav")), "x", "y")
+    write_pairs("out/pairs.jsonl", [pair])
+    (back,) = read_pairs("out/pairs.jsonl", check_audio=True).samples
+    assert back.sample.audio[0].key == pair.sample.audio[0].key
+
+
+def test_what_cannot_be_written_is_named(folder: Path) -> None:
+    clip = AudioClip(array=UTTERANCES[0].clip.load(16_000), sample_rate=16_000)
+    good = Pair(sample(), "x", "y")
+    path = folder / "out.jsonl"
+    message = r"out\.jsonl: row 2 \(sample 'heard'\): <audio array> has no path; write the audio to a file"
+    with pytest.raises(ValueError, match=message):
+        write_pairs(path, [good, Pair(sample(clip, "heard"), "x", "y")])
+    with pytest.raises(ValueError, match=r"row 1 \(sample 's'\): .*not JSON serializable"):
+        write_pairs(path, [replace(good, sample=replace(good.sample, metadata={"x": {1, 2}}))])
+    assert not path.exists()
