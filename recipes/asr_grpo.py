@@ -16,6 +16,7 @@ from typing import Literal
 
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.bundled import bundled_transcripts
+from audiorl.data.manifest import read_samples
 from audiorl.report import write_report
 from audiorl.rewards import CharAccuracy, Repetition, WeightedSum, WordAccuracy
 from audiorl.train.evaluate import evaluate_phase
@@ -96,7 +97,7 @@ def main(config: Config, run: Run) -> None:
 
 
 def read(paths: tuple[str, ...], config: Config) -> list[Sample]:
-    return read_sets(paths, config, lambda _: bundled_transcripts(), think=False)
+    return read_sets(paths, config, lambda _: bundled_transcripts(), think=False, read=read_samples)
 
 
 if __name__ == "__main__":

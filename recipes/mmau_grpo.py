@@ -14,9 +14,17 @@ from dataclasses import dataclass, replace
 
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.bundled import bundled_set
+from audiorl.data.manifest import read_samples
 from audiorl.report import write_report
-from audiorl.rewards import AnswerAccuracy, AnswerFormat, ThinkFormat, WeightedSum
-from audiorl.train.experiment import RecipeConfig, measured, policy_from, read_sets, split_held_out, with_reward_file
+from audiorl.train.experiment import (
+    RecipeConfig,
+    answer_reward,
+    measured,
+    policy_from,
+    read_sets,
+    split_held_out,
+    with_reward_file,
+)
 from audiorl.train.loop import Evaluate, rl
 from audiorl.train.run import Run
 from audiorl.types import Sample
@@ -52,11 +60,7 @@ def main(config: Config, run: Run) -> None:
         raise ValueError("name the questions to train on: --data FILE … (or --data bundled)")
     samples, held_out = split_held_out(read(config.data, config), read(config.held_out, config), config.held_out_count)
     policy = policy_from(config)
-    reward = WeightedSum.of(
-        accuracy=(AnswerAccuracy(), 2.0),
-        format=(ThinkFormat() if config.think else AnswerFormat(), 1.0),
-    )
-    reward = with_reward_file(reward, config.reward_file, config.reward_weight)
+    reward = with_reward_file(answer_reward(config.think), config.reward_file, config.reward_weight)
 
     def train(evaluate: Evaluate) -> None:
         rl(
@@ -77,7 +81,9 @@ def main(config: Config, run: Run) -> None:
 
 
 def read(paths: tuple[str, ...], config: Config) -> list[Sample]:
-    return read_sets(paths, config, lambda name: bundled_set(name, config.think, config.seed), think=config.think)
+    return read_sets(
+        paths, config, lambda name: bundled_set(name, config.think, config.seed), think=config.think, read=read_samples
+    )
 
 
 if __name__ == "__main__":

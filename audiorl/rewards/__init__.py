@@ -9,6 +9,7 @@ from audiorl.rewards.files import FileReward, FunctionReward, load_reward
 from audiorl.rewards.language import LanguageConsistency
 from audiorl.rewards.length import Overlong
 from audiorl.rewards.maths import maths_equal
+from audiorl.rewards.model import ModelReward, ProcessModelReward
 from audiorl.rewards.repetition import Repetition
 from audiorl.rewards.tags import after_think, extract_answer, extract_think, final_text, strip_tags
 from audiorl.rewards.think import AnswerFormat, ThinkFormat, ThinkLength
@@ -20,7 +21,9 @@ __all__ = [
     "FileReward",
     "FunctionReward",
     "LanguageConsistency",
+    "ModelReward",
     "Overlong",
+    "ProcessModelReward",
     "Repetition",
     "Term",
     "ThinkFormat",

@@ -59,15 +59,27 @@ def load_reward(path: str | Path) -> FileReward:
 
     Raises ValueError for a file that does not exist, is not Python or has no usable `reward`.
     """
+    return FileReward(str(path), _as_reward(str(path), _named(path, "reward", "reward file")))
+
+
+def load_function(path: str | Path, name: str) -> Callable[..., Any]:
+    """Import the Python file at `path` and return its function `name`. Raises ValueError like `load_reward`."""
+    function = _named(path, name, "file")
+    if not callable(function):
+        raise ValueError(f"file {str(path)!r}: {name!r} is a {type(function).__name__}, expected a function")
+    return function
+
+
+def _named(path: str | Path, name: str, what: str) -> Any:
     file = Path(path).expanduser()
     if not file.is_file():
-        raise ValueError(f"reward file {str(path)!r}: no such file")
+        raise ValueError(f"{what} {str(path)!r}: no such file")
     if file.suffix != ".py":
-        raise ValueError(f"reward file {str(path)!r}: not a Python file (.py)")
+        raise ValueError(f"{what} {str(path)!r}: not a Python file (.py)")
     module = _import(file.resolve())
-    if not hasattr(module, "reward"):
-        raise ValueError(f"reward file {str(path)!r}: defines no module-level name 'reward'")
-    return FileReward(str(path), _as_reward(str(path), module.reward))
+    if not hasattr(module, name):
+        raise ValueError(f"{what} {str(path)!r}: defines no module-level name {name!r}")
+    return getattr(module, name)
 
 
 def _as_reward(path: str, reward: Any) -> Reward:

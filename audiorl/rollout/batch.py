@@ -41,7 +41,7 @@ def generate_all(
     if repeated:
         raise ValueError(f"sample ids must be unique to tell results apart; repeated: {', '.join(repeated[:5])}")
     path = Path(out_path)
-    rows = _resume(path)
+    rows = finished_rows(path)
     missing = [s for s in samples if s.id not in rows]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file, _display(progress) as display:
@@ -118,8 +118,8 @@ def _row(rollout: Rollout, describe: Callable[[Rollout], Mapping[str, Any]] | No
     return {**row, **describe(rollout)} if describe else row
 
 
-def _resume(path: Path) -> dict[str, Row]:
-    """The finished rows by id; the file is left so that appending to it starts a fresh line."""
+def finished_rows(path: Path) -> dict[str, Row]:
+    """The complete rows of a results file by id; the file is left so that appending to it starts a fresh line."""
     if not path.exists():
         return {}
     rows, intact = _parse(path)

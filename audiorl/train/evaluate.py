@@ -64,6 +64,18 @@ def evaluate_phase(
     return result
 
 
+def measure_phase(run: Run, name: str, hits: Callable[[], Sequence[bool]]) -> None:
+    """The share of `hits` once, as a phase of the run: the entry NAME of eval.json, with its 95% bootstrap interval."""
+    if not run.finished(name):
+        values = [float(hit) for hit in hits()]
+        low, high = bootstrap_interval(values)
+        result = {"accuracy": float(np.mean(values)), "n": len(values), "low": low, "high": high}
+        run.write_result(name, result)
+        run.finish(name, result)
+    result = run.result(name)
+    print(f"{name}: accuracy {result['accuracy']:.3f} on {result['n']}", flush=True)
+
+
 def probe(
     policy: AudioPolicy, samples: Sequence[Sample], reward: Reward, max_new_tokens: int, metric: str = "accuracy"
 ) -> Callable[[], dict[str, float]]:

@@ -9,10 +9,10 @@ from typing import Literal, TypeVar
 import torch
 
 from audiorl.config import LoraConfig, ModelConfig
-from audiorl.data.manifest import read_samples
+from audiorl.data.manifest import Loaded
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
-from audiorl.rewards import Term, WeightedSum, load_reward
+from audiorl.rewards import AnswerAccuracy, AnswerFormat, Term, ThinkFormat, WeightedSum, load_reward
 from audiorl.train.evaluate import evaluate_phase, probe
 from audiorl.train.loop import Evaluate
 from audiorl.train.run import Run
@@ -53,31 +53,28 @@ class RecipeConfig:
 def read_sets(
     paths: Sequence[str],
     config: RecipeConfig,
-    bundled: Callable[[str], Sequence[Sample]],
+    bundled: Callable[[str], Sequence[T]],
     *,
     think: bool,
-) -> list[Sample]:
-    """The samples of several manifests in order, `bundled(name)` for a name that begins with `bundled`.
+    read: Callable[..., Loaded[T]],
+) -> list[T]:
+    """The rows of several files in order, `bundled(name)` for a name that begins with `bundled`.
 
-    Says what was read and skipped.
+    `read` is `read_samples`, `read_pairs` or another reader with their options. Says what was read and skipped.
     """
-    samples: list[Sample] = []
+    items: list[T] = []
     for path in paths:
         if path.startswith("bundled"):
-            samples += bundled(path)
+            items += bundled(path)
             continue
-        loaded = read_samples(
-            path,
-            think=think,
-            audio_root=config.audio_root,
-            on_error=config.on_error,
-            check_audio=config.check_audio,
+        loaded = read(
+            path, think=think, audio_root=config.audio_root, on_error=config.on_error, check_audio=config.check_audio
         )
         print(loaded.summary(), flush=True)
         if loaded.skipped:
             print(loaded.listing(), flush=True)
-        samples += loaded.samples
-    return samples
+        items += loaded.samples
+    return items
 
 
 def split_held_out(items: Sequence[T], held_out: Sequence[T], count: int) -> tuple[list[T], list[T]]:
@@ -110,6 +107,11 @@ def measured(
     evaluate_phase(run, "before", policy, held_out, reward, eval_tokens, metric)
     train(probe(policy, held_out, reward, eval_tokens, metric))
     evaluate_phase(run, "after", policy, held_out, reward, eval_tokens, metric)
+
+
+def answer_reward(think: bool) -> WeightedSum:
+    """Two to one for the right answer and the format, as Ke-Omni-R."""
+    return WeightedSum.of(accuracy=(AnswerAccuracy(), 2.0), format=(ThinkFormat() if think else AnswerFormat(), 1.0))
 
 
 def with_reward_file(reward: WeightedSum, path: str | None, weight: float) -> WeightedSum:

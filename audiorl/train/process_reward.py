@@ -82,6 +82,16 @@ class StepJudge:
         return out
 
 
+def judged_right(judge: StepJudge, items: Sequence[Steps]) -> list[bool]:
+    """Per step of all items, whether it is judged as it is labelled."""
+    found = judge.judge([(i.sample, i.steps) for i in items])
+    return [
+        (p > 0.5) == (label > 0.5)
+        for i, ps in zip(items, found, strict=True)
+        for p, label in zip(ps, i.labels, strict=True)
+    ]
+
+
 class ProcessRewardWorker:
     """Cross-entropy at the step markers, the mean over all steps of a batch."""
 

@@ -98,11 +98,11 @@ def score_answers(model: ValueModel, examples: Sequence[Example], budget: int = 
     return scores
 
 
-def pair_accuracy(model: ValueModel, pairs: Sequence[Pair]) -> float:
-    """The share of pairs whose chosen answer scores higher."""
+def ranked_right(model: ValueModel, pairs: Sequence[Pair]) -> list[bool]:
+    """Per pair, whether the chosen answer scores higher."""
     texts = [Example(p.sample, text) for p in pairs for text in (p.chosen, p.rejected)]
     scores = score_answers(model, texts)
-    return sum(c > r for c, r in zip(scores[::2], scores[1::2], strict=True)) / len(pairs)
+    return [c > r for c, r in zip(scores[::2], scores[1::2], strict=True)]
 
 
 def pair_experiences(policy: AudioPolicy, pairs: Sequence[Pair]) -> list[list[Experience]]:

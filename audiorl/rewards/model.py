@@ -1,0 +1,92 @@
+"""A trained reward model as a reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from audiorl.types import Rollout, Score
+
+if TYPE_CHECKING:
+    from audiorl.models.value import ValueModel
+    from audiorl.train.process_reward import StepJudge
+
+
+@dataclass(frozen=True)
+class ModelReward:
+    """(score - mean) / std of the reward model in the folder `path` (`recipes/reward_model.py` trains one).
+
+    It reads the prompt, audio included, and the answer's text under its own tokenizer, so it may be of another family
+    than the policy. Loaded at the first call. Raises ValueError for a folder that holds no reward model.
+    """
+
+    path: str
+    mean: float = 0.0
+    std: float = 1.0
+    device: str = "cpu"
+    max_batch_tokens: int = 8192
+
+    def __post_init__(self) -> None:
+        if not self.std > 0:
+            raise ValueError(f"ModelReward: std is {self.std}; it must be greater than 0")
+
+    @cached_property
+    def model(self) -> ValueModel:
+        from audiorl.config import ModelConfig
+        from audiorl.models.value import load_value_model
+
+        return load_value_model(self.path, ModelConfig(dtype="auto", device=self.device)).requires_grad_(False)
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        from audiorl.train.examples import Example
+        from audiorl.train.reward_model import score_answers
+
+        scores = score_answers(self.model, [Example(r.sample, r.text) for r in rollouts], self.max_batch_tokens)
+        return [Score((s - self.mean) / self.std) for s in scores]
+
+
+@dataclass(frozen=True)
+class ProcessModelReward:
+    """How good the steps of an answer are, by the process reward model in the folder `path`.
+
+    An answer is cut into steps after every `</think>`, and wherever `separator` stands. The total is the worst step's
+    probability of being good, the rule of "Let's verify step by step"; `parts` hold the mean too. An empty answer
+    scores 0. `marker`, `good` and `bad` are those that the model was trained with.
+    """
+
+    path: str
+    marker: str = "\n\n"
+    good: str = "+"
+    bad: str = "-"
+    separator: str = "\n"
+    device: str = "cpu"
+    max_batch_tokens: int = 8192
+
+    @cached_property
+    def judge(self) -> StepJudge:
+        from audiorl.config import ModelConfig
+        from audiorl.models import load_policy
+        from audiorl.train.process_reward import StepJudge
+
+        policy = load_policy(self.path, ModelConfig(dtype="auto", device=self.device))
+        return StepJudge(policy, self.marker, self.good, self.bad)
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        steps = [self.steps(r.text) for r in rollouts]
+        filled = [i for i, found in enumerate(steps) if found]
+        judged = self.judge.judge([(rollouts[i].sample, steps[i]) for i in filled], self.max_batch_tokens)
+        scores = [Score(0.0, {"mean": 0.0})] * len(rollouts)
+        for i, values in zip(filled, judged, strict=True):
+            scores[i] = Score(min(values), {"mean": sum(values) / len(values)})
+        return scores
+
+    def steps(self, text: str) -> tuple[str, ...]:
+        """The answer's steps, without empty ones.
+
+        >>> ProcessModelReward("runs/prm").steps("<think>one\\ntwo</think><answer>2</answer>")
+        ('<think>one', 'two</think>', '<answer>2</answer>')
+        """
+        cut = text.replace("</think>", f"</think>{self.separator}").split(self.separator)
+        return tuple(step.strip() for step in cut if step.strip())

@@ -1,0 +1,95 @@
+"""A reward model that hears the prompt: a score for a whole answer, or (`--kind process`) a judgement of every step.
+
+    audiorl train recipes/reward_model.py --out runs/rm --path Qwen/Qwen2.5-Omni-3B --model.device cuda \
+        --model.dtype bfloat16 --data pairs.jsonl
+    audiorl train recipes/reward_model.py --kind process --out runs/prm --data steps.jsonl …
+
+Rows are pairs of answers, or answers in steps with labels (see the README). The result serves as a reward:
+`ModelReward("runs/rm/checkpoints/reward_model/step_…")` and `ProcessModelReward(…)` in a recipe or a reward file, and
+`--reward-model` of `recipes/ppo_audio_qa.py`. `--path tiny --data bundled` tries the recipe without any download.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from audiorl.config import ModelConfig, OptimConfig, ProcessRewardConfig, RewardModelConfig
+from audiorl.data.bundled import bundled_pairs, bundled_steps
+from audiorl.data.preferences import Pair, Steps, read_pairs, read_steps
+from audiorl.models.value import ValueModel
+from audiorl.report import write_report
+from audiorl.train.evaluate import measure_phase
+from audiorl.train.experiment import RecipeConfig, policy_from, read_sets, split_held_out
+from audiorl.train.process_reward import StepJudge, judged_right, train_process_reward
+from audiorl.train.reward_model import ranked_right, train_reward_model
+from audiorl.train.run import Run
+
+
+@dataclass(frozen=True)
+class Config(RecipeConfig):
+    kind: Literal["outcome", "process"] = "outcome"
+    think: bool = False
+    """Whether prompts and answers have thoughts."""
+    outcome: RewardModelConfig = RewardModelConfig(batch_size=32)
+    process: ProcessRewardConfig = ProcessRewardConfig(batch_size=32)
+    optim: OptimConfig = OptimConfig(lr=5e-6, warmup_steps=20)
+
+
+def tiny() -> Config:
+    return Config(
+        path="tiny",
+        data=("bundled",),
+        held_out_count=4,
+        max_steps=2,
+        model=ModelConfig(),
+        outcome=RewardModelConfig(batch_size=4, save_every=1),
+        process=ProcessRewardConfig(batch_size=4, save_every=1),
+    )
+
+
+def main(config: Config, run: Run) -> None:
+    if not config.data:
+        raise ValueError("name the rows to learn from: --data FILE … (or --data bundled)")
+    (outcome if config.kind == "outcome" else process)(config, run)
+    print(write_report(run.dir))
+
+
+def outcome(config: Config, run: Run) -> None:
+    def read(paths: tuple[str, ...]) -> list[Pair]:
+        def bundled(name: str) -> list[Pair]:
+            return bundled_pairs(name, config.think, config.seed)
+
+        return read_sets(paths, config, bundled, think=config.think, read=read_pairs)
+
+    pairs, held_out = split_held_out(read(config.data), read(config.held_out), config.held_out_count)
+    policy = policy_from(config)
+    torch.manual_seed(config.seed)
+    model = ValueModel(policy, spread=1.0)
+    measure_phase(run, "before", lambda: ranked_right(model, held_out))
+    trained = replace(config.outcome, steps=config.steps(len(pairs), config.outcome.batch_size))
+    train_reward_model(model, pairs, run, config=trained, optim=config.optim, seed=config.seed)
+    measure_phase(run, "after", lambda: ranked_right(model, held_out))
+
+
+def process(config: Config, run: Run) -> None:
+    def read(paths: tuple[str, ...]) -> list[Steps]:
+        return read_sets(
+            paths, config, lambda name: bundled_steps(name, config.seed), think=config.think, read=read_steps
+        )
+
+    items, held_out = split_held_out(read(config.data), read(config.held_out), config.held_out_count)
+    policy = policy_from(config)
+    judge = StepJudge(policy, config.process.marker, config.process.good, config.process.bad)
+    measure_phase(run, "before", lambda: judged_right(judge, held_out))
+    trained = replace(config.process, steps=config.steps(len(items), config.process.batch_size))
+    train_process_reward(policy, items, run, config=trained, optim=config.optim, seed=config.seed)
+    measure_phase(run, "after", lambda: judged_right(judge, held_out))
+
+
+if __name__ == "__main__":
+    from audiorl.cli import run_recipe
+
+    run_recipe(__file__)
