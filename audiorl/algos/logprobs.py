@@ -1,35 +1,208 @@
-"""Log-probs and entropies of sampled tokens from hidden states, without keeping the full logits.
+"""Log-probs and entropies of sampled tokens from hidden states, without the full logits' copies.
 
-Shapes: N predicted tokens, H hidden size, V vocabulary.
+Shapes: N predicted tokens, H hidden size, V vocabulary, Q codebooks whose heads are one linear of Q·V rows.
+
+The logits are walked through in tiles of some rows and columns that stay in the cache. The forward pass carries the
+softmax's maximum, sum and mean logit from tile to tile (Milakov and Gimelshein 2018, arXiv 1805.02867); the backward
+pass turns each tile into its gradient and multiplies it away at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
+
+IGNORE = -100
+_ROWS = 1024
+_LOWEST = -1e5  # e to this is 0 in every dtype, and unlike -inf it may be multiplied by 0
 
 
 def fused_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0, chunk: int = 4096
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+    keep: int = 2 << 30,
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of `targets` and entropy under softmax(hidden @ weight.T / temperature).
+    """Log-prob of `targets` and entropy under softmax(hidden @ weight.T / temperature), differentiable in both.
 
-    hidden [N, H], weight [V, H], targets [N] int64. Returns two float32 tensors [N]. `chunk` bounds the logits alive at
-    once to chunk x V: they are recomputed in the backward pass.
+    hidden [N, H], weight [V, H], targets [N] int64; -100 gives log-prob and entropy 0 and no gradient. Returns two
+    tensors [N], float32 (float64 for float64 inputs). Under autocast the product has autocast's dtype, the softmax
+    float32.
+
+    `chunk` is the number of logits worked on at once, by default 2²¹ on the CPU and 2²⁶ elsewhere. `keep` bounds the
+    bytes of logits that wait for the backward pass; those beyond are computed again there, at the cost of one more
+    product. Without gradients none are kept. Results do not depend on either.
     """
-    if hidden.shape[0] <= chunk:
-        return _chunk_logprobs(hidden, weight, targets, temperature)
-    parts = [
-        checkpoint(_chunk_logprobs, h, weight, t, temperature, use_reentrant=False)
-        for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
-    ]
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+    logprobs, entropy = fused_codebook_logprobs(hidden, weight, targets[:, None], 1, temperature, chunk, keep)
+    return logprobs[:, 0], entropy[:, 0]
 
 
-def _chunk_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logits = torch.nn.functional.linear(hidden, weight).float() / temperature
-    logs = logits.log_softmax(-1)
-    # p·log p is taken as 0 where a token is impossible
-    entropy = -(logs.exp() * logs.clamp(min=torch.finfo(logs.dtype).min)).sum(-1)
-    return logs.gather(-1, targets[:, None]).squeeze(-1), entropy
+def fused_codebook_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    codebooks: int,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+    keep: int = 2 << 30,
+) -> tuple[Tensor, Tensor]:
+    """`fused_logprobs` of a head with a softmax for each codebook, whose rows lie one codebook after the other.
+
+    hidden [N, H], weight [Q·V, H], targets [N, Q]. Returns two tensors [N, Q].
+    """
+    rows = weight.shape[0]
+    if rows % codebooks:
+        raise ValueError(f"fused_codebook_logprobs: {rows} rows of weight are no multiple of {codebooks} codebooks")
+    if targets.shape != (len(hidden), codebooks):
+        raise ValueError(f"targets are {list(targets.shape)}, not {[len(hidden), codebooks]} as the hidden states ask")
+    if not temperature > 0:
+        raise ValueError(f"the temperature must be above 0, got {temperature}")
+    wrong = (targets != IGNORE) & ((targets < 0) | (targets >= rows // codebooks))
+    if bool(wrong.any()):
+        raise ValueError(f"target {int(targets[wrong][0])} is outside of the vocabulary of {rows // codebooks}")
+    if chunk is None:
+        chunk = 1 << (21 if hidden.device.type == "cpu" else 26)
+    if not (torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)):
+        keep = 0
+    result: tuple[Tensor, Tensor] = _LogProbs.apply(hidden, weight, targets, temperature, chunk, keep)
+    return result
+
+
+class _LogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, keep: int
+    ) -> tuple[Tensor, Tensor]:
+        product = _product_dtype(hidden)
+        exact = torch.promote_types(product, torch.float32)
+        h = hidden.to(product)
+        # with z the logits over the temperature: max z, Σ e^(z - max), Σ (z - max)·e^(z - max), and z of the target
+        peak = torch.full(targets.shape, torch.finfo(exact).min, dtype=exact, device=hidden.device)
+        total, moment, chosen = (torch.zeros_like(peak) for _ in range(3))
+        kept: dict[tuple[int, int], Tensor] = {}
+        with torch.autocast(hidden.device.type, enabled=False):
+            for q, first, columns in _columns(weight, targets, chunk):
+                w = weight[columns].to(product)
+                for rows in _rows(targets, chunk):
+                    at = rows, q
+                    logits = h[rows] @ w.t()
+                    highest = torch.maximum(peak[at], logits.amax(1).to(exact) / temperature)
+                    z = _below(logits, highest, temperature)
+                    e = z.exp()
+                    shift = (peak[at] - highest).clamp(min=_LOWEST)
+                    shrink = shift.exp()
+                    moment[at] = shrink * (moment[at] + shift * total[at])
+                    total[at] = shrink * total[at] + e.sum(1)
+                    moment[at] += e.mul_(z).sum(1)
+                    peak[at] = highest
+                    local, inside = _locate(targets[at], first, len(w))
+                    value = logits.gather(1, local[:, None])[:, 0].to(exact) / temperature
+                    chosen[at] = torch.where(inside, value, chosen[at])
+                    keep -= logits.nbytes
+                    if keep >= 0:
+                        kept[columns.start, rows.start] = logits
+        counted = targets != IGNORE
+        log_total = total.log()
+        entropy = torch.where(counted, log_total - moment / total, 0.0)
+        ctx.save_for_backward(hidden, weight, targets, peak, total, entropy)
+        # Not saved tensors: the backward pass consumes them, and a second one computes them again.
+        ctx.kept, ctx.product, ctx.temperature, ctx.chunk = kept, product, temperature, chunk
+        ctx.set_materialize_grads(False)
+        return torch.where(counted, chosen - peak - log_total, 0.0), entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, peak, total, entropy = ctx.saved_tensors
+        kept, product, temperature = ctx.kept, ctx.product, ctx.temperature
+        h = hidden.to(product)
+        counted = targets != IGNORE
+        zero = torch.zeros_like(peak)
+        of_logprob, of_entropy = (zero if g is None else torch.where(counted, g, 0.0) / temperature for g in grads)
+        # d/dlogit = [target]·of_logprob + e^(z - max)·(level + slope·(z - max))
+        slope = -of_entropy / total
+        level = -(of_logprob + of_entropy * (entropy - total.log())) / total
+        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        empty = not targets.numel()
+        d_hidden = torch.zeros(hidden.shape, dtype=peak.dtype, device=hidden.device) if need_hidden else None
+        d_weight = (
+            torch.zeros_like(weight) if need_weight and empty else torch.empty_like(weight) if need_weight else None
+        )
+        with torch.autocast(hidden.device.type, enabled=False):
+            for q, first, columns in _columns(weight, targets, ctx.chunk):
+                w = weight[columns].to(product)
+                for rows in _rows(targets, ctx.chunk):
+                    at = rows, q
+                    logits = kept.pop((columns.start, rows.start), None)
+                    z = _below(h[rows] @ w.t() if logits is None else logits, peak[at], temperature)
+                    del logits
+                    if grads[1] is None:
+                        g = z.exp_().mul_(level[at][:, None])
+                    else:
+                        e = z.exp()
+                        g = z.mul_(slope[at][:, None]).add_(level[at][:, None]).mul_(e)
+                    local, inside = _locate(targets[at], first, len(w))
+                    g.scatter_add_(1, local[:, None], torch.where(inside, of_logprob[at], 0.0)[:, None])
+                    g = g.to(product)
+                    if d_hidden is not None:
+                        _add_product(d_hidden[rows], g, w)
+                    if d_weight is not None:
+                        if rows.start == 0:
+                            same = d_weight.dtype == peak.dtype
+                            share = d_weight[columns] if same else torch.empty_like(w, dtype=peak.dtype)
+                        _add_product(share, g.t(), h[rows], first=rows.start == 0)
+                if d_weight is not None and not empty and share.dtype != d_weight.dtype:
+                    d_weight[columns] = share
+        return None if d_hidden is None else d_hidden.to(hidden.dtype), d_weight, None, None, None, None
+
+
+def _product_dtype(hidden: Tensor) -> torch.dtype:
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
+        return torch.get_autocast_dtype(kind)
+    return hidden.dtype
+
+
+def _rows(targets: Tensor, chunk: int) -> Iterator[slice]:
+    step = min(_ROWS, chunk)
+    for start in range(0, len(targets), step):
+        yield slice(start, min(start + step, len(targets)))
+
+
+def _columns(weight: Tensor, targets: Tensor, chunk: int) -> Iterator[tuple[int, int, slice]]:
+    """(codebook, first code, rows of the weight), so that no tile of `_rows` and these has more than `chunk` logits."""
+    rows, codebooks = max(len(targets), 1), targets.shape[1]
+    size = weight.shape[0] // codebooks
+    step = max(chunk // min(rows, _ROWS, chunk), 1)
+    for q in range(codebooks):
+        for first in range(0, size, step):
+            yield q, first, slice(q * size + first, q * size + min(first + step, size))
+
+
+def _below(logits: Tensor, peak: Tensor, temperature: float) -> Tensor:
+    """logits / temperature - peak, a new tensor."""
+    z = logits.to(peak.dtype, copy=True) if temperature == 1 else logits.to(peak.dtype) / temperature
+    return z.sub_(peak[:, None]).clamp_(min=_LOWEST)
+
+
+def _locate(targets: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:
+    """Column of each target in the tile that begins at code `first`, and whether it is there at all."""
+    local = targets - first
+    inside = (local >= 0) & (local < width)
+    return torch.where(inside, local, 0), inside
+
+
+def _add_product(into: Tensor, a: Tensor, b: Tensor, first: bool = False) -> None:
+    """into += a @ b; the `first` overwrites. `into` may have more precision than the factors."""
+    if into.dtype == a.dtype:
+        into.addmm_(a, b, beta=0 if first else 1)
+    elif first:
+        into.copy_(a @ b)
+    else:
+        into.add_(a @ b)

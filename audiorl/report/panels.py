@@ -26,6 +26,11 @@ _MAIN: tuple[Rule, ...] = (
     ("Reward", ("reward/mean",), "average"),
     ("Held-out accuracy", ("eval/accuracy",), "points"),
     ("Reward parts", ("reward/*",), "average"),
+    ("Pairs put in the right order", ("preference/accuracy", "reward_model/accuracy"), "average"),
+    ("Steps judged right", ("process_reward/accuracy",), "average"),
+    ("Margin between the answers", ("preference/margin", "reward_model/margin"), "average"),
+    ("Log-prob of the answers", ("preference/*_logprob",), "average"),
+    ("Variance explained by the critic", ("critic/explained_variance",), "average"),
     ("KL to the reference", ("kl",), "average"),
     ("Entropy", ("policy/entropy", "entropy"), "average"),
     ("Response length (tokens)", ("response/length",), "average"),
@@ -36,8 +41,9 @@ _MORE: tuple[Rule, ...] = (
     ("Spread of the reward", ("reward/std", "reward/min", "reward/max"), "average"),
     ("Held-out, other", ("eval/*",), "points"),
     ("KL coefficient", ("kl/beta",), "exact"),
+    ("Groups dropped, refilled, trained", ("group/dropped", "group/refilled", "group/trained"), "average"),
     ("Loss", ("loss", "*/loss"), "average"),
-    ("Learning rate", ("lr", "lr/*"), "exact"),
+    ("Learning rate", ("lr", "lr/*", "critic/lr"), "exact"),
     ("Seconds per step", ("time/*",), "average"),
 )
 

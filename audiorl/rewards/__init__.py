@@ -4,7 +4,7 @@ from audiorl.rewards.answer import AnswerAccuracy
 from audiorl.rewards.asr import CharAccuracy, WordAccuracy
 from audiorl.rewards.check import check_scores
 from audiorl.rewards.choices import match_choice, normalize_text
-from audiorl.rewards.combine import Term, WeightedSum
+from audiorl.rewards.combine import StandardisedSum, Term, WeightedSum
 from audiorl.rewards.files import FileReward, FunctionReward, load_reward
 from audiorl.rewards.language import LanguageConsistency
 from audiorl.rewards.length import Overlong
@@ -25,6 +25,7 @@ __all__ = [
     "Overlong",
     "ProcessModelReward",
     "Repetition",
+    "StandardisedSum",
     "Term",
     "ThinkFormat",
     "ThinkLength",

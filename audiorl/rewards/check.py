@@ -10,22 +10,22 @@ from typing import Any
 from audiorl.types import Rollout, Score
 
 
-def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout]) -> list[Score]:
+def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout], undefined: bool = False) -> list[Score]:
     """`scores` as a list, or a ValueError naming the reward and the sample.
 
     Per-segment and per-token values, where present, must be finite and as many as the rollout's segments or sampled
-    tokens.
+    tokens; with `undefined` a segment's value may be NaN.
     """
     if not isinstance(scores, Sequence) or isinstance(scores, str):
         raise ValueError(f"reward {name!r}: returned {type(scores).__name__}, expected a list of Score")
     if len(scores) != len(rollouts):
         raise ValueError(f"reward {name!r}: returned {len(scores)} scores for {len(rollouts)} rollouts")
     for score, rollout in zip(scores, rollouts, strict=True):
-        _check(f"reward {name!r}, sample {rollout.sample.id!r}", score, rollout)
+        _check(f"reward {name!r}, sample {rollout.sample.id!r}", score, rollout, undefined)
     return list(scores)
 
 
-def _check(where: str, score: Any, rollout: Rollout) -> None:
+def _check(where: str, score: Any, rollout: Rollout, undefined: bool) -> None:
     if not isinstance(score, Score):
         raise ValueError(f"{where}: returned {type(score).__name__}, expected Score")
     values = {"total": score.total, **{f"part {name!r}": value for name, value in score.parts.items()}}
@@ -40,5 +40,5 @@ def _check(where: str, score: Any, rollout: Rollout) -> None:
             continue
         if len(fine) != count:
             raise ValueError(f"{where}: {field} has {len(fine)} values, the rollout has {count}")
-        if not all(math.isfinite(v) for v in fine):
+        if not all(math.isfinite(v) or (undefined and math.isnan(v) and field == "per_segment") for v in fine):
             raise ValueError(f"{where}: {field} holds a value that is not finite")

@@ -114,7 +114,7 @@ class RLWorker:
 
     def optimise(self, experiences: Sequence[Experience], supervised: Sequence[Experience] = ()) -> dict[str, float]:
         """Passes over experiences that have been prepared and carry advantages. Returns means of metrics."""
-        size = max(len(experiences) // self.config.mini_batches, 1)
+        size = max(-(-len(experiences) // self.config.mini_batches), 1)
         totals: Sums = defaultdict(float)
         updates = 0
         for _ in range(self.config.epochs):

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from audiorl.rewards import AnswerAccuracy, Term, ThinkFormat, WeightedSum, check_scores
+from audiorl.rewards import AnswerAccuracy, StandardisedSum, Term, ThinkFormat, WeightedSum, check_scores
 from audiorl.types import Rollout, Score
 
 
@@ -94,3 +94,41 @@ def test_prints_compares_and_overrides() -> None:
     )
     assert reward == WeightedSum((Term("accuracy", AnswerAccuracy(strict=True), 2.0),))
     assert dataclasses.replace(reward.terms[0], weight=1.0).weight == 1.0
+
+
+@dataclass(frozen=True)
+class Given:
+    """One score for each rollout, in order."""
+
+    scores: tuple[Score, ...]
+
+    def __call__(self, rollouts: list[Rollout]) -> list[Score]:
+        return list(self.scores)
+
+
+def given(*scores: Score) -> Given:
+    return Given(scores)
+
+
+def test_standardised_by_hand(make_rollout) -> None:
+    """Totals 1, 3 become -1, 1; a constant term contributes nothing; weights come after."""
+    rollouts = [make_rollout("a"), make_rollout("b")]
+    reward = StandardisedSum.of(quality=(given(Score(1.0), Score(3.0)), 2.0), constant=given(Score(7.0), Score(7.0)))
+    scores = reward(rollouts)
+    assert [s.total for s in scores] == pytest.approx([-2.0, 2.0])
+    assert [dict(s.parts) for s in scores] == [{"quality": 1.0, "constant": 7.0}, {"quality": 3.0, "constant": 7.0}]
+    assert all(s.per_segment is None for s in scores)
+
+
+def test_segments_are_standardised_over_the_batch_where_they_are_defined(make_rollout) -> None:
+    """Values 0, 2 | -, 4: mean 2, deviation sqrt(8/3); the undefined segment gets 0. A whole reward goes to the end."""
+    two = make_rollout("a", "b")
+    nan = float("nan")
+    fine = given(Score(2.0, per_segment=(0.0, 2.0)), Score(4.0, per_segment=(nan, 4.0)))
+    scores = StandardisedSum.of(fine=fine, whole=given(Score(0.0), Score(1.0)))([two, two])
+    unit = 2 / (8 / 3) ** 0.5
+    assert scores[0].per_segment == pytest.approx((-unit, 0.0 - 1.0))
+    assert scores[1].per_segment == pytest.approx((0.0, unit + 1.0))
+    assert [s.total for s in scores] == pytest.approx([-unit - 1, unit + 1])
+    with pytest.raises(ValueError, match=r"reward 'fine'.*per_segment holds a value that is not finite"):
+        WeightedSum.of(fine=fine)([two, two])
