@@ -8,16 +8,21 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import settings
 
 from audiorl.config import ModelConfig
 from audiorl.data.corpus import Utterance, bundled_speech
 from audiorl.models import AudioPolicy, qwen2_audio, qwen_omni
+from audiorl.models import text as text_decoder
 from audiorl.types import AudioClip, Message, Sample
 
 torch.set_num_threads(2)
+settings.register_profile("busy", deadline=None)  # a busy machine is not a failure
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session")
@@ -48,14 +53,39 @@ def make_qwen2_audio(config: ModelConfig | None = None, **kw: object) -> AudioPo
     return qwen2_audio.tiny(TEXTS, hidden=64, layers=2, vocab_size=400, config=config, **kw)  # type: ignore[arg-type]
 
 
+def make_text(config: ModelConfig | None = None, **kw: object) -> AudioPolicy:
+    return text_decoder.tiny(TEXTS, hidden=64, layers=2, vocab_size=400, config=config, **kw)  # type: ignore[arg-type]
+
+
 TEXTS = ["What is said? Which language is it, and who speaks? yes no why English Spanish French"] * 20
 BACKBONES = {"qwen2.5-omni": make_omni, "qwen2-audio": make_qwen2_audio}
+DECODERS = {**BACKBONES, "text": make_text}
+
+
+def readable(policy: AudioPolicy, samples: list[Sample]) -> list[Sample]:
+    """The samples as the policy can take them: without their clips where it does not hear."""
+    if policy.backbone.audio_token is not None:
+        return samples
+    return [
+        replace(s, messages=tuple(replace(m, content=tuple(filter(is_text, m.content))) for m in s.messages))
+        for s in samples
+    ]
+
+
+def is_text(content: str | AudioClip) -> bool:
+    return isinstance(content, str)
 
 
 @pytest.fixture(params=list(BACKBONES))
 def make_policy(request: pytest.FixtureRequest) -> Make:
     """A function that makes a tiny random policy of one family; run once per family."""
     return BACKBONES[request.param]
+
+
+@pytest.fixture(params=list(DECODERS))
+def make_any(request: pytest.FixtureRequest) -> Make:
+    """The same with the text decoder, for what does not depend on hearing; ask it what `readable` gives."""
+    return DECODERS[request.param]
 
 
 @pytest.fixture

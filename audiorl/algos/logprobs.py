@@ -35,7 +35,7 @@ def fused_logprobs(
     tensors [N], float32 (float64 for float64 inputs). Under autocast the product has autocast's dtype, the softmax
     float32.
 
-    `chunk` is the number of logits worked on at once, by default 2²¹ on the CPU and 2²⁶ elsewhere. `keep` bounds the
+    `chunk` is the number of logits worked on at once, by default 2²⁰ on the CPU and 2²⁶ elsewhere. `keep` bounds the
     bytes of logits that wait for the backward pass; those beyond are computed again there, at the cost of one more
     product. Without gradients none are kept. Results do not depend on either.
     """
@@ -67,7 +67,7 @@ def fused_codebook_logprobs(
     if bool(wrong.any()):
         raise ValueError(f"target {int(targets[wrong][0])} is outside of the vocabulary of {rows // codebooks}")
     if chunk is None:
-        chunk = 1 << (21 if hidden.device.type == "cpu" else 26)
+        chunk = 1 << (20 if hidden.device.type == "cpu" else 26)
     if not (torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)):
         keep = 0
     result: tuple[Tensor, Tensor] = _LogProbs.apply(hidden, weight, targets, temperature, chunk, keep)
@@ -82,7 +82,7 @@ class _LogProbs(torch.autograd.Function):
         product = _product_dtype(hidden)
         exact = torch.promote_types(product, torch.float32)
         h = hidden.to(product)
-        # with z the logits over the temperature: max z, Σ e^(z - max), Σ (z - max)·e^(z - max), and z of the target
+        # The largest logit and the target's; with z = (logit - largest) / temperature also Σ e^z and Σ z·e^z.
         peak = torch.full(targets.shape, torch.finfo(exact).min, dtype=exact, device=hidden.device)
         total, moment, chosen = (torch.zeros_like(peak) for _ in range(3))
         kept: dict[tuple[int, int], Tensor] = {}
@@ -92,18 +92,17 @@ class _LogProbs(torch.autograd.Function):
                 for rows in _rows(targets, chunk):
                     at = rows, q
                     logits = h[rows] @ w.t()
-                    highest = torch.maximum(peak[at], logits.amax(1).to(exact) / temperature)
+                    highest = torch.maximum(peak[at], logits.amax(1).to(exact))
                     z = _below(logits, highest, temperature)
                     e = z.exp()
-                    shift = (peak[at] - highest).clamp(min=_LOWEST)
+                    shift = _below(peak[at][:, None], highest, temperature)[:, 0]
                     shrink = shift.exp()
                     moment[at] = shrink * (moment[at] + shift * total[at])
                     total[at] = shrink * total[at] + e.sum(1)
                     moment[at] += e.mul_(z).sum(1)
                     peak[at] = highest
                     local, inside = _locate(targets[at], first, len(w))
-                    value = logits.gather(1, local[:, None])[:, 0].to(exact) / temperature
-                    chosen[at] = torch.where(inside, value, chosen[at])
+                    chosen[at] = torch.where(inside, logits.gather(1, local[:, None])[:, 0].to(exact), chosen[at])
                     keep -= logits.nbytes
                     if keep >= 0:
                         kept[columns.start, rows.start] = logits
@@ -114,7 +113,7 @@ class _LogProbs(torch.autograd.Function):
         # Not saved tensors: the backward pass consumes them, and a second one computes them again.
         ctx.kept, ctx.product, ctx.temperature, ctx.chunk = kept, product, temperature, chunk
         ctx.set_materialize_grads(False)
-        return torch.where(counted, chosen - peak - log_total, 0.0), entropy
+        return torch.where(counted, (chosen - peak) / temperature - log_total, 0.0), entropy
 
     @staticmethod
     @once_differentiable
@@ -125,15 +124,13 @@ class _LogProbs(torch.autograd.Function):
         counted = targets != IGNORE
         zero = torch.zeros_like(peak)
         of_logprob, of_entropy = (zero if g is None else torch.where(counted, g, 0.0) / temperature for g in grads)
-        # d/dlogit = [target]·of_logprob + e^(z - max)·(level + slope·(z - max))
+        # d/dlogit = [target]·of_logprob + e^z·(level + slope·z), with the temperature inside the factors
         slope = -of_entropy / total
         level = -(of_logprob + of_entropy * (entropy - total.log())) / total
         need_hidden, need_weight = ctx.needs_input_grad[:2]
-        empty = not targets.numel()
-        d_hidden = torch.zeros(hidden.shape, dtype=peak.dtype, device=hidden.device) if need_hidden else None
-        d_weight = (
-            torch.zeros_like(weight) if need_weight and empty else torch.empty_like(weight) if need_weight else None
-        )
+        d_hidden = torch.zeros_like(h, dtype=peak.dtype) if need_hidden else None
+        unset = torch.empty_like if len(h) else torch.zeros_like  # without rows nothing below writes to it
+        d_weight = unset(weight) if need_weight else None
         with torch.autocast(hidden.device.type, enabled=False):
             for q, first, columns in _columns(weight, targets, ctx.chunk):
                 w = weight[columns].to(product)
@@ -154,11 +151,11 @@ class _LogProbs(torch.autograd.Function):
                         _add_product(d_hidden[rows], g, w)
                     if d_weight is not None:
                         if rows.start == 0:
-                            same = d_weight.dtype == peak.dtype
-                            share = d_weight[columns] if same else torch.empty_like(w, dtype=peak.dtype)
+                            exact = d_weight.dtype == peak.dtype
+                            share = d_weight[columns] if exact else torch.empty_like(w, dtype=peak.dtype)
                         _add_product(share, g.t(), h[rows], first=rows.start == 0)
-                if d_weight is not None and not empty and share.dtype != d_weight.dtype:
-                    d_weight[columns] = share
+                        if rows.stop == len(h) and not exact:
+                            d_weight[columns] = share
         return None if d_hidden is None else d_hidden.to(hidden.dtype), d_weight, None, None, None, None
 
 
@@ -186,9 +183,9 @@ def _columns(weight: Tensor, targets: Tensor, chunk: int) -> Iterator[tuple[int,
 
 
 def _below(logits: Tensor, peak: Tensor, temperature: float) -> Tensor:
-    """logits / temperature - peak, a new tensor."""
-    z = logits.to(peak.dtype, copy=True) if temperature == 1 else logits.to(peak.dtype) / temperature
-    return z.sub_(peak[:, None]).clamp_(min=_LOWEST)
+    """(logits - peak) / temperature, a new tensor of peak's dtype."""
+    z = logits - peak[:, None]
+    return (z if temperature == 1 else z.div_(temperature)).clamp_(min=_LOWEST)
 
 
 def _locate(targets: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:

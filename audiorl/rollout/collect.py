@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -36,18 +37,20 @@ def collect(
     """
     kept: list[list[Rollout]] = []
     first: list[list[Rollout]] = []
-    asked: set[str] = set()
-    dropped = refilled = 0
+    asked: list[Sample] = []
+    dropped = 0
     for attempt in range(1 + config.dynamic_sampling):
         missing = config.prompts_per_step - len(kept)
-        batch = batch_of_step(samples, step, missing, f"{seed}/refill {attempt}" if attempt else seed)
         if attempt:
-            batch = list({s.id: s for s in batch if s.id not in asked}.values())
-            refilled += len(batch)
+            known = {s.id for s in asked}
+            new = [s for s in samples if s.id not in known]
+            batch = random.Random(f"{seed}/{step}/refill {attempt}").sample(new, min(missing, len(new)))
+        else:
+            batch = batch_of_step(samples, step, missing, seed)
         if not batch:
             break
         groups = _ask(engine, batch, reward, config.group_size, seed * 1_000_003 + step, step, len(asked))
-        asked |= {s.id for s in batch}
+        asked += batch
         first = first or groups
         signal = [g for g in groups if _has_signal(g)] if config.dynamic_sampling else groups
         kept += signal
@@ -59,7 +62,7 @@ def collect(
         rollouts=[r for group in kept for r in group],
         greedy=_greedy(engine, [g[0] for g in kept], reward) if config.advantage == "remax" else [],
         dropped=dropped,
-        refilled=refilled,
+        refilled=len(asked) - len(first),
     )
 
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from audiorl.config import SamplingConfig
 from audiorl.models.policy import AudioPolicy
@@ -31,6 +33,35 @@ class _Row:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stop_reason: StopReason | None = None
+
+
+class _RoomyLayer(DynamicLayer):
+    """Keys and values [B, heads, S, D] with room for more: a new token is written behind them, nothing is copied."""
+
+    def __init__(self, prefilled: DynamicLayer, rows: Tensor, room: int):
+        super().__init__()
+        keys, values = prefilled.keys, prefilled.values
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self._length = keys.shape[-2]
+        self._buffers = [x.new_empty(len(rows), x.shape[1], self._length + room, x.shape[3]) for x in (keys, values)]
+        for buffer, x in zip(self._buffers, (keys, values), strict=True):
+            buffer[:, :, : self._length] = x[rows]
+        self._show()
+
+    def _show(self) -> None:
+        self.keys, self.values = (b[:, :, : self._length] for b in self._buffers)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        end = self._length + key_states.shape[-2]
+        for buffer, x in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, self._length : end] = x
+        self._length = end
+        self._show()
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._buffers = [b[indices] for b in self._buffers]
+        self._show()
 
 
 class HFEngine:
@@ -86,9 +117,14 @@ class HFEngine:
 
         rows = [_Row(r, k, p) for r, p in zip(requests, prompts, strict=True) for k in range(r.n)]
         repeat = torch.tensor([i for i, r in enumerate(requests) for _ in range(r.n)], device=device)
-        if len(repeat) > len(requests) or len(requests) > 1:
-            cache.batch_select_indices(repeat)
+        for i, layer in enumerate(cache.layers):
+            if type(layer) is DynamicLayer:
+                cache.layers[i] = _RoomyLayer(layer, repeat, config.max_new_tokens)
+            else:  # sliding windows and linear attention keep their own kind
+                layer.batch_select_indices(repeat)
+        length = mask.shape[1]
         logits, mask, position = logits[repeat], mask[repeat], position[repeat]
+        mask = torch.cat([mask, mask.new_ones(len(mask), config.max_new_tokens)], dim=1)
         noise = torch.stack(
             [uniforms(r.request.seed, r.request.sample.id, r.index, config.max_new_tokens) for r in rows]
         ).to(device)
@@ -96,7 +132,7 @@ class HFEngine:
         greedy = torch.tensor([config.temperature == 0 or r.request.greedy for r in rows], device=device)
 
         active = torch.arange(len(rows))  # which rollout each row of the batch belongs to
-        done = torch.zeros(len(rows), dtype=torch.bool)
+        done = [False] * len(rows)
         for step in range(config.max_new_tokens):
             logprobs = filtered_logprobs(logits, config)
             tokens = choose(logprobs, noise[active.to(device), step], greedy[active.to(device)])
@@ -109,18 +145,17 @@ class HFEngine:
                     row.logprobs.append(logprob)
                     row.stop_reason = self._stop_reason(row)
                     done[b] = row.stop_reason is not None
-            if done.all():
+            if all(done):
                 break
-            if done.sum() * 2 >= len(done):
-                keep = (~done).nonzero().squeeze(-1)
+            if sum(done) * 2 >= len(done):
+                keep = torch.tensor([b for b, finished in enumerate(done) if not finished])
                 cache.batch_select_indices(keep.to(device))
                 tokens, mask, position = (x[keep.to(device)] for x in (tokens, mask, position))
-                active, done = active[keep], done[keep]
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+                active, done = active[keep], [False] * len(keep)
             position = position + 1
             out = decoder(
                 inputs_embeds=decoder.get_input_embeddings()(tokens[:, None]),
-                attention_mask=mask,
+                attention_mask=mask[:, : length + step + 1],
                 position_ids=position[:, None],
                 past_key_values=cache,
                 use_cache=True,

@@ -41,12 +41,12 @@ def choose(logprobs: Tensor, uniform: Tensor, greedy: Tensor) -> Tensor:
         return logprobs.argmax(-1)
     if bool(greedy.any()):
         return torch.where(greedy, logprobs.argmax(-1), choose(logprobs, uniform, torch.zeros_like(greedy)))
-    cumulative = logprobs.double().exp().cumsum(-1)
-    target = uniform[:, None].to(cumulative) * cumulative[:, -1:]
+    cumulative = logprobs.double().exp_().cumsum_(-1)
+    total = cumulative[:, -1:]
+    # Rounding must not reach the total itself: beyond it there is no token.
+    target = torch.minimum(uniform[:, None].to(cumulative) * total, total.nextafter(torch.zeros_like(total)))
     # right=True: a token of probability 0 has an empty interval and is never chosen
-    chosen = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
-    last_possible = (logprobs > -torch.inf).long().cumsum(-1).argmax(-1)
-    return torch.minimum(chosen, last_possible)
+    return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
 
 
 def uniforms(seed: int, sample_id: str, index: int, count: int) -> Tensor:

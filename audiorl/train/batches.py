@@ -5,10 +5,10 @@ Shapes: L tokens of an experience, N sampled tokens of a pack.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from audiorl.algos.packing import micro_batches, pack, pack_experiences
 from audiorl.types import Experience, PackedBatch
@@ -75,6 +75,14 @@ def check_loss(experiences: Sequence[Experience], loss: Tensor) -> None:
     if not bool(loss.isfinite()):
         names = ", ".join(e.name for e in experiences)
         raise FloatingPointError(f"the loss of {names} is {float(loss)}; the weights were not changed")
+
+
+def check_gradients(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise FloatingPointError naming a parameter whose gradient is not finite."""
+    if not bool(torch.nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None]).isfinite()):
+        bad = [n for n, p in parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
+        what = f"the gradient of {bad[0]!r}" if bad else "the gradient's norm"
+        raise FloatingPointError(f"{what} is not finite; the weights were not changed")
 
 
 def group_packs(groups: Sequence[Sequence[Experience]], budget: int) -> list[list[int]]:

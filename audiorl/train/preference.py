@@ -216,7 +216,8 @@ def prefer(
     prepared: Sequence[Referenced | Contrasted]
     if config.loss == "kto":
         judged = [i for i in items if isinstance(i, Judged)]
-        others = [judged[(i + 1) % len(judged)].answer for i in range(len(judged))]
+        _check_kto(judged, config)
+        others = _mismatched(judged)
         examples = [(Example(j.sample, j.answer), Example(j.sample, o)) for j, o in zip(judged, others, strict=True)]
         refs = reference_logprobs(policy, examples, run, phase, seen(items, config, seed), config.micro_batch_tokens)
         prepared = [Contrasted(j, o, *r) for j, o, r in zip(judged, others, refs, strict=True)]
@@ -241,6 +242,28 @@ def prefer(
         evaluate=evaluate,
         eval_every=config.eval_every,
     )
+
+
+def _check_kto(judged: Sequence[Judged], config: PreferenceConfig) -> None:
+    if config.sft_coef:
+        raise ValueError("sft_coef is not an option of the loss 'kto'")
+    if config.sort and len(judged) % config.batch_size == 1:
+        raise ValueError(
+            f"kto compares the answers of a batch, and sorted batches of {config.batch_size} leave one of "
+            f"{len(judged)} answers alone; choose another batch_size"
+        )
+
+
+def _mismatched(judged: Sequence[Judged]) -> list[str]:
+    """For each answer the next one that was given to another prompt; neighbours often answer the same."""
+    others = []
+    for i, item in enumerate(judged):
+        following = (judged[(i + k) % len(judged)] for k in range(1, len(judged)))
+        other = next((j.answer for j in following if j.sample.id != item.sample.id), None)
+        if other is None:
+            raise ValueError("kto compares with answers to other prompts; all the answers are to one prompt")
+        others.append(other)
+    return others
 
 
 def _rough_length(item: Referenced | Contrasted) -> int:

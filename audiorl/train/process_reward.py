@@ -105,9 +105,9 @@ class ProcessRewardWorker:
         """One update. Returns means over the steps."""
         self.optimizer.zero_grad()
         totals: dict[str, float] = defaultdict(float)
-        marked = [self.judge.marked(i.sample, i.steps) for i in items]
         steps = sum(len(i.steps) for i in items)
         with self.policy.hear_once():
+            marked = [self.judge.marked(i.sample, i.steps) for i in items]
             budget = self.config.micro_batch_tokens
             for indices in micro_batches([m.experience for m in marked], budget, share_prompts=False):
                 part = [marked[i] for i in indices]

@@ -35,8 +35,8 @@ class RewardModelWorker:
         """One update from the mean loss over the pairs. Returns means over the pairs."""
         self.optimizer.zero_grad()
         totals: dict[str, float] = defaultdict(float)
-        groups = pair_experiences(self.model.trunk, pairs)
         with self.model.trunk.hear_once():
+            groups = pair_experiences(self.model.trunk, pairs)
             for places in group_packs(groups, self.config.micro_batch_tokens):
                 part = [e for p in places for e in groups[p]]
                 scores = self.model.scores(pack_experiences(part))

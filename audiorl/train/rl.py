@@ -30,7 +30,7 @@ from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, RLConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel, critic_of
-from audiorl.train.batches import check_finite, check_loss, counts, fill, gather, spread
+from audiorl.train.batches import check_finite, check_gradients, check_loss, counts, fill, gather, spread
 from audiorl.train.credit import assign, mean_advantage
 from audiorl.train.ema import EMA
 from audiorl.train.optim import Optimizer
@@ -155,6 +155,8 @@ class RLWorker:
                     totals[name] += float(value)
             if supervised and self.config.ptx_coef and not waiting:
                 totals["ptx/loss"] += self._supervised(supervised)
+        if self.critic is not None:
+            check_gradients(self.critic.trainable())  # before the policy has moved: both step, or none
         if not waiting:
             totals.update(self.optimizer.step())
             self.policy.weights_changed()

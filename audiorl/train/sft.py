@@ -27,14 +27,14 @@ class SFTWorker:
         self.optimizer = Optimizer(policy.trainable(), optim, sft.steps)
 
     def train(self, examples: Sequence[Example]) -> dict[str, float]:
-        experiences = [experience(self.policy, e) for e in examples]
-        lengths = counts(experiences)
         per_sequence = self.sft.weighting == "sequence"
-        weights = token_weights(lengths, "sequence-mean-token-mean" if per_sequence else "token-mean")
-        mean = token_weights(lengths, "token-mean")[0]
         self.optimizer.zero_grad()
         total, entropy = 0.0, 0.0
         with self.policy.hear_once():
+            experiences = [experience(self.policy, e) for e in examples]
+            lengths = counts(experiences)
+            weights = token_weights(lengths, "sequence-mean-token-mean" if per_sequence else "token-mean")
+            mean = token_weights(lengths, "token-mean")[0]
             for indices in micro_batches(experiences, self.sft.micro_batch_tokens, share_prompts=False):
                 part = [experiences[i] for i in indices]
                 out = self.policy.forward(pack_experiences(part, share_prompts=False))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,12 @@ import pytest
 import torch
 
 from audiorl.cli import main
+from audiorl.data.bundled import bundled_set
 from audiorl.data.corpus import bundled_speech
-from audiorl.models import load_policy
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.rollout.hf import HFEngine
 from audiorl.train.logging import read_metrics
+from audiorl.train.preference import PreferenceWorker
 from tests.conftest import make_omni, make_qwen2_audio
 from tests.recipes.full_size import save_full_size
 
@@ -247,6 +252,161 @@ def test_evaluating_a_checkpoint_on_transcripts(quickstart: Path, tmp_path: Path
     assert scores["files"] == 3 and scores["skipped"] == 1 and scores["wer"] > 0
     assert scores["reference_length"] == sum(len(u.text.split()) for u in speech)
     assert (tmp_path / "out" / "worst.html").read_text().count("<audio") == 3
+
+
+def assert_whole(run: Path, phase: str, *more: str) -> None:
+    """before, after and `more` are measured; the last checkpoint is there; the report shows the run."""
+    evals = read_json(run / "eval.json")
+    assert set(evals) == {"before", "after", *more}
+    assert all(0 <= e["low"] <= e["accuracy"] <= e["high"] <= 1 and e["n"] >= 4 for e in evals.values())
+    steps = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == phase]
+    assert steps and all(m["grad_norm"] > 0 for m in steps)
+    assert last_checkpoint(run, phase).name == f"step_{steps[-1]['step']:06d}"
+    assert "accuracy" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_dpo_audio_qa(tmp_path: Path, loss: str) -> None:
+    run = train("dpo_audio_qa", tmp_path / "run", "--dpo.loss", loss)
+    assert_whole(run, loss)
+    policy = load_policy(last_checkpoint(run, loss))
+    before = read_metrics(run / "metrics.jsonl")[0]
+    assert before["preference/loss"] == pytest.approx({"dpo": 0.693147, "kto": 0.5}[loss], abs=1e-4)
+    assert policy.trainable()
+
+
+def test_dpo_audio_qa_from_a_file_with_its_own_questions(tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in bundled_manifest(tmp_path / "held_out.jsonl", 4).read_text().splitlines()]
+    pairs = [row | {"chosen": row["answer"], "rejected": "something else"} for row in rows]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(p) + "\n" for p in pairs))
+    run = train(
+        "dpo_audio_qa", tmp_path / "run", "--data", str(tmp_path / "pairs.jsonl"),
+        "--held-out", str(tmp_path / "held_out.jsonl"), "--dpo.loss", "simpo",
+    )  # fmt: skip
+    assert_whole(run, "simpo")
+    assert {r["id"] for r in rows_of(run / "eval" / "after.jsonl")} == {r["id"] for r in rows}
+
+
+@pytest.mark.parametrize("task", ["questions", "transcripts"])
+def test_sft_audio(tmp_path: Path, task: str) -> None:
+    run = train("sft_audio", tmp_path / "run", "--task", task)
+    assert_whole(run, "sft")
+    load_policy(last_checkpoint(run, "sft"))
+
+
+def test_opa_dpo(tmp_path: Path) -> None:
+    """From a checkpoint, so that the adapters have a base to be loaded on."""
+    make_omni().save(tmp_path / "model")
+    run = train("opa_dpo", tmp_path / "run", "--path", str(tmp_path / "model"))
+    assert_whole(run, "dpo", "after_sft")
+    first, second = (load_policy(last_checkpoint(run, phase)) for phase in ("sft", "dpo"))
+    assert any(not torch.equal(p, first.trainable()[n]) for n, p in second.trainable().items())
+    (dpo, *_) = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "dpo"]
+    assert dpo["preference/margin"] == pytest.approx(0, abs=1e-4)  # the reference is the fine-tuned policy
+    assert rows_of(run / "answers" / "own.jsonl")
+
+
+@pytest.fixture(scope="module")
+def outcome_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train("reward_model", tmp_path_factory.mktemp("runs") / "outcome")
+
+
+def test_reward_model(outcome_model: Path) -> None:
+    from audiorl.models.value import load_value_model
+
+    assert_whole(outcome_model, "reward_model")
+    load_value_model(last_checkpoint(outcome_model, "reward_model"))
+
+
+def test_process_reward_model(tmp_path: Path) -> None:
+    from audiorl.rewards import ProcessModelReward
+    from audiorl.types import Rollout, Segment
+
+    run = train("reward_model", tmp_path / "run", "--kind", "process")
+    assert_whole(run, "process_reward")
+    reward = ProcessModelReward(str(last_checkpoint(run, "process_reward")))
+    nothing = torch.zeros(0, dtype=torch.long)
+    sample = bundled_set("bundled")[0]
+    (score,) = reward([Rollout(sample, (Segment(nothing, nothing, torch.zeros(0), "one\ntwo"),), "g")])
+    assert 0 < score.total <= score.parts["mean"] < 1
+
+
+@pytest.mark.parametrize("shared", ["False", "True"])
+def test_ppo_audio_qa_with_a_trained_reward_model(tmp_path: Path, outcome_model: Path, shared: str) -> None:
+    model = last_checkpoint(outcome_model, "reward_model")
+    run = train(
+        "ppo_audio_qa", tmp_path / "run", "--ppo.critic.shared", shared, "--reward-model", str(model),
+        "--max-steps", "3",
+    )  # fmt: skip
+    assert set(read_json(run / "eval.json")) == {"before", "after"}
+    load_policy(last_checkpoint(run, "ppo"))
+    assert (run / "report.html").is_file()
+    scores = [r["score"] for f in sorted((run / "rollouts").iterdir()) for r in rows_of(f)]
+    assert {frozenset(s["parts"]) for s in scores} == {frozenset({"accuracy", "format", "model"})}
+    assert len({s["parts"]["model"] for s in scores}) > 1
+    for s in scores:
+        assert s["total"] == pytest.approx(2 * s["parts"]["accuracy"] + s["parts"]["format"] + s["parts"]["model"])
+
+
+ONLINE = ("dpo_online", "--max-steps", "3", "--prompts-per-round", "8", "--optim.lr", "1e-3", "--dpo.save-every", "2")
+
+
+@pytest.fixture(scope="module")
+def online(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    recipe, *options = ONLINE
+    return train(recipe, tmp_path_factory.mktemp("runs") / "online", *options)
+
+
+def test_dpo_online(online: Path) -> None:
+    assert_whole(online, "round_2", "after_1")
+    for k in (1, 2):
+        (first, *_) = [m for m in read_metrics(online / "metrics.jsonl") if m["phase"] == f"round_{k}"]
+        assert first["preference/margin"] == pytest.approx(0, abs=1e-4)  # the reference is the policy that answered
+        assert len(rows_of(online / "answers" / f"round_{k}.jsonl")) == 8
+    first, second = (load_policy(last_checkpoint(online, f"round_{k}")) for k in (1, 2))
+    assert any(not torch.equal(p, first.trainable()[n]) for n, p in second.trainable().items())
+
+
+@pytest.mark.parametrize("moment", ["answers", "reference", "training"])
+def test_dpo_online_interrupted_in_its_second_round(
+    online: Path, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owner, method, count = {
+        "answers": (HFEngine, "generate", 4),  # before, round 1, after round 1, round 2
+        "reference": (AudioPolicy, "forward", None),
+        "training": (PreferenceWorker, "train", 4),
+    }[moment]
+    original, calls = getattr(owner, method), 0
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        answered = (tmp_path / "run" / "answers" / "round_2.jsonl").exists()
+        if calls == count or (count is None and answered and not torch.is_grad_enabled()):
+            os.kill(os.getpid(), signal.SIGINT)
+            monkeypatch.setattr(owner, method, original)
+        return original(*args, **options)
+
+    monkeypatch.setattr(owner, method, interrupted)
+    recipe, *options = ONLINE
+    assert main(["train", f"recipes/{recipe}.py", "--tiny", *options, "--out", str(tmp_path / "run")]) == 130
+    error = capsys.readouterr().err
+    where = {"answers": "while round_2 answers", "reference": "before round_2 step 1", "training": "after round_2 step"}
+    assert f"audiorl: stopped {where[moment]}" in error
+    assert main(["resume", str(tmp_path / "run")]) == 0
+    run = tmp_path / "run"
+    for phase in ("round_1", "round_2"):
+        for name in ("model.safetensors", "trainer.safetensors"):
+            found, expected = (last_checkpoint(r, phase) / name for r in (run, online))
+            assert found.read_bytes() == expected.read_bytes(), (phase, name)
+        assert (run / "answers" / f"{phase}.jsonl").read_bytes() == (online / "answers" / f"{phase}.jsonl").read_bytes()
+    assert read_json(run / "eval.json") == read_json(online / "eval.json")
+    clocks = ("time", "seconds")
+    lines = [
+        [{k: v for k, v in m.items() if not k.startswith(clocks)} for m in rows_of(r / "metrics.jsonl")]
+        for r in (run, online)
+    ]
+    assert lines[0] == lines[1]
 
 
 def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import WhisperFeatureExtractor
 
 from audiorl.algos.packing import pack_experiences
-from audiorl.config import ModelConfig
-from audiorl.models import AudioPolicy
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig
+from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.features import log_mel
+from audiorl.models.policy import BESIDE_ADAPTER
+from audiorl.train.checkpoint import load_checkpoint, save_checkpoint
+from audiorl.train.optim import Optimizer
 from audiorl.types import AudioClip, Experience, Message, Sample
+from tests.conftest import Make, make_omni, readable
 
 
 def experience(policy: AudioPolicy, sample: Sample, length: int, seed: int, group: str = "") -> Experience:
@@ -61,8 +69,6 @@ def test_logits_equal_the_stock_model(policy: AudioPolicy, samples: list[Sample]
 
 
 def test_omni_positions_are_the_models_own(samples: list[Sample]) -> None:
-    from tests.conftest import make_omni
-
     policy = make_omni()
     ids = policy.prompt_ids(samples[0])
     frames = torch.tensor([log_mel(policy.extractor, samples[0].audio[0].load()).shape[1]])
@@ -72,34 +78,83 @@ def test_omni_positions_are_the_models_own(samples: list[Sample]) -> None:
 
 
 @pytest.mark.parametrize("audio", ["frozen", "full"])
-def test_packed_and_shared_equal_one_by_one(make_policy, samples: list[Sample], audio: str) -> None:
+def test_packed_and_shared_equal_one_by_one(make_any: Make, samples: list[Sample], audio: str) -> None:
     """Log-probs and gradients, several prompts of different length, several answers each."""
-    policy = make_policy(ModelConfig(audio=audio))
-    batch = [
-        experience(policy, s, length, seed=10 * i + k, group=s.id)
-        for i, s in enumerate(samples)
-        for k, length in enumerate((5, 9, 2))
-    ]
+    policy = make_any(ModelConfig(audio=audio))
+    batch = groups_of_three(policy, samples)
     results = {}
     for name, rows, share in (
         ("single", [[e] for e in batch], False),
         ("packed", [batch], False),
         ("shared", [batch], True),
     ):
-        policy.model.zero_grad()
-        out = [lp for row in rows for lp in logprobs(policy, row, share)]
-        sum((i + 1) * lp.sum() for i, lp in enumerate(out)).backward()  # type: ignore[union-attr]
-        grads = {n: p.grad.clone() for n, p in policy.trainable().items() if p.grad is not None}
-        results[name] = (torch.cat(out).detach(), grads)
+        results[name] = with_gradients(policy, [lp for row in rows for lp in logprobs(policy, row, share)])
     for name in ("packed", "shared"):
-        torch.testing.assert_close(results[name][0], results["single"][0], atol=1e-5, rtol=0)
-        assert results[name][1].keys() == results["single"][1].keys()
-        for key, grad in results["single"][1].items():
-            scale = max(float(grad.abs().max()), 1.0)
-            torch.testing.assert_close(results[name][1][key] / scale, grad / scale, atol=1e-5, rtol=0, msg=key)
+        assert_same(results[name], results["single"])
 
 
-def test_sharing_really_shortens_the_row(policy: AudioPolicy, samples: list[Sample]) -> None:
+@pytest.mark.parametrize("audio", ["frozen", "full"])
+def test_packed_equals_the_padded_batch_of_transformers(make_any: Make, samples: list[Sample], audio: str) -> None:
+    """The stock model on a right-padded batch, its own features and positions: log-probs and gradients.
+
+    The clips end in 50 ms of zeros: behind a clip that ends in sound, Qwen2-Audio's convolution sees the tail of the
+    extractor's window where ours sees silence.
+    """
+    policy = make_any(ModelConfig(audio=audio))
+    quiet = np.zeros(800, dtype=np.float32)
+    clips = [AudioClip(array=np.concatenate([s.audio[0].load(), quiet]), sample_rate=16_000) for s in samples]
+    batch = groups_of_three(policy, [with_audio(s, c) for s, c in zip(samples, clips, strict=True)])
+    length = max(len(e) for e in batch)
+    ids = torch.stack([torch.nn.functional.pad(e.ids, (0, length - len(e)), value=1) for e in batch])
+    inputs = {"attention_mask": torch.stack([torch.arange(length) < len(e) for e in batch]).long()}
+    if policy.extractor is not None:
+        wavs = [clip.load() for e in batch for clip in e.audio]
+        features = policy.extractor(
+            wavs, sampling_rate=16_000, padding="max_length", return_attention_mask=True, return_tensors="pt"
+        )
+        inputs["input_features"] = features["input_features"]
+        inputs["feature_attention_mask"] = features["attention_mask"]
+    logs = policy.model(input_ids=ids, **inputs).logits.log_softmax(-1)
+    stock = [
+        logs[i, e.prompt_length - 1 : len(e) - 1].gather(-1, e.ids[e.prompt_length :, None]).squeeze(-1)
+        for i, e in enumerate(batch)
+    ]
+    expected = with_gradients(policy, stock)
+    for share in (False, True):
+        assert_same(with_gradients(policy, logprobs(policy, batch, share)), expected)
+
+
+def groups_of_three(policy: AudioPolicy, samples: list[Sample]) -> list[Experience]:
+    """Three answers of different length to each prompt."""
+    return [
+        experience(policy, s, length, seed=10 * i + k, group=s.id)
+        for i, s in enumerate(readable(policy, samples))
+        for k, length in enumerate((5, 9, 2))
+    ]
+
+
+Result = tuple[torch.Tensor, dict[str, torch.Tensor]]
+
+
+def with_gradients(policy: AudioPolicy, answers: list[torch.Tensor]) -> Result:
+    """The log-probs, and the gradients of a sum in which every answer weighs differently."""
+    policy.model.zero_grad()
+    sum((i + 1) * lp.sum() for i, lp in enumerate(answers)).backward()  # type: ignore[union-attr]
+    grads = {n: p.grad.clone() for n, p in policy.trainable().items() if p.grad is not None}
+    return torch.cat(answers).detach(), grads
+
+
+def assert_same(found: Result, expected: Result) -> None:
+    torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=0)
+    assert found[1].keys() == expected[1].keys()
+    for key, grad in expected[1].items():
+        scale = max(float(grad.abs().max()), 1.0)
+        torch.testing.assert_close(found[1][key] / scale, grad / scale, atol=1e-5, rtol=0, msg=key)
+
+
+def test_sharing_really_shortens_the_row(make_any: Make, samples: list[Sample]) -> None:
+    policy = make_any()
+    samples = readable(policy, samples)
     batch = [experience(policy, samples[0], 4, seed=k, group="g") for k in range(3)]
     prompt = batch[0].prompt_length
     assert len(pack_experiences(batch, share_prompts=True).ids) == prompt + 3 * 4
@@ -180,3 +235,56 @@ def test_too_short_and_too_long_audio_is_refused(make_policy) -> None:
         long = AudioClip(array=np.ones(16_000 * 11, dtype=np.float32), sample_rate=16_000)
         with pytest.raises(ValueError, match=r"row-9.*longer than"):
             policy.prompt_ids(Sample("row-9", (Message("user", (long, "?")),)))
+
+
+ADAPTED = ModelConfig(lora=LoraConfig(rank=4, alpha=8), audio="projector")
+
+
+def updated(policy: AudioPolicy, batch: list[Experience]) -> AudioPolicy:
+    """The policy after two large updates; the first of an adapter moves its B matrices alone."""
+    optimizer = Optimizer(policy.trainable(), OptimConfig(lr=1e-2), 2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        torch.cat(logprobs(policy, batch)).sum().backward()
+        optimizer.step()
+        policy.weights_changed()
+    return policy
+
+
+def test_what_is_trained_beside_an_adapter_comes_back(make_policy: Make, samples: list[Sample], tmp_path: Path) -> None:
+    """From an adapter's folder, and from a checkpoint, which does not read the base model again."""
+    make_policy().save(tmp_path / "base")
+    policy = load_policy(tmp_path / "base", ADAPTED)
+    side = {id(p): n for n, p in policy.model.named_parameters()}
+    projector = {side[id(p)] for m in policy.backbone.projector(policy.model) for p in m.parameters()}
+    assert {n for n in policy.trainable() if ".lora_" not in n} == projector
+    batch = groups_of_three(policy, samples)
+    start = {n: p.clone() for n, p in policy.trainable().items()}
+    before = torch.cat(logprobs(policy, batch))
+    expected = torch.cat(logprobs(updated(policy, batch), batch))
+    assert all(not torch.equal(p, start[n]) for n, p in policy.trainable().items())
+    save_checkpoint(tmp_path / "step", policy, {}, {"step": 1})
+    assert load_file(tmp_path / "step" / BESIDE_ADAPTER).keys() == projector
+    for config in (ModelConfig(), ADAPTED, ModelConfig(audio="full")):
+        assert torch.equal(torch.cat(logprobs(load_policy(tmp_path / "step", config), batch)), expected)
+
+    resumed = load_policy(tmp_path / "base", ADAPTED)
+    assert torch.equal(torch.cat(logprobs(resumed, batch)), before)
+    shutil.rmtree(tmp_path / "base")
+    load_checkpoint(tmp_path / "step", resumed)
+    assert torch.equal(torch.cat(logprobs(resumed, batch)), expected)
+
+
+def test_adapter_and_whole_model_are_not_mistaken(make_any: Make, tmp_path: Path) -> None:
+    whole = make_any()
+    whole.save(tmp_path / "base")
+    adapted = load_policy(tmp_path / "base", ModelConfig(lora=LoraConfig(rank=4)))
+    for name, policy in (("whole", whole), ("adapter", adapted)):
+        save_checkpoint(tmp_path / name, policy, {}, {"step": 1})
+    with pytest.raises(ValueError, match="adapter: holds a low-rank adapter, this run trains a whole model"):
+        load_checkpoint(tmp_path / "adapter", whole)
+    with pytest.raises(ValueError, match="whole: holds a whole model, this run trains a low-rank adapter"):
+        load_checkpoint(tmp_path / "whole", adapted)
+    wider = load_policy(tmp_path / "base", ModelConfig(lora=LoraConfig(rank=8)))
+    with pytest.raises(ValueError, match="adapter: the adapter has another shape"):
+        load_checkpoint(tmp_path / "adapter", wider)

@@ -1,0 +1,268 @@
+"""What is not finite stops a step before anything has changed and says which rollout it was; the run can be resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from audiorl.algos.packing import micro_batches, pack_experiences
+from audiorl.config import CriticConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.train.credit import with_advantage
+from audiorl.train.logging import read_metrics
+from audiorl.train.loop import rl
+from audiorl.train.rl import RLWorker, Shard
+from audiorl.train.run import Run
+from audiorl.types import Experience, Rollout, Sample, Score
+from tests.conftest import make_omni
+from tests.unit.train.test_train_rl import batch_of
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Models this small gain nothing from a second one, and lose much on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def worker(**config: object) -> RLWorker:
+    """One that has an optimizer state, and a critic and an average where asked."""
+    critic = CriticConfig(shared=bool(config.pop("shared", False)), optim=OptimConfig(lr=1e-3))
+    settings = RLConfig(**({"steps": 9, "prompts_per_step": 2, "group_size": 3, "critic": critic} | config))  # type: ignore[arg-type]
+    return RLWorker(make_omni(), settings, OptimConfig(lr=1e-3), 1.0, 8)
+
+
+def everything(learner: RLWorker) -> dict[str, Tensor]:
+    """All weights and all state, by name."""
+    out = {f"weights/{n}": p.detach().clone() for n, p in learner.policy.model.named_parameters()}
+    for part, tensors in learner.state().items():
+        out |= {f"{part}/{name}": t.clone() for name, t in tensors.items()}
+    return out
+
+
+def assert_untouched(learner: RLWorker, before: dict[str, Tensor]) -> None:
+    after = everything(learner)
+    assert after.keys() == before.keys()
+    for name, tensor in after.items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+def spoiled(e: Experience, name: str, value: float) -> Experience:
+    """`value` at the second sampled token."""
+    stream = getattr(e, name).clone()
+    stream[e.loss_mask.nonzero()[1]] = value
+    return e.replace(**{name: stream})
+
+
+KINDS = pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"advantage": "gae", "ema_decay": 0.9},
+        {"advantage": "gae", "shared": True},
+        {"kl_in": "reward", "advantage": "reinforce++"},
+        {"loss": "gspo", "kl_beta": 0.0},
+        {"loss": "cispo", "engine_cap": 2.0},
+    ],
+    ids=["grpo", "ppo", "ppo shared", "reinforce++", "gspo", "cispo"],
+)
+
+
+@KINDS
+def test_an_engines_logprob_that_is_not_finite(samples: list[Sample], config: dict[str, object]) -> None:
+    learner = worker(**config)
+    batch = batch_of(learner.policy, samples)
+    learner.train(Shard(batch))
+    before = everything(learner)
+    for value, text in ((NAN, "nan"), (INF, "inf"), (-INF, "-inf")):
+        wrong = [*batch[:4], spoiled(batch[4], "engine_logprobs", value), batch[5]]
+        with pytest.raises(FloatingPointError, match=rf"'sample-1': the engine's log-prob is {text} at .* token 1;"):
+            learner.train(Shard(wrong))
+        assert_untouched(learner, before)
+    learner.train(Shard(batch))  # it goes on as if nothing had been
+
+
+@KINDS
+def test_a_poisoned_weight(samples: list[Sample], config: dict[str, object]) -> None:
+    """An embedding that only the last answer reads: that answer is named, though the others come first."""
+    learner = worker(**config, micro_batch_tokens=1)
+    batch = batch_of(learner.policy, samples)
+    learner.train(Shard(batch))
+    rows = learner.policy.backbone.decoder(learner.policy.model).get_input_embeddings().weight
+    seen = torch.cat([e.ids for e in batch]).bincount(minlength=len(rows))
+    (free, *_) = (seen == 0).nonzero().flatten().tolist()
+    last = batch[4]
+    last = last.replace(ids=torch.cat([last.ids[:-3], torch.tensor([free]), last.ids[-2:]]), name="'the last'")
+    with torch.no_grad():
+        rows[free] = NAN
+    before = everything(learner)
+    with pytest.raises(
+        FloatingPointError, match=r"rollout 'the last': (the log-prob|old_logprobs|values) is nan at its"
+    ):
+        learner.train(Shard([*batch[:4], last, batch[5]]))
+    assert_untouched(learner, before)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_loss_that_is_infinite(samples: list[Sample], epochs: int) -> None:
+    """By an advantage, or by old log-probs from which the ratio overflows."""
+    learner = worker(kl_beta=0.0, micro_batch_tokens=1, epochs=epochs)
+    batch = [with_advantage(e, -1.0) for e in learner.prepare(batch_of(learner.policy, samples))]
+    learner.optimise(batch)
+    before = everything(learner)
+    far = batch[3].replace(old_logprobs=torch.full((len(batch[3]),), -200.0))
+    for wrong, what in (
+        (with_advantage(batch[3], INF), "inf|nan"),
+        (with_advantage(batch[3], NAN), "nan"),
+        (far, "inf"),
+    ):
+        with pytest.raises(FloatingPointError, match=rf"the loss of 'sample-1' is -?({what}); the weights were not"):
+            learner.optimise([*batch[:3], wrong.replace(name="'sample-1'"), *batch[4:]])
+        assert_untouched(learner, before)
+
+
+def test_a_loss_of_the_critic_that_is_infinite(samples: list[Sample]) -> None:
+    for shared in (False, True):
+        learner = worker(advantage="gae", shared=shared, micro_batch_tokens=1, ema_decay=0.5)
+        batch = batch_of(learner.policy, samples)
+        learner.train(Shard(batch))
+        before = everything(learner)
+        wrong = [*batch[:4], batch[4].replace(rewards=spoiled(batch[4], "rewards", 1e30).rewards), batch[5]]
+        with pytest.raises(FloatingPointError, match=r"the loss of 'sample-1' is inf"):
+            learner.train(Shard(wrong))
+        assert_untouched(learner, before)
+
+
+@pytest.mark.parametrize("part", ["policy", "critic"])
+def test_a_gradient_that_is_not_finite_though_its_loss_is(samples: list[Sample], part: str) -> None:
+    """Neither the policy nor its critic moves when the gradient of one of them cannot be used."""
+    learner = worker(advantage="gae", ema_decay=0.5)
+    batch = batch_of(learner.policy, samples)
+    learner.train(Shard(batch))
+    before = everything(learner)
+    assert learner.critic is not None
+    own = learner.policy.trainable() if part == "policy" else learner.critic.trainable()
+    name, weight = next((n, p) for n, p in own.items() if "layers.1.mlp" in n)
+    hook = weight.register_hook(lambda grad: grad * INF)
+    with pytest.raises(FloatingPointError, match=f"gradient of '{name}' is not finite; the weights were not changed"):
+        learner.train(Shard(batch))
+    assert_untouched(learner, before)
+    hook.remove()
+    learner.train(Shard(batch))
+
+
+def test_a_supervised_loss_that_is_not_finite(samples: list[Sample]) -> None:
+    learner = worker(ptx_coef=1.0, kl_beta=0.0)
+    batch = batch_of(learner.policy, samples)
+    rows = learner.policy.backbone.decoder(learner.policy.model).get_input_embeddings().weight
+    free = int((torch.cat([e.ids for e in batch]).bincount(minlength=len(rows)) == 0).nonzero()[0])
+    ids = torch.cat([batch[0].ids[:-1], torch.tensor([free, free])])
+    example = Experience(ids, torch.arange(len(ids)) >= len(ids) - 1, len(ids) - 1, batch[0].audio, name="'example'")
+    with torch.no_grad():
+        rows[free] = NAN
+    before = everything(learner)
+    with pytest.raises(FloatingPointError, match="the loss of 'example' is nan"):
+        learner.train(Shard(batch, [example]))
+    assert_untouched(learner, before)
+
+
+def test_a_long_answer_that_fails_is_named_alone(samples: list[Sample]) -> None:
+    """It is longer than the budget, so it has a pack of its own, and the message has one name."""
+    learner = worker(kl_beta=0.0, micro_batch_tokens=100)
+    batch = learner.prepare(batch_of(learner.policy, samples, ((4, 2), (60, 3)), ((1, 0), (0, 1))))
+    batch = [with_advantage(e, 1.0) for e in batch]
+    batch[2] = with_advantage(batch[2], -INF).replace(name="'long'")
+    assert [2] in micro_batches(batch, 100) and len(pack_experiences([batch[2]]).ids) > 100
+    before = everything(learner)
+    with pytest.raises(FloatingPointError, match=r"the loss of 'long' is -?inf"):
+        learner.optimise(batch)
+    assert_untouched(learner, before)
+
+
+# -- a run ---------------------------------------------------------------------------------------------------------
+
+CONFIG = RLConfig(
+    steps=4,
+    prompts_per_step=2,
+    group_size=3,
+    save_every=1,
+    advantage="gae",
+    kl_in="reward",
+    kl_control="log-space",
+    ema_decay=0.8,
+    critic=CriticConfig(warmup_steps=1, optim=OptimConfig(lr=1e-3)),
+)
+
+
+class Even:
+    """The share of even token ids; in its third call one total is `value`."""
+
+    def __init__(self, value: float | None = None):
+        self.value = value
+        self.calls = 0
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        self.calls += 1
+        scores = [Score(float((r.segments[0].ids % 2 == 0).float().mean())) for r in rollouts]
+        if self.calls == 3 and self.value is not None:
+            scores[4] = Score(self.value)
+        return scores
+
+
+def train(run: Run, samples: Sequence[Sample], reward: Even) -> dict[str, Tensor]:
+    policy = make_omni()
+    optim = OptimConfig(lr=3e-3, schedule="linear")
+    rl(policy, samples, reward, run, config=CONFIG, optim=optim, sampling=SamplingConfig(max_new_tokens=6), seed=3)
+    return {n: p.detach().clone() for n, p in policy.model.named_parameters()}
+
+
+def rows(run: Path) -> list[dict[str, object]]:
+    return [
+        {k: v for k, v in row.items() if not k.startswith("time") and k != "tokens_per_s"}
+        for row in read_metrics(run / "metrics.jsonl")
+    ]
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_a_run_that_a_bad_reward_stopped_is_resumed(samples: list[Sample], tmp_path: Path, value: float) -> None:
+    """It stops in the third step naming the sample, keeps the second step's checkpoint, and ends as if undisturbed."""
+    expected = train(Run.create(tmp_path / "whole", "test", [], CONFIG), samples, Even())
+    with pytest.raises(ValueError, match=rf"sample 'sample-\d': total is {value}"):
+        train(Run.create(tmp_path / "run", "test", [], CONFIG), samples, Even(value))
+    checkpoints = tmp_path / "run" / "checkpoints" / "rl"
+    assert [p.name for p in sorted(checkpoints.iterdir())] == ["step_000001", "step_000002"]
+    assert len(rows(tmp_path / "run")) == 2
+    reward = Even()
+    found = train(Run.open(tmp_path / "run"), samples, reward)
+    assert reward.calls == 2
+    assert all(torch.equal(found[n], w) for n, w in expected.items())
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+    for name in ("step_000004/model.safetensors", "step_000004/trainer.safetensors", "ema/model.safetensors"):
+        other = tmp_path / "whole" / "checkpoints" / "rl" / name
+        assert (checkpoints / name).read_bytes() == other.read_bytes(), name
+    # finished: nothing is done again, and the weights come from the last checkpoint
+    again = train(Run.open(tmp_path / "run"), samples, reward)
+    assert reward.calls == 2 and all(torch.equal(again[n], w) for n, w in expected.items())
+
+
+def test_the_saved_average_is_the_one_of_the_updates(samples: list[Sample], tmp_path: Path) -> None:
+    """checkpoints/rl/ema holds a model apart from the last weights, and the policy keeps the last weights."""
+    from safetensors.torch import load_file
+
+    last = train(Run.create(tmp_path / "run", "test", [], CONFIG), samples, Even())
+    folder = tmp_path / "run" / "checkpoints" / "rl"
+    average, state = (
+        load_file(folder / "ema" / "model.safetensors"),
+        load_file(folder / "step_000004" / "trainer.safetensors"),
+    )
+    kept = {n.removeprefix("ema/"): t for n, t in state.items() if n.startswith("ema/")}
+    assert kept and any(not torch.equal(kept[n], last[n]) for n in kept)
+    names = {n: n for n in kept if n in average}
+    assert names and all(torch.equal(average[n], kept[n]) for n in names)

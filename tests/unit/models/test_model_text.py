@@ -1,0 +1,116 @@
+"""Text decoders: the same policy without an ear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from audiorl.algos.packing import pack_experiences
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SamplingConfig
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.text import TextDecoder
+from audiorl.rollout.hf import HFEngine
+from audiorl.train.optim import Optimizer
+from audiorl.types import Experience, Message, Request, Sample
+from tests.conftest import make_text, readable
+from tests.unit.models.test_model_backbones import assert_same, groups_of_three, logprobs, with_gradients
+
+SIZE = dict(
+    hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16
+)
+
+
+def of_class(model_class: Callable[[object], PreTrainedModel], config_class: type, tied: bool) -> AudioPolicy:
+    tokenizer = make_text().tokenizer
+    ends = dict(bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    config = config_class(vocab_size=len(tokenizer), tie_word_embeddings=tied, **SIZE, **ends)
+    torch.manual_seed(0)
+    return AudioPolicy(model_class(config), tokenizer, None, TextDecoder(tokenizer))
+
+
+FAMILIES: dict[str, Callable[[], AudioPolicy]] = {
+    "qwen2": make_text,
+    "llama": lambda: of_class(LlamaForCausalLM, LlamaConfig, tied=False),
+    "qwen3-tied": lambda: of_class(Qwen3ForCausalLM, Qwen3Config, tied=True),
+}
+
+
+@pytest.fixture(params=list(FAMILIES))
+def decoder(request: pytest.FixtureRequest) -> AudioPolicy:
+    return FAMILIES[request.param]()
+
+
+def test_logits_equal_the_stock_model(decoder: AudioPolicy, samples: list[Sample]) -> None:
+    ids = decoder.prompt_ids(readable(decoder, samples)[1])
+    row = pack_experiences([Experience(ids, torch.zeros(len(ids), dtype=torch.bool), len(ids))])
+    ours = decoder.backbone.head(decoder.model)(decoder.hidden(row))
+    torch.testing.assert_close(ours, decoder.model(input_ids=ids[None]).logits[0], atol=1e-5, rtol=0)
+
+
+def test_packed_and_shared_equal_one_by_one(decoder: AudioPolicy, samples: list[Sample]) -> None:
+    batch = groups_of_three(decoder, samples)
+    single = with_gradients(decoder, [logprobs(decoder, [e], share=False)[0] for e in batch])
+    for share in (False, True):
+        assert_same(with_gradients(decoder, logprobs(decoder, batch, share)), single)
+
+
+def test_the_folder_gives_the_same_policy(decoder: AudioPolicy, samples: list[Sample], tmp_path: Path) -> None:
+    decoder.save(tmp_path / "model")
+    loaded = load_policy(tmp_path / "model")
+    assert type(loaded.model) is type(decoder.model) and loaded.extractor is None
+    assert loaded.trainable().keys() == decoder.trainable().keys()
+    assert loaded.stop_ids == decoder.stop_ids
+    batch = groups_of_three(decoder, samples)
+    assert torch.equal(torch.cat(logprobs(loaded, batch)), torch.cat(logprobs(decoder, batch)))
+    text = readable(decoder, samples)[0]
+    assert torch.equal(loaded.prompt_ids(text), decoder.prompt_ids(text))
+
+
+def test_the_engine_samples_under_the_trainers_logprobs(decoder: AudioPolicy, samples: list[Sample]) -> None:
+    requests = [Request(s, 3, seed=1) for s in readable(decoder, samples)]
+    rollouts = HFEngine(decoder, SamplingConfig(max_new_tokens=10)).generate(requests)
+    assert len({tuple(r.segments[0].ids.tolist()) for r in rollouts}) > 6
+    out = decoder.forward(pack_experiences([Experience.from_rollout(r) for r in rollouts])).logprobs
+    engine = torch.cat([r.segments[0].logprobs for r in rollouts])
+    torch.testing.assert_close(out.detach(), engine, atol=1e-5, rtol=0)
+
+
+def test_audio_in_a_prompt_is_refused_by_name(samples: list[Sample]) -> None:
+    policy = make_text()
+    with pytest.raises(ValueError, match="sample 'sample-1': the model is a text decoder and hears no audio"):
+        policy.prompt_ids(samples[1])
+    with pytest.raises(ValueError, match="sample 'sample-0': the model is a text decoder"):
+        HFEngine(policy).generate([Request(samples[0])])
+
+
+def test_reserved_tokens_in_a_message_are_refused() -> None:
+    bad = Sample("row-7", (Message("user", ("ignore <|im_end|> this",)),))
+    with pytest.raises(ValueError, match=r"row-7.*reserved token"):
+        make_text().prompt_ids(bad)
+
+
+def test_a_template_of_its_own_writes_the_chat() -> None:
+    policy = make_text()
+    asked = Sample("s", (Message("system", ("yes",)), Message("user", ("What is", " said?"))))
+    chatml = "<|im_start|>system\nyes<|im_end|>\n<|im_start|>user\nWhat is said?<|im_end|>\n<|im_start|>assistant\n"
+    assert policy.tokenizer.decode(policy.prompt_ids(asked)) == chatml
+    policy.tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}assistant:"
+    assert policy.tokenizer.decode(policy.prompt_ids(asked)) == "system: yes;user: What is said?;assistant:"
+
+
+def test_a_low_rank_adapter_learns_beside_frozen_weights(samples: list[Sample], tmp_path: Path) -> None:
+    make_text().save(tmp_path / "base")
+    policy = load_policy(tmp_path / "base", ModelConfig(lora=LoraConfig(rank=4, alpha=8)))
+    batch = groups_of_three(policy, samples)
+    before = torch.cat(logprobs(policy, batch)).detach()
+    optimizer = Optimizer(policy.trainable(), OptimConfig(lr=1e-2), 1)
+    torch.cat(logprobs(policy, batch)).sum().backward()
+    optimizer.step()
+    after = torch.cat(logprobs(policy, batch)).detach()
+    assert float((after - before).abs().max()) > 1e-3
+    policy.save(tmp_path / "adapter")
+    assert torch.equal(torch.cat(logprobs(load_policy(tmp_path / "adapter"), batch)), after)

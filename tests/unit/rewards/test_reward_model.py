@@ -1,0 +1,89 @@
+"""Trained models as rewards: the scores are the model's, whoever the policy is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from audiorl.config import SamplingConfig
+from audiorl.models import load_policy
+from audiorl.rewards import ModelReward, ProcessModelReward, Term, WeightedSum
+from audiorl.rollout.hf import HFEngine
+from audiorl.train.examples import Example
+from audiorl.train.process_reward import StepJudge
+from audiorl.train.reward_model import score_answers
+from audiorl.types import Request, Rollout, Sample, Segment
+from tests.conftest import make_omni, make_qwen2_audio, make_text
+from tests.unit.train.test_train_reward_model import reward_model
+
+
+def said(sample: Sample, text: str) -> Rollout:
+    nothing = torch.zeros(0, dtype=torch.long)
+    return Rollout(sample, (Segment(nothing, nothing, torch.zeros(0), text, sample.audio),), sample.id)
+
+
+def test_another_family_is_scored_as_the_model_scores(samples: list[Sample], tmp_path: Path) -> None:
+    """The answers of a Qwen2-Audio under a reward model on a Qwen2.5-Omni."""
+    model = reward_model(make_omni())
+    model.save(tmp_path / "rm")
+    rollouts = HFEngine(make_qwen2_audio(), SamplingConfig(max_new_tokens=6)).generate([Request(s, 3) for s in samples])
+    expected = score_answers(model, [Example(r.sample, r.text) for r in rollouts])
+    assert len(set(expected)) > 3
+    found = [s.total for s in ModelReward(str(tmp_path / "rm"))(rollouts)]
+    assert found == pytest.approx(expected, abs=1e-6)
+    scaled = [s.total for s in ModelReward(str(tmp_path / "rm"), mean=0.5, std=2.0, max_batch_tokens=1)(rollouts)]
+    assert scaled == pytest.approx([(x - 0.5) / 2 for x in expected], abs=1e-5)
+    reward = WeightedSum((Term("model", ModelReward(str(tmp_path / "rm")), 3.0),))
+    assert [s.parts["model"] for s in reward(rollouts)] == pytest.approx(expected, abs=1e-6)
+    assert [s.total for s in reward(rollouts)] == pytest.approx([3 * x for x in expected], abs=1e-5)
+
+
+def test_what_is_no_reward_model_is_refused(samples: list[Sample], tmp_path: Path) -> None:
+    make_text().save(tmp_path / "policy")
+    with pytest.raises(ValueError, match=r"no value_head\.safetensors"):
+        ModelReward(str(tmp_path / "policy"))([said(samples[0], "yes")])
+    with pytest.raises(ValueError, match=r"nowhere: neither a local folder"):
+        ModelReward(str(tmp_path / "nowhere"))([said(samples[0], "yes")])
+    with pytest.raises(ValueError, match="std is 0"):
+        ModelReward("x", std=0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("<think>one\ntwo</think><answer>2</answer>", ("<think>one", "two</think>", "<answer>2</answer>")),
+        ("<think>a</think>\n\n<answer>b</answer>\n", ("<think>a</think>", "<answer>b</answer>")),
+        (" one line ", ("one line",)),
+        ("", ()),
+        (" \n\n ", ()),
+    ],
+)
+def test_an_answer_in_steps(text: str, steps: tuple[str, ...]) -> None:
+    assert ProcessModelReward("x").steps(text) == steps
+
+
+def test_another_separator_cuts_after_thoughts_too() -> None:
+    reward = ProcessModelReward("x", separator=";")
+    assert reward.steps("one; two\nthree</think>four") == ("one", "two\nthree</think>", "four")
+
+
+def test_the_worst_step_counts_and_an_empty_answer_scores_nothing(samples: list[Sample], tmp_path: Path) -> None:
+    make_omni().save(tmp_path / "prm")
+    rollouts = [
+        said(samples[0], "English\nwhy\nno"),
+        said(samples[1], ""),
+        said(samples[1], "yes"),
+        said(samples[2], "What is said?</think>Spanish"),
+    ]
+    judge = StepJudge(load_policy(tmp_path / "prm"), "\n\n", "yes", "no")
+    scores = ProcessModelReward(str(tmp_path / "prm"), good="yes", bad="no")(rollouts)
+    assert scores[1].total == 0 and scores[1].parts == {"mean": 0.0}
+    for i, steps in ((0, ("English", "why", "no")), (2, ("yes",)), (3, ("What is said?</think>", "Spanish"))):
+        (values,) = judge.judge([(rollouts[i].sample, steps)])
+        assert scores[i].total == pytest.approx(min(values), abs=1e-6)
+        assert scores[i].parts["mean"] == pytest.approx(sum(values) / len(values), abs=1e-6)
+        assert len(steps) == 1 or max(values) > min(values)
+    empty = ProcessModelReward(str(tmp_path / "prm"), good="yes", bad="no")([said(samples[0], "")])
+    assert [s.total for s in empty] == [0.0]

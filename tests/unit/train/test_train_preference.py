@@ -1,0 +1,476 @@
+"""Preference optimisation: every loss against its formula, one answer at a time, and the reference computed once.
+
+Token log-probs w, l [n] of a chosen and a rejected answer under the policy; rw, rl under the reference.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from audiorl.algos.preference import kto_weights
+from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig
+from audiorl.data.preferences import Judged, Pair, pairs_to_judged
+from audiorl.models import AudioPolicy
+from audiorl.train import preference
+from audiorl.train.fit import seen
+from audiorl.train.preference import WITHOUT_REFERENCE, Contrasted, PreferenceWorker, Referenced, prefer
+from audiorl.train.run import Interrupted, Run
+from audiorl.types import Sample
+from tests.conftest import Make, make_omni, make_text, readable
+from tests.unit.train.test_train_sft import (
+    UNCLIPPED,
+    Gradients,
+    alone,
+    assert_hears,
+    assert_same_gradients,
+    gradients,
+    times_heard,
+)
+
+OPTIONS: dict[str, dict[str, float]] = {
+    "dpo": {"beta": 0.3},
+    "cdpo": {"beta": 0.3, "label_smoothing": 0.2},
+    "ipo": {"beta": 0.25},
+    "r-dpo": {"beta": 0.3, "alpha": 0.05},
+    "sampo": {"beta": 0.3},
+    "ld-dpo": {"beta": 0.3, "alpha": 0.4},
+    "simpo": {"beta": 2.5, "gamma": 0.7},
+    "cpo": {"beta": 0.2, "alpha": 0.5},
+    "orpo": {"lam": 0.3},
+    "kto": {"beta": 0.3, "desirable_weight": 1.2, "undesirable_weight": 0.7},
+}
+"""All options of every loss, none at its default."""
+NAMES = {name for options in OPTIONS.values() for name in options}
+PAIRED = [name for name in OPTIONS if name != "kto"]
+
+
+def pairs_of(samples: Sequence[Sample]) -> list[Pair]:
+    """Chosen longer, rejected longer, equally long; the last shares its prompt with the first."""
+    texts = [("yes", "no why English"), ("English Spanish French", "who"), ("no why", "who yes"), ("French", "no yes")]
+    return [Pair(samples[i % 3], *both) for i, both in enumerate(texts)]
+
+
+def referenced(pairs: Sequence[Pair], reference: AudioPolicy | None) -> list[Referenced]:
+    with torch.no_grad():
+        return [
+            Referenced(
+                p,
+                *(
+                    alone(reference, p.sample, t).float() if reference else torch.empty(0)
+                    for t in (p.chosen, p.rejected)
+                ),
+            )
+            for p in pairs
+        ]
+
+
+def contrasted(pairs: Sequence[Pair], reference: AudioPolicy, drift: float = 0.0) -> list[Contrasted]:
+    """`drift`: by how much more likely than the reference does the policy find a token of a mismatched answer."""
+    judged = pairs_to_judged(pairs)
+    others = [judged[(i + 2) % len(judged)].answer for i in range(len(judged))]
+    with torch.no_grad():
+        return [
+            Contrasted(
+                j, o, alone(reference, j.sample, j.answer).float(), alone(reference, j.sample, o).float() - drift
+            )
+            for j, o in zip(judged, others, strict=True)
+        ]
+
+
+def items_of(loss: str, samples: Sequence[Sample], make: Make) -> Sequence[Any]:
+    pairs, reference = pairs_of(samples), make(seed=1)
+    if loss == "kto":
+        return contrasted(pairs, reference, drift=1.0)  # a baseline above 0
+    return referenced(pairs, None if loss in WITHOUT_REFERENCE else reference)
+
+
+def log_sigma(x: Tensor) -> Tensor:
+    return -torch.log1p(torch.exp(-x))
+
+
+def by_hand(name: str, w: Tensor, l: Tensor, rw: Tensor, rl: Tensor, o: dict[str, float], draw: Tensor) -> Tensor:  # noqa: E741
+    """One pair's loss. `draw`: SamPO's positions of the longer answer."""
+    h = (w.sum() - rw.sum()) - (l.sum() - rl.sum()) if len(rw) else torch.zeros(())
+    n = min(len(w), len(l))
+    if name == "dpo":
+        return -log_sigma(o["beta"] * h)
+    if name == "cdpo":
+        e = o["label_smoothing"]
+        return -(1 - e) * log_sigma(o["beta"] * h) - e * log_sigma(-o["beta"] * h)
+    if name == "ipo":
+        return (h - 1 / (2 * o["beta"])) ** 2
+    if name == "r-dpo":
+        return -log_sigma(o["beta"] * h + o["alpha"] * (len(w) - len(l)))
+    if name == "sampo":
+        long, short = (w - rw, l - rl) if len(w) > len(l) else (l - rl, w - rw)
+        gap = long[draw[:n]].sum() - short.sum() if len(w) != len(l) else long.sum() - short.sum()
+        return -log_sigma(o["beta"] * (gap if len(w) > len(l) else -gap))
+    if name == "ld-dpo":
+        good, bad = (x[:n].sum() + o["alpha"] * x[n:].sum() for x in (w - rw, l - rl))
+        return -log_sigma(o["beta"] * (good - bad))
+    if name == "simpo":
+        return -log_sigma(o["beta"] * w.mean() - o["beta"] * l.mean() - o["gamma"])
+    if name == "cpo":
+        return -log_sigma(o["beta"] * (w.sum() - l.sum())) - o["alpha"] * w.sum()
+    assert name == "orpo"
+    odds = [m - torch.log(1 - torch.exp(m)) for m in (w.mean(), l.mean())]
+    return -w.mean() - o["lam"] * log_sigma(odds[0] - odds[1])
+
+
+def kto_by_hand(policy: AudioPolicy, items: Sequence[Contrasted], o: dict[str, float]) -> Tensor:
+    with torch.no_grad():
+        drift = [alone(policy, i.judged.sample, i.mismatched).sum() - i.other.double().sum() for i in items]
+        z0 = torch.stack(drift).mean()
+    assert z0 > 0.1
+    each = []
+    for i in items:
+        gain = alone(policy, i.judged.sample, i.judged.answer).sum() - i.answer.double().sum() - z0
+        sign, weight = (1, o["desirable_weight"]) if i.judged.desirable else (-1, o["undesirable_weight"])
+        each.append(weight * (1 - torch.sigmoid(sign * o["beta"] * gain)))
+    return torch.stack(each).mean()
+
+
+def pair_loss(
+    policy: AudioPolicy, items: Sequence[Referenced], name: str, worker: PreferenceWorker, normalized: bool = False
+) -> Tensor:
+    each = []
+    for place, i in enumerate(items):
+        w, l = (alone(policy, i.pair.sample, t) for t in (i.pair.chosen, i.pair.rejected))  # noqa: E741
+        rw, rl = i.chosen.double(), i.rejected.double()
+        draw = torch.randperm(max(len(w), len(l)), generator=worker._draw(place))
+        if normalized:  # a single token with the mean has the mean as its sum
+            lengths = torch.tensor([len(w) - len(l)])
+            options = OPTIONS[name]
+            w, l, rw, rl = (x.mean()[None] for x in (w, l, rw, rl))  # noqa: E741
+            if name == "r-dpo":
+                h = (w - rw) - (l - rl)
+                each.append(-log_sigma(options["beta"] * h + options["alpha"] * lengths).squeeze())
+                continue
+        each.append(by_hand(name, w, l, rw, rl, OPTIONS[name], draw).squeeze())
+    return torch.stack(each).mean()
+
+
+def worker_of(policy: AudioPolicy, loss: str, optim: OptimConfig = UNCLIPPED, **config: Any) -> PreferenceWorker:
+    return PreferenceWorker(policy, PreferenceConfig(loss=loss, **OPTIONS[loss], **config), optim)  # type: ignore[arg-type]
+
+
+def assert_update(policy: AudioPolicy, worker: PreferenceWorker, items: Sequence[Any], expected: Tensor) -> None:
+    policy.model.zero_grad()
+    expected.backward()
+    grads = gradients(policy)
+    metrics = worker.train(items)
+    assert metrics["preference/loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert_same_gradients(gradients(policy), grads, 1e-5)
+
+
+@pytest.mark.parametrize("loss", list(OPTIONS))
+def test_loss_and_gradient_are_the_formulas(make_policy: Make, samples: list[Sample], loss: str) -> None:
+    policy = make_policy()
+    items, worker = items_of(loss, samples, make_policy), worker_of(policy, loss)
+    by_formula = kto_by_hand(policy, items, OPTIONS["kto"]) if loss == "kto" else pair_loss(policy, items, loss, worker)
+    assert_update(policy, worker, items, by_formula)
+
+
+@pytest.mark.parametrize("loss", ["dpo", "cdpo", "ipo", "r-dpo"])
+def test_length_normalized_takes_means(samples: list[Sample], loss: str) -> None:
+    policy = make_omni()
+    items, worker = items_of(loss, samples, make_omni), worker_of(policy, loss, length_normalized=True)
+    assert_update(policy, worker, items, pair_loss(policy, items, loss, worker, normalized=True))
+
+
+@pytest.mark.parametrize("loss", ["dpo", "simpo"])
+def test_sft_coef_adds_the_chosen_tokens_mean(samples: list[Sample], loss: str) -> None:
+    policy = make_omni()
+    items, worker = items_of(loss, samples, make_omni), worker_of(policy, loss, sft_coef=0.4, micro_batch_tokens=150)
+    chosen = torch.cat([alone(policy, i.pair.sample, i.pair.chosen) for i in items])
+    assert_update(policy, worker, items, pair_loss(policy, items, loss, worker) - 0.4 * chosen.mean())
+
+
+@pytest.mark.parametrize("loss", list(OPTIONS))
+def test_an_update_does_not_depend_on_budget_or_order(samples: list[Sample], loss: str) -> None:
+    """SamPO's draw belongs to a place in the batch, so there only the budget may change."""
+    items = items_of(loss, samples, make_omni)
+    extra = {} if loss == "kto" else {"sft_coef": 0.3}
+    found = []
+    for budget, order in ((100_000, 1), (1, 1), (190, 1), *([] if loss == "sampo" else [(190, -1)])):
+        policy = make_omni()
+        worker = worker_of(policy, loss, micro_batch_tokens=budget, **extra)
+        found.append((worker.train(items[::order]), gradients(policy)))
+    metrics, grads = found[0]
+    for other, others in found[1:]:
+        assert other == pytest.approx(metrics, rel=1e-6, abs=2e-6)
+        assert_same_gradients(others, grads, 1e-6)
+
+
+@pytest.mark.parametrize("loss", PAIRED)
+def test_training_raises_the_margin(samples: list[Sample], loss: str) -> None:
+    policy = make_omni()
+    worker = PreferenceWorker(policy, PreferenceConfig(loss=loss), OptimConfig(lr=1e-3))  # type: ignore[arg-type]
+    items = referenced(pairs_of(samples), None if loss in WITHOUT_REFERENCE else policy)
+    steps = [worker.train(items) for _ in range(6)]
+    assert steps[-1]["preference/margin"] > steps[0]["preference/margin"] + 1
+    assert steps[-1]["preference/loss"] < steps[0]["preference/loss"]
+    if loss not in WITHOUT_REFERENCE:
+        assert steps[0]["preference/margin"] == pytest.approx(0, abs=1e-5)
+
+
+def test_kto_raises_what_is_desirable_and_lowers_what_is_not(samples: list[Sample]) -> None:
+    policy = make_omni()
+    items = contrasted(pairs_of(samples), policy)
+    worker = PreferenceWorker(policy, PreferenceConfig(loss="kto"), OptimConfig(lr=3e-4))
+    for _ in range(8):
+        metrics = worker.train(items)
+    with torch.no_grad():
+        gains = [float(alone(policy, i.judged.sample, i.judged.answer).sum() - i.answer.sum()) for i in items]
+    good, bad = ([g for g, i in zip(gains, items, strict=True) if i.judged.desirable is d] for d in (True, False))
+    assert min(good) > max(bad) and metrics["preference/accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_preferences_hear_the_right_audio(make_policy: Make, samples: list[Sample], loss: str) -> None:
+    """Against a reference that stays what it was."""
+
+    def learn(policy: AudioPolicy, asked: Sequence[Sample]) -> float:
+        texts = [("yes", "no why"), ("English Spanish", "who")]
+        pairs = [Pair(s, *both) for s, both in zip(asked, texts, strict=False)]
+        lengths = [len(policy.tokenizer.encode(t)) + 1 for both in texts for t in both]
+        fixed = [torch.full((n,), -6.0) for n in lengths]
+        items: list[Any] = [Referenced(p, *fixed[2 * k : 2 * k + 2]) for k, p in enumerate(pairs)]
+        if loss == "kto":
+            judged = pairs_to_judged(pairs)
+            turned = [2, 3, 0, 1]
+            items = [
+                Contrasted(j, judged[t].answer, fixed[k], fixed[t])
+                for k, (j, t) in enumerate(zip(judged, turned, strict=True))
+            ]
+        return worker_of(policy, loss).train(items)["preference/loss"]
+
+    assert_hears(make_policy, samples, learn)
+
+
+def test_a_trained_tower_hears_a_clip_once_and_learns_the_same_in_any_packing(
+    make_policy: Make, samples: list[Sample]
+) -> None:
+    items, found = items_of("dpo", samples, make_policy), []
+    for budget in (100_000, 1):
+        policy = make_policy(ModelConfig(audio="full"))
+        worker = worker_of(policy, "dpo", micro_batch_tokens=budget)
+        assert times_heard(policy, lambda: worker.train(items)) == len(samples)  # noqa: B023
+        found.append(gradients(policy))
+    assert any("audio_tower" in name for name in found[0])
+    assert_same_gradients(found[1], found[0], 1e-6)
+
+
+def test_options_of_another_loss_are_refused() -> None:
+    for loss, own in OPTIONS.items():
+        PreferenceConfig(loss=loss, **own)  # type: ignore[arg-type]
+        for name in NAMES - own.keys():
+            with pytest.raises(ValueError, match=f"{name} is not an option of the loss '{loss}'"):
+                PreferenceConfig(loss=loss, **{name: 0.1})  # type: ignore[arg-type]
+    for loss in ("sampo", "ld-dpo", "simpo", "cpo", "orpo", "kto"):
+        with pytest.raises(ValueError, match="length_normalized is not an option"):
+            PreferenceConfig(loss=loss, length_normalized=True)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="batch_size must be at least 2"):
+        PreferenceConfig(loss="kto", batch_size=1)
+
+
+@pytest.mark.parametrize(("desirable", "undesirable"), [(10, 90), (90, 10), (11, 10), (4, 3), (3, 4), (1, 1), (7, 1)])
+def test_kto_weights_balance_both_kinds(desirable: int, undesirable: int) -> None:
+    good, bad = kto_weights(desirable, undesirable)
+    assert 1 - 1e-9 <= good * desirable / (bad * undesirable) <= 4 / 3 + 1e-9
+    assert min(good, bad) == 1
+
+
+# -- the loop and its reference ---------------------------------------------------------------------------------------
+
+
+def text_pairs(samples: Sequence[Sample], count: int = 6) -> list[Pair]:
+    asked = readable(make_text(), list(samples))
+    words = ("yes", "no", "why", "English", "Spanish", "French")
+    return [Pair(asked[i % 3], words[i], f"{words[(i + 1) % 6]} who") for i in range(count)]
+
+
+CONFIG = PreferenceConfig(steps=4, batch_size=2, save_every=1, micro_batch_tokens=1)
+"""Each pair is a pack of its own, so forward passes count pairs."""
+
+
+def train(
+    items: Sequence[Any], run: Run, policy: AudioPolicy | None = None, config: PreferenceConfig = CONFIG
+) -> AudioPolicy:
+    policy = policy or make_text()
+    prefer(policy, items, run, config=config, optim=OptimConfig(lr=1e-3))
+    return policy
+
+
+def new_run(folder: Path) -> Run:
+    return Run.create(folder, "r.py", [], CONFIG)
+
+
+def watched(policy: AudioPolicy, then: Callable[[list[bool]], None] = lambda passes: None) -> list[bool]:
+    """Forward passes of the decoder as they come: whether each was one that learns."""
+    passes: list[bool] = []
+
+    def hook(*_: Any) -> None:
+        passes.append(torch.is_grad_enabled())
+        then(passes)
+
+    policy.backbone.decoder(policy.model).register_forward_hook(hook)
+    return passes
+
+
+def stop_at(count: int) -> Callable[[list[bool]], None]:
+    """Ctrl-C in the pass of this number."""
+
+    def then(passes: list[bool]) -> None:
+        if len(passes) == count:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return then
+
+
+def weights(policy: AudioPolicy) -> Gradients:
+    return {n: p.detach().clone() for n, p in policy.trainable().items()}
+
+
+def assert_equal_weights(a: AudioPolicy, b: AudioPolicy) -> None:
+    for name, p in a.trainable().items():
+        assert torch.equal(p, b.trainable()[name]), name
+
+
+def reference_file(run: Run, phase: str = "preference") -> Path:
+    return run.dir / "checkpoints" / phase / "reference.safetensors"
+
+
+def test_the_reference_is_computed_once_by_the_policy_before_it_learns(samples: list[Sample], tmp_path: Path) -> None:
+    pairs, policy, run = text_pairs(samples), make_text(), new_run(tmp_path / "run")
+    passes = watched(policy)
+    before = weights(policy)
+    train(pairs, run, policy)
+    assert passes == [False] * 6 + [True] * 8
+    assert any(not torch.equal(p, before[n]) for n, p in weights(policy).items())
+    saved, untouched = load_file(reference_file(run)), make_text()
+    assert saved.keys() == {f"{i}/{k}" for i in range(6) for k in (0, 1)}
+    with torch.no_grad():
+        for i, pair in enumerate(pairs):
+            for k, text in enumerate((pair.chosen, pair.rejected)):
+                expected = alone(untouched, pair.sample, text).float()
+                torch.testing.assert_close(saved[f"{i}/{k}"], expected, atol=2e-6, rtol=0)
+
+
+def test_only_what_will_be_seen_is_computed(samples: list[Sample], tmp_path: Path) -> None:
+    pairs, run = text_pairs(samples), new_run(tmp_path / "run")
+    config = PreferenceConfig(steps=2, batch_size=2, micro_batch_tokens=1)
+    train(pairs, run, config=config)
+    wanted = seen(pairs, config, seed=0)
+    assert len(wanted) == 4
+    assert load_file(reference_file(run)).keys() == {f"{i}/{k}" for i in wanted for k in (0, 1)}
+
+
+@pytest.mark.parametrize("loss", WITHOUT_REFERENCE)
+def test_losses_without_a_reference_compute_none(samples: list[Sample], tmp_path: Path, loss: str) -> None:
+    policy, run = make_text(), new_run(tmp_path / "run")
+    passes = watched(policy)
+    train(text_pairs(samples), run, policy, PreferenceConfig(loss=loss, steps=1, batch_size=2))  # type: ignore[arg-type]
+    assert passes == [True] and not reference_file(run).exists()
+
+
+@pytest.mark.parametrize("loss", ["dpo", "sampo", "kto"])
+def test_training_goes_on_without_computing_the_reference_again(
+    samples: list[Sample], tmp_path: Path, loss: str
+) -> None:
+    pairs = text_pairs(samples)
+    items: Sequence[Any] = pairs_to_judged(pairs) if loss == "kto" else pairs
+    config = PreferenceConfig(loss=loss, steps=4, batch_size=2, save_every=3, micro_batch_tokens=100_000)  # type: ignore[arg-type]
+    whole = train(items, new_run(tmp_path / "a"), config=config)
+    run, first, second = new_run(tmp_path / "b"), make_text(), make_text()
+    count = {"dpo": 3, "sampo": 3, "kto": 5}[loss]  # inside the second step
+    passes = watched(first, stop_at(count))
+    with pytest.raises(Interrupted, match="after preference step 2"):
+        train(items, run, first, config)
+    assert passes.count(True) == 2
+    passes = watched(second)
+    train(items, Run.open(run.dir), second, config)
+    assert passes == ([False, True] * 2 if loss == "kto" else [True] * 2)  # kto's baseline is no reference
+    assert_equal_weights(second, whole)
+
+
+def test_an_interrupted_reference_goes_on_where_it_was(samples: list[Sample], tmp_path: Path) -> None:
+    pairs, first, second = text_pairs(samples), make_text(), make_text()
+    whole = train(pairs, new_run(tmp_path / "a"))
+    run = new_run(tmp_path / "b")
+    passes = watched(first, stop_at(2))
+    with pytest.raises(Interrupted, match="before preference step 1"):
+        train(pairs, run, first)
+    assert passes == [False] * 2 and len(load_file(reference_file(run))) == 4
+    passes = watched(second)
+    train(pairs, Run.open(run.dir), second)
+    assert passes == [False] * 4 + [True] * 8
+    assert_equal_weights(second, whole)
+    assert (
+        load_file(reference_file(run)).keys()
+        == load_file(tmp_path / "a/checkpoints/preference/reference.safetensors").keys()
+    )
+
+
+def test_a_reference_that_is_lost_after_training_began_is_an_error(samples: list[Sample], tmp_path: Path) -> None:
+    run, first = new_run(tmp_path / "run"), make_text()
+    watched(first, stop_at(7))
+    with pytest.raises(Interrupted, match="after preference step 1"):
+        train(text_pairs(samples), run, first)
+    reference_file(run).unlink()
+    with pytest.raises(ValueError, match=r"reference\.safetensors: log-probs of item 0 are missing although training"):
+        train(text_pairs(samples), Run.open(run.dir))
+
+
+def test_a_finished_phase_only_loads_its_result(samples: list[Sample], tmp_path: Path) -> None:
+    run, again = new_run(tmp_path / "run"), make_text()
+    done = train(text_pairs(samples), run)
+    passes = watched(again)
+    train(text_pairs(samples), Run.open(run.dir), again)
+    assert passes == []
+    assert_equal_weights(again, done)
+
+
+def test_what_a_loss_cannot_learn_from_is_refused(samples: list[Sample], tmp_path: Path) -> None:
+    pairs = text_pairs(samples)
+    judged = pairs_to_judged(pairs)
+    kto = PreferenceConfig(loss="kto", steps=1, batch_size=2)
+    sorted_alone = PreferenceConfig(loss="kto", steps=1, batch_size=11, sort=True)
+    for name, items, config, message in (
+        ("a", judged, CONFIG, "the loss 'dpo' learns from Pair rows"),
+        ("b", pairs, kto, "the loss 'kto' learns from Judged rows"),
+        ("c", [], CONFIG, "the data is empty"),
+        ("d", judged[:2], kto, "all the answers are to one prompt"),
+        ("e", judged, sorted_alone, "leave one of 12 answers alone"),
+        ("f", judged, PreferenceConfig(loss="kto", batch_size=2, sft_coef=0.1), "sft_coef is not an option"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(items, new_run(tmp_path / name), config=config)
+
+
+def test_kto_contrasts_with_other_prompts_and_balances_both_kinds(
+    samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pairs' two answers lie side by side: the next answer is not always a mismatched one."""
+    handed: list[Any] = []
+    monkeypatch.setattr(
+        preference, "fit", lambda worker, policy, items, *rest, **options: handed.extend([worker, items])
+    )
+    judged = pairs_to_judged(text_pairs(samples, 3))
+    few = [j for j in judged if j.desirable] + judged[1:2]
+    config = PreferenceConfig(loss="kto", steps=3, batch_size=2, desirable_weight=0.8)
+    for name, items in (("a", judged), ("b", few)):
+        train(items, new_run(tmp_path / name), config=config)
+    own = {j.sample.id: {k.answer for k in judged if k.sample.id == j.sample.id} for j in judged}
+    assert all(i.mismatched not in own[i.judged.sample.id] for i in handed[1])
+    assert [w.kto_weights for w in handed[::2]] == [(1.0, 1.0), (1.0, pytest.approx(3 * 3 / 4))]
+    assert handed[2]._kto_options() == {"desirable_weight": 0.8, "undesirable_weight": pytest.approx(2.25)}

@@ -1,0 +1,280 @@
+"""Reward models and process reward models: losses by formula, scores that know no batch, and what is saved comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from audiorl.algos.packing import pack_experiences
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig, ProcessRewardConfig, RewardModelConfig
+from audiorl.data.preferences import Pair, Steps
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.value import ValueModel, load_value_model
+from audiorl.train.checkpoint import load_checkpoint, save_checkpoint
+from audiorl.train.examples import Example, experience
+from audiorl.train.process_reward import ProcessRewardWorker, StepJudge, judged_right, train_process_reward
+from audiorl.train.reward_model import RewardModelWorker, ranked_right, score_answers, train_reward_model
+from audiorl.train.run import Run
+from audiorl.types import Experience, Sample
+from tests.conftest import Make, make_omni, make_text, readable
+from tests.unit.train.test_train_preference import log_sigma, pairs_of
+from tests.unit.train.test_train_sft import (
+    UNCLIPPED,
+    Gradients,
+    assert_hears,
+    assert_same_gradients,
+    gradients,
+    times_heard,
+)
+
+
+def reward_model(trunk: AudioPolicy) -> ValueModel:
+    torch.manual_seed(3)
+    return ValueModel(trunk, spread=1.0)
+
+
+def hidden_alone(policy: AudioPolicy, e: Experience) -> Tensor:
+    """[L, H] of one experience in a pass of its own, in float64."""
+    return policy.hidden(pack_experiences([e], share_prompts=False)).double()
+
+
+def score_alone(model: ValueModel, sample: Sample, text: str) -> Tensor:
+    last = hidden_alone(model.trunk, experience(model.trunk, Example(sample, text)))[-1]
+    linear = model.head.linear
+    return last @ linear.weight[0].double() + linear.bias[0].double()
+
+
+def all_gradients(model: ValueModel) -> Gradients:
+    return {n: p.grad.clone() for n, p in model.trainable().items() if p.grad is not None}
+
+
+def with_margins(samples: Sequence[Sample]) -> list[Pair]:
+    return [Pair(p.sample, p.chosen, p.rejected, 0.5 * k) for k, p in enumerate(pairs_of(samples))]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "margins": {},
+    "no margins": {"margins": False},
+    "regulariser": {"regulariser": 0.1},
+    "log_exp": {"log_exp": True},
+    "log_exp, regulariser": {"log_exp": True, "regulariser": 0.05},
+}
+
+
+@pytest.mark.parametrize("budget", [1, 190, 100_000])
+@pytest.mark.parametrize("case", list(CASES))
+def test_loss_and_gradient_are_the_formula(samples: list[Sample], case: str, budget: int) -> None:
+    model, pairs, options = reward_model(make_omni()), with_margins(samples), CASES[case]
+    each = []
+    for p in pairs:
+        good, bad = (score_alone(model, p.sample, t) for t in (p.chosen, p.rejected))
+        if options.get("log_exp"):
+            loss = torch.log(1 + torch.exp(bad - good))
+        else:
+            loss = -log_sigma(good - bad - (p.margin if options.get("margins", True) else 0.0))
+        each.append(loss + options.get("regulariser", 0.0) * (good**2 + bad**2))
+    expected = torch.stack(each).mean()
+    expected.backward()
+    grads = all_gradients(model)
+    assert {"value_head.linear.weight", "value_head.linear.bias"} < grads.keys() or case != "regulariser"
+    config = RewardModelConfig(micro_batch_tokens=budget, **options)
+    metrics = RewardModelWorker(model, config, UNCLIPPED).train(pairs)
+    assert metrics["reward_model/loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert_same_gradients(all_gradients(model), grads, 1e-5)
+
+
+def test_a_reward_model_hears_the_right_audio(make_policy: Make, samples: list[Sample]) -> None:
+    def learn(policy: AudioPolicy, asked: Sequence[Sample]) -> float:
+        pairs = [Pair(asked[0], "yes", "no why"), Pair(asked[1], "English Spanish", "who")]
+        return RewardModelWorker(reward_model(policy), RewardModelConfig(), UNCLIPPED).train(pairs)["reward_model/loss"]
+
+    assert_hears(make_policy, samples, learn)
+
+
+def test_a_score_does_not_depend_on_its_batch(make_any: Make, samples: list[Sample]) -> None:
+    model = reward_model(make_any())
+    asked = readable(model.trunk, samples)
+    texts = [Example(s, t) for s in asked for t in ("yes", "no why English", "", "who")]
+    with torch.no_grad():
+        expected = [float(score_alone(model, e.sample, e.target)) for e in texts]
+    assert max(expected) - min(expected) > 0.05
+    for budget in (1, 150, 100_000):
+        assert score_answers(model, texts, budget) == pytest.approx(expected, abs=1e-5)
+    turned = [texts[i] for i in (3, 0, 7, 11, 4, 2, 1, 5, 6, 10, 9, 8)]  # neighbours no longer share a prompt
+    by_text = dict(zip([(e.sample.id, e.target) for e in texts], expected, strict=True))
+    assert score_answers(model, turned) == pytest.approx([by_text[e.sample.id, e.target] for e in turned], abs=1e-5)
+
+
+def test_a_prompt_is_shared_by_what_is_heard_not_by_its_id(samples: list[Sample]) -> None:
+    """Two data sets may use one id for two prompts; a score hears its own."""
+    model = reward_model(make_omni())
+    same = [Sample("x", s.messages) for s in samples[:2]]
+    texts = [Example(s, t) for s in same for t in ("yes", "no")]
+    with torch.no_grad():
+        expected = [float(score_alone(model, e.sample, e.target)) for e in texts]
+    assert score_answers(model, texts) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4, alpha=8)], ids=["whole", "lora"])
+def test_a_reward_model_comes_back(
+    make_policy: Make, samples: list[Sample], tmp_path: Path, lora: LoraConfig | None
+) -> None:
+    make_policy().save(tmp_path / "base")
+    config = ModelConfig(lora=lora, audio="projector")
+    pairs = with_margins(samples)
+    model = reward_model(load_policy(tmp_path / "base", config))
+    worker = RewardModelWorker(model, RewardModelConfig(), OptimConfig(lr=1e-2))
+    worker.train(pairs)
+    save_checkpoint(tmp_path / "step", model, worker.state(), {"step": 1})
+    texts = [Example(p.sample, t) for p in pairs for t in (p.chosen, p.rejected)]
+    expected = score_answers(model, texts)
+    assert score_answers(load_value_model(tmp_path / "step"), texts) == expected
+
+    torch.manual_seed(4)
+    other = ValueModel(load_policy(tmp_path / "base", config), spread=1.0)
+    resumed = RewardModelWorker(other, RewardModelConfig(), OptimConfig(lr=1e-2))
+    assert score_answers(other, texts) != expected
+    trainer, _ = load_checkpoint(tmp_path / "step", other)
+    resumed.load(trainer, "here")
+    assert score_answers(other, texts) == expected
+    assert worker.train(pairs) == resumed.train(pairs)
+    for (name, a), b in zip(model.trainable().items(), other.trainable().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_a_policy_is_no_reward_model(tmp_path: Path) -> None:
+    make_text().save(tmp_path / "policy")
+    for load in (load_value_model, reward_model(make_text()).restore):
+        with pytest.raises(
+            ValueError, match=r"policy: no value_head\.safetensors; a value or reward model is expected"
+        ):
+            load(tmp_path / "policy")
+
+
+def test_it_learns_a_separable_toy(samples: list[Sample], tmp_path: Path) -> None:
+    """Chosen is always yes. Accuracy also on prompts that were not trained on."""
+    pairs = [Pair(s, "yes", no) for s in samples for no in ("no", "why", "English")]
+    model = reward_model(make_omni())
+    assert sum(ranked_right(model, pairs)) < len(pairs)
+    config = RewardModelConfig(steps=12, batch_size=3, save_every=100)
+    run = Run.create(tmp_path / "run", "r.py", [], config)
+    train_reward_model(model, pairs[:6], run, config=config, optim=OptimConfig(lr=1e-3))
+    assert all(ranked_right(model, pairs))
+    again = reward_model(make_omni())
+    train_reward_model(again, pairs[:6], Run.open(run.dir), config=config, optim=OptimConfig(lr=1e-3))
+    texts = [Example(p.sample, p.chosen) for p in pairs]
+    assert score_answers(again, texts) == score_answers(model, texts)
+
+
+def test_a_trained_tower_hears_each_clip_once_an_update(make_policy: Make, samples: list[Sample]) -> None:
+    model = reward_model(make_policy(ModelConfig(audio="full")))
+    worker = RewardModelWorker(model, RewardModelConfig(micro_batch_tokens=1), UNCLIPPED)
+    assert times_heard(model.trunk, lambda: worker.train(pairs_of(samples))) == len(samples)
+    judge = ProcessRewardWorker(make_policy(ModelConfig(audio="full")), PROCESS, UNCLIPPED)
+    assert times_heard(judge.policy, lambda: judge.train(steps_of(samples, soft=False))) == len(samples)
+
+
+# -- process rewards --------------------------------------------------------------------------------------------------
+
+PROCESS = ProcessRewardConfig(marker="\n\n", good="yes", bad="no")
+
+
+def steps_of(samples: Sequence[Sample], soft: bool) -> list[Steps]:
+    labels = [(0.9, 0.25), (0.0,), (1.0, 0.5, 0.1)] if soft else [(1.0, 0.0), (0.0,), (1.0, 1.0, 0.0)]
+    texts = [("What is said?", "yes"), ("English Spanish French",), ("why", "no no", "who speaks")]
+    return [Steps(s, t, x) for s, t, x in zip(samples, texts, labels, strict=False)]
+
+
+def marker_logits(policy: AudioPolicy, item: Steps) -> Tensor:
+    """[K, 2] of the good and the bad token after each step, from one pass a step over the text until there."""
+    tokenizer = policy.tokenizer
+    prompt = policy.prompt_ids(item.sample).tolist()
+    both = [tokenizer.encode(t)[0] for t in (PROCESS.good, PROCESS.bad)]
+    assert both[0] != both[1]
+    ids, rows = list(prompt), []
+    for step in item.steps:
+        ids = [*ids, *tokenizer.encode(step), *tokenizer.encode(PROCESS.marker)]
+        own = torch.arange(len(ids)) >= len(prompt)
+        last = hidden_alone(policy, Experience(torch.tensor(ids), own, len(prompt), item.sample.audio))[-1]
+        rows.append(policy.backbone.head(policy.model).weight.double()[both] @ last)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("budget", [1, 100_000])
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_process_reward_is_the_mean_cross_entropy_of_all_steps(
+    make_policy: Make, samples: list[Sample], soft: bool, budget: int
+) -> None:
+    policy, items = make_policy(), steps_of(samples, soft)
+    logs = torch.cat([marker_logits(policy, i) for i in items]).log_softmax(-1)
+    labels = torch.tensor([x for i in items for x in i.labels], dtype=torch.float64)
+    expected = -(labels * logs[:, 0] + (1 - labels) * logs[:, 1]).sum() / 6
+    expected.backward()
+    grads = gradients(policy)
+    config = ProcessRewardConfig(marker="\n\n", good="yes", bad="no", soft=soft, micro_batch_tokens=budget)
+    metrics = ProcessRewardWorker(policy, config, UNCLIPPED).train(items)
+    assert metrics["process_reward/loss"] == pytest.approx(expected.item(), rel=1e-5)
+    right = (logs[:, 0] > logs[:, 1]) == (labels > 0.5)
+    assert metrics["process_reward/accuracy"] == pytest.approx(float(right.double().mean()))
+    assert_same_gradients(gradients(policy), grads, 1e-5)
+
+
+def test_a_process_reward_model_hears_the_right_audio(make_policy: Make, samples: list[Sample]) -> None:
+    def learn(policy: AudioPolicy, asked: Sequence[Sample]) -> float:
+        worker = ProcessRewardWorker(policy, PROCESS, UNCLIPPED)
+        return worker.train(steps_of(asked, soft=False)[:2])["process_reward/loss"]
+
+    assert_hears(make_policy, samples, learn)
+
+
+def test_a_soft_label_needs_soft(samples: list[Sample]) -> None:
+    worker = ProcessRewardWorker(make_omni(), PROCESS, UNCLIPPED)
+    with pytest.raises(ValueError, match="neither 0 nor 1; set soft"):
+        worker.train(steps_of(samples, soft=True))
+
+
+def test_a_judgement_does_not_depend_on_its_batch(make_any: Make, samples: list[Sample]) -> None:
+    policy = make_any()
+    items = steps_of(readable(policy, samples), soft=False)
+    judge = StepJudge(policy, PROCESS.marker, PROCESS.good, PROCESS.bad)
+    with torch.no_grad():
+        expected = [marker_logits(policy, i).softmax(-1)[:, 0].tolist() for i in items]
+    for budget in (1, 150, 100_000):
+        found = judge.judge([(i.sample, i.steps) for i in items], budget)
+        assert [len(f) for f in found] == [2, 1, 3]
+        assert sum(found, []) == pytest.approx(sum(expected, []), abs=1e-6)
+    assert judge.judge([(items[2].sample, items[2].steps)])[0] == pytest.approx(expected[2], abs=1e-6)
+    assert judge.judge([]) == []
+
+
+@pytest.mark.parametrize(("good", "bad"), [("yes", "yes"), ("+", "+x")])
+def test_labels_that_begin_alike_are_refused(good: str, bad: str) -> None:
+    with pytest.raises(ValueError, match="begin with the same token"):
+        StepJudge(make_text(), "\n\n", good, bad)
+
+
+def test_a_marker_without_a_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="'' has no token"):
+        StepJudge(make_text(), "", "+", "-")
+
+
+def test_a_process_reward_model_learns_and_comes_back(samples: list[Sample], tmp_path: Path) -> None:
+    """A step is right when it says yes."""
+    items = [Steps(s, (a, b), (float(a == "yes"), float(b == "yes"))) for s in samples for a, b in WORDS]
+    policy = make_omni()
+    config = ProcessRewardConfig(steps=25, batch_size=4, save_every=100, good="yes", bad="no")
+    run = Run.create(tmp_path / "run", "r.py", [], config)
+    train_process_reward(policy, items, run, config=config, optim=OptimConfig(lr=2e-3))
+    judge = StepJudge(policy, config.marker, config.good, config.bad)
+    assert all(judged_right(judge, items))
+    loaded = StepJudge(load_policy(run.checkpoint("process_reward")), config.marker, config.good, config.bad)
+    asked = [(i.sample, i.steps) for i in items]
+    assert loaded.judge(asked) == judge.judge(asked)
+
+
+WORDS = [("yes", "why"), ("why", "yes"), ("who", "French"), ("yes", "yes")]

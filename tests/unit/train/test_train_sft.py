@@ -1,0 +1,213 @@
+"""Supervised fine-tuning: its two weightings by formula, whatever the packing, and the order in which it sees data."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from audiorl.algos.packing import loss_weights, micro_batches, pack_experiences
+from audiorl.config import ModelConfig, OptimConfig, SFTConfig
+from audiorl.data.schedule import rough_length
+from audiorl.models import AudioPolicy
+from audiorl.train.examples import Example, experience
+from audiorl.train.fit import fit
+from audiorl.train.run import Interrupted, Run
+from audiorl.train.sft import SFTWorker, sft
+from audiorl.types import AudioClip, Sample
+from tests.conftest import Make, make_omni, make_text, readable
+from tests.unit.models.test_model_backbones import with_audio
+
+Gradients = dict[str, Tensor]
+UNCLIPPED = OptimConfig(lr=1e-3, max_grad_norm=1e9)
+"""Leaves the gradients of an update as they were."""
+
+
+def gradients(policy: AudioPolicy) -> Gradients:
+    return {n: p.grad.clone() for n, p in policy.trainable().items() if p.grad is not None}
+
+
+def assert_same_gradients(found: Gradients, expected: Gradients, atol: float) -> None:
+    """Equal up to `atol` of the largest entry of all."""
+    scale = max(float(g.abs().max()) for g in expected.values())
+    assert scale > 0
+    nothing = torch.zeros(())
+    for name in found.keys() | expected.keys():
+        a, b = (grads.get(name, nothing) / scale for grads in (found, expected))
+        torch.testing.assert_close(*torch.broadcast_tensors(a, b), atol=atol, rtol=0, msg=name)
+
+
+def alone(policy: AudioPolicy, sample: Sample, text: str) -> Tensor:
+    """The log-probs [n] of one answer in a forward pass of its own, in float64."""
+    row = pack_experiences([experience(policy, Example(sample, text))], share_prompts=False)
+    return policy.forward(row).logprobs.double()
+
+
+Learn = Callable[[AudioPolicy, Sequence[Sample]], float]
+
+
+def assert_hears(make: Make, samples: Sequence[Sample], learn: Learn) -> None:
+    """Another waveform and a swap of two prompts' audio change loss and gradient; the same audio changes nothing.
+
+    `learn` makes one update of a fresh policy on the two samples and gives the loss; clips have equal length, so that
+    nothing but what is heard differs.
+    """
+    clips = [AudioClip(array=s.audio[0].load()[:14_400], sample_rate=16_000) for s in samples[:2]]
+    noise = np.random.default_rng(0).normal(0, 0.1, 14_400).astype(np.float32)
+    other = AudioClip(array=clips[1].array + noise, sample_rate=16_000)
+    found = {}
+    for name, sounds in (("same", clips), ("again", clips), ("other", [clips[0], other]), ("swapped", clips[::-1])):
+        policy = make()
+        loss = learn(policy, [with_audio(s, c) for s, c in zip(samples, sounds, strict=False)])
+        found[name] = loss, torch.cat([g.flatten() for g in gradients(policy).values()])
+    loss, gradient = found["same"]
+    assert found["again"][0] == loss and torch.equal(found["again"][1], gradient)
+    for name in ("other", "swapped"):
+        assert abs(found[name][0] - loss) > 1e-6, name
+        assert float((found[name][1] - gradient).norm() / gradient.norm()) > 1e-3, name
+
+
+def examples(samples: Sequence[Sample]) -> list[Example]:
+    texts = ("yes", "no why English Spanish French", "English", "who speaks")
+    return [Example(samples[i % len(samples)], text) for i, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("budget", [1, 150, 100_000])
+@pytest.mark.parametrize("weighting", ["token", "sequence"])
+def test_the_loss_is_its_formula_whatever_the_packing(samples: list[Sample], weighting: str, budget: int) -> None:
+    """token: the mean over tokens. sequence: (1/M) Σ L_i / N_i (LongAlign)."""
+    policy, batch = make_omni(), examples(samples)
+    answers = [alone(policy, e.sample, e.target) for e in batch]
+    assert len({len(a) for a in answers}) > 1
+    expected = -torch.cat(answers).mean() if weighting == "token" else -torch.stack([a.mean() for a in answers]).mean()
+    expected.backward()
+    grads = gradients(policy)
+    config = SFTConfig(weighting=weighting, micro_batch_tokens=budget)  # type: ignore[arg-type]
+    metrics = SFTWorker(policy, config, UNCLIPPED).train(batch)
+    assert metrics["sft/loss"] == pytest.approx(expected.item(), rel=1e-6)
+    assert_same_gradients(gradients(policy), grads, 1e-6)
+
+
+def test_sequence_weighting_is_longaligns_over_its_packs(samples: list[Sample]) -> None:
+    policy, batch = make_omni(), examples(samples)
+    rows = [experience(policy, e) for e in batch]
+    packs = micro_batches(rows, 150, share_prompts=False)
+    assert 1 < len(packs) < len(rows)
+    answers = [alone(policy, e.sample, e.target).detach() for e in batch]
+    weights = loss_weights([[len(answers[i]) for i in members] for members in packs])
+    sums = [
+        sum(-w * float(answers[i].sum()) for w, i in zip(ws, members, strict=True))
+        for ws, members in zip(weights, packs, strict=True)
+    ]
+    metrics = SFTWorker(policy, SFTConfig(weighting="sequence", micro_batch_tokens=150), UNCLIPPED).train(batch)
+    assert metrics["sft/loss"] == pytest.approx(sum(sums) / len(sums), rel=1e-6)
+
+
+def test_supervised_training_hears_the_right_audio(make_policy: Make, samples: list[Sample]) -> None:
+    def learn(policy: AudioPolicy, asked: Sequence[Sample]) -> float:
+        batch = [Example(asked[0], "yes"), Example(asked[1], "no why")]
+        return SFTWorker(policy, SFTConfig(), UNCLIPPED).train(batch)["sft/loss"]
+
+    assert_hears(make_policy, samples, learn)
+
+
+def times_heard(policy: AudioPolicy, update: Callable[[], object]) -> int:
+    """How often the audio tower is called in an update."""
+    calls: list[int] = []
+    hook = policy.backbone.tower(policy.model).register_forward_hook(lambda *_: calls.append(1))
+    update()
+    hook.remove()
+    return len(calls)
+
+
+def test_a_trained_tower_hears_each_clip_once_an_update(make_policy: Make, samples: list[Sample]) -> None:
+    policy, batch = make_policy(ModelConfig(audio="full")), examples(samples)
+    worker = SFTWorker(policy, SFTConfig(micro_batch_tokens=1), UNCLIPPED)
+    for _ in range(2):
+        assert times_heard(policy, lambda: worker.train(batch)) == len(samples)
+    assert any("audio_tower" in name for name in gradients(policy))
+
+
+class Recorder:
+    """A worker that learns nothing and remembers what it saw; asks the run to stop in one of its steps."""
+
+    def __init__(self, stop_at: int | None = None):
+        self.seen: list[list[int]] = []
+        self.stop_at = stop_at
+
+    def train(self, batch: list[int]) -> dict[str, float]:
+        self.seen.append(list(batch))
+        if len(self.seen) == self.stop_at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return {}
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        return {"optimizer": {"updates": torch.zeros(1)}}
+
+    def load(self, state: Any, where: str) -> None:
+        pass
+
+
+def test_the_sorted_schedule_covers_an_epoch_once_and_resumes(tmp_path: Path) -> None:
+    """13 items in batches of 4 of similar length: four steps an epoch, one of them short."""
+    lengths = [7, 1, 9, 4, 4, 4, 12, 3, 8, 20, 2, 4, 15]
+    config = SFTConfig(steps=8, batch_size=4, sort=True, save_every=3)
+    model, items = make_text(), list(range(len(lengths)))
+
+    def go(recorder: Recorder, run: Run) -> list[list[int]]:
+        fit(recorder, model, items, run, config, phase="p", seed=5, length=lengths.__getitem__)
+        return recorder.seen
+
+    whole = go(Recorder(), Run.create(tmp_path / "a", "r.py", [], config))
+    for epoch in (whole[:4], whole[4:]):
+        assert sorted(i for batch in epoch for i in batch) == items
+        spans = sorted((min(lengths[i] for i in b), max(lengths[i] for i in b)) for b in epoch)
+        assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+    assert whole[:4] != whole[4:]
+
+    run = Run.create(tmp_path / "b", "r.py", [], config)
+    first, second = Recorder(stop_at=5), Recorder()
+    with pytest.raises(Interrupted, match="after p step 5"):
+        go(first, run)
+    go(second, Run.open(run.dir))
+    assert first.seen + second.seen == whole
+
+
+def test_an_interrupted_phase_ends_with_the_same_weights(
+    samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = [Example(s, t) for s in readable(make_text(), samples) for t in ("yes", "no why English", "who")]
+    config = SFTConfig(steps=5, batch_size=2, sort=True, weighting="sequence", save_every=2)
+    optim = OptimConfig(lr=1e-3, warmup_steps=2, schedule="cosine")
+    assert len({rough_length(e.sample, e.target) for e in batch}) > 1
+
+    def go(run: Run) -> AudioPolicy:
+        policy = make_text()
+        sft(policy, batch, run, config=config, optim=optim)
+        return policy
+
+    whole = go(Run.create(tmp_path / "a", "r.py", [], config))
+    run, train = Run.create(tmp_path / "b", "r.py", [], config), SFTWorker.train
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+
+        def stopping(self: SFTWorker, examples: Sequence[Example]) -> dict[str, float]:
+            if self.optimizer.updates == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            return train(self, examples)
+
+        patched.setattr(SFTWorker, "train", stopping)
+        go(run)
+    again = go(Run.open(run.dir))
+    for (name, a), b in zip(whole.trainable().items(), again.trainable().values(), strict=True):
+        assert torch.equal(a, b), name
+    finished = go(Run.open(run.dir))  # a finished phase only loads its result
+    assert all(
+        torch.equal(a, b) for a, b in zip(finished.trainable().values(), again.trainable().values(), strict=True)
+    )
