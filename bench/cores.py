@@ -286,7 +286,7 @@ def bench_logprobs(results: Results, libraries: dict[str, dict[str, Any]], quick
                 f"log-probs, H {h}, N {n}, {MODES[mode]}",
                 lambda m=mode, i=inputs: logprob_step(fused_logprobs, i, m),
                 others,
-                2 if quick else 5,
+                2 if quick else 3,
             )
 
 

@@ -56,11 +56,15 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
     Not differentiated through.
     """
     rewards, values, mask = rewards.detach(), values.detach(), mask.bool()
-    order, valid = _sampled_first(mask)
-    r, v = (torch.where(valid, x.gather(1, order), 0.0) for x in (rewards, values))
+    r, v = rewards, values
+    gaps = not bool(mask.all())
+    if gaps:  # sampled tokens move up to the columns 1, 2, …; column 0 takes all others and is dropped
+        place = mask.cumsum(1) * mask
+        r, v = (x.new_zeros(len(x), x.shape[1] + 1).scatter_(1, place, x)[:, 1:] for x in (rewards, values))
     following = torch.nn.functional.pad(v[:, 1:], (0, 1))
-    found = _discounted_sums(r + gamma * following - v, gamma * lam)
-    advantages = torch.zeros_like(found).scatter(1, order, torch.where(valid, found, 0.0))
+    advantages = _discounted_sums(r + gamma * following - v, gamma * lam)
+    if gaps:
+        advantages = torch.nn.functional.pad(advantages, (1, 0)).gather(1, place)
     return advantages, torch.where(mask, advantages + values, 0.0)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import CriticConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.models import AudioPolicy
 from audiorl.train.credit import with_advantage
 from audiorl.train.logging import read_metrics
 from audiorl.train.loop import rl
@@ -90,24 +91,43 @@ def test_an_engines_logprob_that_is_not_finite(samples: list[Sample], config: di
 
 
 @KINDS
-def test_a_poisoned_weight(samples: list[Sample], config: dict[str, object]) -> None:
-    """An embedding that only the last answer reads: that answer is named, though the others come first."""
+@pytest.mark.parametrize("place", [1, 4], ids=["short", "long"])
+def test_a_poisoned_weight(samples: list[Sample], config: dict[str, object], place: int) -> None:
+    """An embedding that one answer reads: that one is named, whether its pack is among the first or the last."""
     learner = worker(**config, micro_batch_tokens=1)
     batch = batch_of(learner.policy, samples)
     learner.train(Shard(batch))
-    rows = learner.policy.backbone.decoder(learner.policy.model).get_input_embeddings().weight
-    seen = torch.cat([e.ids for e in batch]).bincount(minlength=len(rows))
-    (free, *_) = (seen == 0).nonzero().flatten().tolist()
-    last = batch[4]
-    last = last.replace(ids=torch.cat([last.ids[:-3], torch.tensor([free]), last.ids[-2:]]), name="'the last'")
-    with torch.no_grad():
-        rows[free] = NAN
+    batch[place] = poisoned(batch, place, learner.policy)
     before = everything(learner)
     with pytest.raises(
-        FloatingPointError, match=r"rollout 'the last': (the log-prob|old_logprobs|values) is nan at its"
+        FloatingPointError, match=r"rollout 'poisoned': (the log-prob|old_logprobs|values) is nan at its"
     ):
-        learner.train(Shard([*batch[:4], last, batch[5]]))
+        learner.train(Shard(batch))
     assert_untouched(learner, before)
+
+
+def test_a_poisoned_critic(samples: list[Sample]) -> None:
+    """Its value would make every advantage of the step nan by whitening; yet one answer alone is named."""
+    learner = worker(advantage="gae", micro_batch_tokens=1)
+    batch = batch_of(learner.policy, samples)
+    learner.train(Shard(batch))
+    assert learner.critic is not None
+    batch[1] = poisoned(batch, 1, learner.critic.trunk)
+    before = everything(learner)
+    with pytest.raises(FloatingPointError, match=r"rollout 'poisoned': values is nan at its sampled token 1;"):
+        learner.train(Shard(batch))
+    assert_untouched(learner, before)
+
+
+@torch.no_grad()
+def poisoned(batch: Sequence[Experience], place: int, policy: AudioPolicy) -> Experience:
+    """The answer with a token in it that no other has, whose embedding is made nan."""
+    rows = policy.backbone.decoder(policy.model).get_input_embeddings().weight
+    free = int((torch.cat([e.ids for e in batch]).bincount(minlength=len(rows)) == 0).nonzero()[0])
+    rows[free] = NAN
+    ids = batch[place].ids.clone()
+    ids[batch[place].prompt_length] = free
+    return batch[place].replace(ids=ids, name="'poisoned'")
 
 
 @pytest.mark.parametrize("epochs", [1, 2])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from audiorl.algos.preference import kto_weights
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig
-from audiorl.data.preferences import Judged, Pair, pairs_to_judged
+from audiorl.data.preferences import Pair, pairs_to_judged
 from audiorl.models import AudioPolicy
 from audiorl.train import preference
 from audiorl.train.fit import seen
@@ -97,9 +97,14 @@ def log_sigma(x: Tensor) -> Tensor:
     return -torch.log1p(torch.exp(-x))
 
 
-def by_hand(name: str, w: Tensor, l: Tensor, rw: Tensor, rl: Tensor, o: dict[str, float], draw: Tensor) -> Tensor:  # noqa: E741
-    """One pair's loss. `draw`: SamPO's positions of the longer answer."""
-    h = (w.sum() - rw.sum()) - (l.sum() - rl.sum()) if len(rw) else torch.zeros(())
+Total = Callable[[Tensor], Tensor]
+
+
+def by_hand(
+    name: str, w: Tensor, l: Tensor, rw: Tensor, rl: Tensor, o: dict[str, float], draw: Tensor, total: Total
+) -> Tensor:
+    """One pair's loss. `draw`: SamPO's positions of the longer answer. `total`: sum or mean over an answer's tokens."""
+    h = (total(w) - total(rw)) - (total(l) - total(rl)) if len(rw) else torch.zeros(())
     n = min(len(w), len(l))
     if name == "dpo":
         return -log_sigma(o["beta"] * h)
@@ -112,7 +117,7 @@ def by_hand(name: str, w: Tensor, l: Tensor, rw: Tensor, rl: Tensor, o: dict[str
         return -log_sigma(o["beta"] * h + o["alpha"] * (len(w) - len(l)))
     if name == "sampo":
         long, short = (w - rw, l - rl) if len(w) > len(l) else (l - rl, w - rw)
-        gap = long[draw[:n]].sum() - short.sum() if len(w) != len(l) else long.sum() - short.sum()
+        gap = long[draw[:n]].sum() - short.sum()
         return -log_sigma(o["beta"] * (gap if len(w) > len(l) else -gap))
     if name == "ld-dpo":
         good, bad = (x[:n].sum() + o["alpha"] * x[n:].sum() for x in (w - rw, l - rl))
@@ -140,22 +145,13 @@ def kto_by_hand(policy: AudioPolicy, items: Sequence[Contrasted], o: dict[str, f
 
 
 def pair_loss(
-    policy: AudioPolicy, items: Sequence[Referenced], name: str, worker: PreferenceWorker, normalized: bool = False
+    policy: AudioPolicy, items: Sequence[Referenced], name: str, worker: PreferenceWorker, total: Total = Tensor.sum
 ) -> Tensor:
     each = []
     for place, i in enumerate(items):
-        w, l = (alone(policy, i.pair.sample, t) for t in (i.pair.chosen, i.pair.rejected))  # noqa: E741
-        rw, rl = i.chosen.double(), i.rejected.double()
+        w, l = (alone(policy, i.pair.sample, t) for t in (i.pair.chosen, i.pair.rejected))
         draw = torch.randperm(max(len(w), len(l)), generator=worker._draw(place))
-        if normalized:  # a single token with the mean has the mean as its sum
-            lengths = torch.tensor([len(w) - len(l)])
-            options = OPTIONS[name]
-            w, l, rw, rl = (x.mean()[None] for x in (w, l, rw, rl))  # noqa: E741
-            if name == "r-dpo":
-                h = (w - rw) - (l - rl)
-                each.append(-log_sigma(options["beta"] * h + options["alpha"] * lengths).squeeze())
-                continue
-        each.append(by_hand(name, w, l, rw, rl, OPTIONS[name], draw).squeeze())
+        each.append(by_hand(name, w, l, i.chosen.double(), i.rejected.double(), OPTIONS[name], draw, total))
     return torch.stack(each).mean()
 
 
@@ -184,7 +180,7 @@ def test_loss_and_gradient_are_the_formulas(make_policy: Make, samples: list[Sam
 def test_length_normalized_takes_means(samples: list[Sample], loss: str) -> None:
     policy = make_omni()
     items, worker = items_of(loss, samples, make_omni), worker_of(policy, loss, length_normalized=True)
-    assert_update(policy, worker, items, pair_loss(policy, items, loss, worker, normalized=True))
+    assert_update(policy, worker, items, pair_loss(policy, items, loss, worker, Tensor.mean))
 
 
 @pytest.mark.parametrize("loss", ["dpo", "simpo"])

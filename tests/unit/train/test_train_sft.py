@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ def test_the_sorted_schedule_covers_an_epoch_once_and_resumes(tmp_path: Path) ->
     for epoch in (whole[:4], whole[4:]):
         assert sorted(i for batch in epoch for i in batch) == items
         spans = sorted((min(lengths[i] for i in b), max(lengths[i] for i in b)) for b in epoch)
-        assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+        assert all(before[1] <= after[0] for before, after in pairwise(spans))
     assert whole[:4] != whole[4:]
 
     run = Run.create(tmp_path / "b", "r.py", [], config)
