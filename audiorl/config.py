@@ -240,6 +240,10 @@ class PreferenceConfig:
                 raise ValueError(f"{name} is not an option of the loss {self.loss!r}, which takes {known}")
         if self.length_normalized and self.loss not in ("dpo", "cdpo", "ipo", "r-dpo"):
             raise ValueError(f"length_normalized is not an option of the loss {self.loss!r}")
+        if self.label_smoothing is not None:
+            _require(0 <= self.label_smoothing < 0.5, "label_smoothing", self.label_smoothing, "in [0, 0.5)")
+        if self.loss == "kto" and self.sft_coef:
+            raise ValueError("sft_coef is not an option of the loss 'kto'")
         if self.loss == "kto" and self.batch_size < 2:
             raise ValueError("kto compares the answers of a batch; batch_size must be at least 2")
 

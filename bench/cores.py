@@ -5,8 +5,8 @@
 Every reference is written out below, and each run checks that both sides agree. The sides take turns in one process;
 times are medians, ratios medians over the rounds. CPU seconds are those of all threads, which other programs on the
 machine disturb less than wall seconds; threads that wait by spinning (GNU OpenMP's default) would count as busy, hence
-the variable. Peak memory is the growth of a fresh process's high-water mark (ru_maxrss) from just before the call, when
-inputs exist and small calls have loaded every library.
+the variable. Peak memory is the growth of a fresh process's high-water mark (VmHWM, Linux only) from just before the
+call, when inputs exist and small calls have loaded every library.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import argparse
 import bisect
 import json
 import random
-import resource
+import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -298,9 +299,15 @@ def peak_growth(side: str, n: int, h: int, mode: str) -> float:
     for m in MODES:
         logprob_step(function, logprob_inputs(16, 32, 1000), m)
     inputs = logprob_inputs(n, h, VOCABULARY)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from what is held now
+    before = _status("VmRSS")
     logprob_step(function, inputs, mode)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(field: str) -> int:
+    """KiB, of this process."""
+    return int(re.findall(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[0])
 
 
 def show_memory(libraries: dict[str, dict[str, Any]], quick: bool) -> None:

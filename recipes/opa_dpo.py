@@ -53,6 +53,7 @@ def tiny() -> Config:
         data=("bundled",),
         held_out_count=4,
         max_steps=2,
+        lora=False,
         eval_tokens=8,
         model=ModelConfig(),
         sft=SFTConfig(batch_size=4, save_every=1),

@@ -12,6 +12,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -249,10 +250,9 @@ class AudioPolicy(nn.Module):
         if sampled is not None:
             rows &= ~sampled.to(self.device)
         if clips:
-            audio = torch.cat(self.encode_audio(clips)).to(embeds.dtype)
-            if len(audio) != int(rows.sum()):
-                raise ValueError(f"{int(rows.sum())} audio placeholders but the clips give {len(audio)} audio tokens")
-            embeds = embeds.masked_scatter(rows[:, None], audio)
+            audio = self.encode_audio(clips)
+            _check_places(rows, [len(a) for a in audio])
+            embeds = embeds.masked_scatter(rows[:, None], torch.cat(audio).to(embeds.dtype))
         return embeds
 
     def forward(
@@ -340,6 +340,17 @@ class Reference:
                 yield
         else:
             yield
+
+
+def _check_places(rows: Tensor, lengths: Sequence[int]) -> None:
+    """Every run of placeholders in `rows` [T] bool is filled by whole clips: audio cannot slip into another prompt."""
+    ends = rows & ~torch.cat([rows[1:], rows.new_zeros(1)])
+    runs = rows.cumsum(0)[ends].tolist()
+    clips = list(accumulate(lengths))
+    if (runs[-1:] or [0]) != (clips[-1:] or [0]) or not set(runs) <= set(clips):
+        raise ValueError(
+            f"runs of audio placeholders end after {runs} tokens, but clips after {clips}: audio and text do not match"
+        )
 
 
 class _ClipCache:

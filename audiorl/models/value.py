@@ -87,19 +87,23 @@ class ValueModel(nn.Module):
 
     def restore(self, folder: str | Path) -> None:
         """Copy a saved value model's weights into this one. Raises ValueError for another architecture."""
+        head = self._read_head(Path(folder))  # before anything changes
         load_weights(folder, self.trunk)
-        self._load_head(Path(folder))
+        self._set_head(head)
 
-    def _load_head(self, folder: Path) -> None:
+    def _read_head(self, folder: Path) -> dict[str, Tensor]:
         if not (folder / HEAD_FILE).is_file():
             raise ValueError(f"{folder}: no {HEAD_FILE}; a value or reward model is expected, this is a policy")
         saved = read_tensors(folder / HEAD_FILE)
         own = dict(self.head.named_parameters())
         if {n: t.shape for n, t in saved.items()} != {n: p.shape for n, p in own.items()}:
             raise ValueError(f"{folder / HEAD_FILE}: the head has another shape: another architecture")
-        with torch.no_grad():
-            for name, tensor in saved.items():
-                own[name].copy_(tensor)
+        return saved
+
+    @torch.no_grad()
+    def _set_head(self, weights: dict[str, Tensor]) -> None:
+        for name, p in self.head.named_parameters():
+            p.copy_(weights[name])
 
 
 def critic_of(policy: AudioPolicy, shared: bool) -> ValueModel:
@@ -110,7 +114,7 @@ def critic_of(policy: AudioPolicy, shared: bool) -> ValueModel:
 def load_value_model(path: str | Path, config: ModelConfig | None = None) -> ValueModel:
     """A saved value or reward model from its folder."""
     model = ValueModel(load_policy(path, config))
-    model._load_head(Path(path))
+    model._set_head(model._read_head(Path(path)))
     return model
 
 

@@ -37,7 +37,7 @@ def save_checkpoint(folder: Path, model: Saved, trainer: TrainerState, meta: Map
         (partial / "trainer.json").write_text(json.dumps(dict(meta), indent=1))
         for file in partial.rglob("*"):
             if file.is_file():
-                _fsync(file)
+                flush_to_disk(file)
     except Exception as error:
         shutil.rmtree(partial, ignore_errors=True)
         if _no_room(error):
@@ -47,7 +47,7 @@ def save_checkpoint(folder: Path, model: Saved, trainer: TrainerState, meta: Map
         raise
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
-    _fsync(folder.parent)
+    flush_to_disk(folder.parent)
 
 
 def load_checkpoint(folder: Path, model: Saved) -> tuple[TrainerState, dict[str, Any]]:
@@ -99,7 +99,8 @@ def _no_room(error: Exception) -> bool:
     return code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def _fsync(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
+    """Return when what was written to a file or folder is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

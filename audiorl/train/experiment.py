@@ -88,6 +88,8 @@ def split_held_out(items: Sequence[T], held_out: Sequence[T], count: int) -> tup
 
 def policy_from(config: RecipeConfig) -> AudioPolicy:
     """The policy of a local folder or hub id, `tiny` for a small random one; `lora` adds adapters if none are asked."""
+    if config.path == "tiny" and (config.lora or config.model.lora):
+        raise ValueError("the random model `tiny` is in no folder that an adapter could name; save one, or leave lora")
     model = replace(config.model, lora=config.model.lora or LoraConfig()) if config.lora else config.model
     torch.manual_seed(config.seed)  # adapters and value heads start at random
     return tiny_qwen_omni(whisper=False, config=model) if config.path == "tiny" else load_policy(config.path, model)

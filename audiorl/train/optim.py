@@ -47,8 +47,9 @@ class Optimizer:
         """One update from the accumulated gradients. Returns grad_norm (before clipping) and lr."""
         norm = torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self._config.max_grad_norm)
         if not torch.isfinite(norm):
-            bad = next((n for n, p in self._parameters.items() if p.grad is not None and not p.grad.isfinite().all()))
-            raise FloatingPointError(f"the gradient of {bad!r} is not finite; the weights were not changed")
+            bad = [n for n, p in self._parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
+            what = f"the gradient of {bad[0]!r}" if bad else "the norm of the gradient"
+            raise FloatingPointError(f"{what} is not finite; the weights were not changed")
         lr = learning_rate(self.updates, self._total_steps, self._config)
         for group in self._adamw.param_groups:
             group["lr"] = lr

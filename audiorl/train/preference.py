@@ -245,8 +245,6 @@ def prefer(
 
 
 def _check_kto(judged: Sequence[Judged], config: PreferenceConfig) -> None:
-    if config.sft_coef:
-        raise ValueError("sft_coef is not an option of the loss 'kto'")
     if config.sort and len(judged) % config.batch_size == 1:
         raise ValueError(
             f"kto compares the answers of a batch, and sorted batches of {config.batch_size} leave one of "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.models import AudioPolicy
 from audiorl.models.loading import read_tensors
 from audiorl.train.batches import check_finite, counts, group_packs
+from audiorl.train.checkpoint import flush_to_disk
 from audiorl.train.examples import Example, experience
 from audiorl.train.logging import Progress
 from audiorl.train.run import Interrupted, Run
@@ -38,6 +40,9 @@ def reference_logprobs(
     """Per group, one tensor [tokens] for each of its answers, which share a prompt; empty ones outside `wanted`."""
     path = run.dir / "checkpoints" / phase / "reference.safetensors"
     known = read_tensors(path) if path.exists() else {}
+    digest = _digest(groups)
+    if known and not torch.equal(known.pop("items", torch.empty(0)), digest):
+        raise ValueError(f"{path}: holds the log-probs of other answers; the data has changed since, start a new run")
     left = [i for i in wanted if f"{i}/0" not in known]
     if left and run.has_checkpoint(phase):
         raise ValueError(f"{path}: log-probs of item {left[0]} are missing although training has begun; start again")
@@ -55,19 +60,29 @@ def reference_logprobs(
                 for p in places:
                     known |= {f"{chunk[p]}/{k}": next(answers).clone() for k in range(len(tokens[p]))}
                 if run.asked_to_stop or time.monotonic() - saved > SAVE_SECONDS:
-                    _write(path, known)
+                    _write(path, known | {"items": digest})
                     saved = time.monotonic()
                 if run.asked_to_stop:
                     raise Interrupted(f"stopped before {phase} step 1; continue with 'audiorl resume {run.dir}'")
             progress.update(len(wanted) - len(left) + start + len(chunk), {})
     if left:
-        _write(path, known)
+        _write(path, known | {"items": digest})
     empty = torch.empty(0)
     return [tuple(known.get(f"{i}/{k}", empty) for k in range(len(group))) for i, group in enumerate(groups)]
+
+
+def _digest(groups: Sequence[tuple[Example, ...]]) -> Tensor:
+    """What tells these prompts and answers from others, [32] uint8."""
+    known = sha256()
+    for group in groups:
+        for e in group:
+            known.update(f"{e.sample.id}\0{e.target}\0".encode())
+    return torch.tensor(list(known.digest()), dtype=torch.uint8)
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     save_file(tensors, partial)
+    flush_to_disk(partial)
     partial.replace(path)

@@ -114,7 +114,7 @@ def test_a_poisoned_critic(samples: list[Sample]) -> None:
     assert learner.critic is not None
     batch[1] = poisoned(batch, 1, learner.critic.trunk)
     before = everything(learner)
-    with pytest.raises(FloatingPointError, match=r"rollout 'poisoned': values is nan at its sampled token 1;"):
+    with pytest.raises(FloatingPointError, match=r"rollout 'poisoned': values is nan at its sampled token"):
         learner.train(Shard(batch))
     assert_untouched(learner, before)
 

@@ -288,3 +288,18 @@ def test_adapter_and_whole_model_are_not_mistaken(make_any: Make, tmp_path: Path
     wider = load_policy(tmp_path / "base", ModelConfig(lora=LoraConfig(rank=8)))
     with pytest.raises(ValueError, match="adapter: the adapter has another shape"):
         load_checkpoint(tmp_path / "adapter", wider)
+
+
+def test_audio_cannot_slip_into_another_prompt(policy: AudioPolicy, samples: list[Sample]) -> None:
+    """Two prompts whose placeholders are wrong by one each way, so that only their sum is right."""
+    clips = [s.audio[0] for s in samples[:2]]
+    lengths = [len(a) for a in policy.encode_audio(clips)]
+    placeholder = policy.audio_token_id
+
+    def row(*runs: int) -> torch.Tensor:
+        return torch.tensor([t for n in runs for t in (1, *[placeholder] * n, 2)])
+
+    policy.embed(row(*lengths), clips)
+    for runs in ((lengths[0] + 1, lengths[1] - 1), (lengths[0], lengths[1] + 1), (lengths[0],)):
+        with pytest.raises(ValueError, match="audio and text do not match"):
+            policy.embed(row(*runs), clips)

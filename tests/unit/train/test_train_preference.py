@@ -346,6 +346,11 @@ def reference_file(run: Run, phase: str = "preference") -> Path:
     return run.dir / "checkpoints" / phase / "reference.safetensors"
 
 
+def kept(run: Run) -> dict[str, Tensor]:
+    """The reference's log-probs in a run folder."""
+    return {name: t for name, t in load_file(reference_file(run)).items() if name != "items"}
+
+
 def test_the_reference_is_computed_once_by_the_policy_before_it_learns(samples: list[Sample], tmp_path: Path) -> None:
     pairs, policy, run = text_pairs(samples), make_text(), new_run(tmp_path / "run")
     passes = watched(policy)
@@ -353,7 +358,7 @@ def test_the_reference_is_computed_once_by_the_policy_before_it_learns(samples: 
     train(pairs, run, policy)
     assert passes == [False] * 6 + [True] * 8
     assert any(not torch.equal(p, before[n]) for n, p in weights(policy).items())
-    saved, untouched = load_file(reference_file(run)), make_text()
+    saved, untouched = kept(run), make_text()
     assert saved.keys() == {f"{i}/{k}" for i in range(6) for k in (0, 1)}
     with torch.no_grad():
         for i, pair in enumerate(pairs):
@@ -368,7 +373,7 @@ def test_only_what_will_be_seen_is_computed(samples: list[Sample], tmp_path: Pat
     train(pairs, run, config=config)
     wanted = seen(pairs, config, seed=0)
     assert len(wanted) == 4
-    assert load_file(reference_file(run)).keys() == {f"{i}/{k}" for i in wanted for k in (0, 1)}
+    assert kept(run).keys() == {f"{i}/{k}" for i in wanted for k in (0, 1)}
 
 
 @pytest.mark.parametrize("loss", WITHOUT_REFERENCE)
@@ -406,15 +411,21 @@ def test_an_interrupted_reference_goes_on_where_it_was(samples: list[Sample], tm
     passes = watched(first, stop_at(2))
     with pytest.raises(Interrupted, match="before preference step 1"):
         train(pairs, run, first)
-    assert passes == [False] * 2 and len(load_file(reference_file(run))) == 4
+    assert passes == [False] * 2 and len(kept(run)) == 4
     passes = watched(second)
     train(pairs, Run.open(run.dir), second)
     assert passes == [False] * 4 + [True] * 8
     assert_equal_weights(second, whole)
-    assert (
-        load_file(reference_file(run)).keys()
-        == load_file(tmp_path / "a/checkpoints/preference/reference.safetensors").keys()
-    )
+    assert kept(run).keys() == kept(Run.open(tmp_path / "a")).keys()
+
+
+def test_a_reference_of_other_answers_is_refused(samples: list[Sample], tmp_path: Path) -> None:
+    run, first = new_run(tmp_path / "run"), make_text()
+    watched(first, stop_at(7))
+    with pytest.raises(Interrupted):
+        train(text_pairs(samples), run, first)
+    with pytest.raises(ValueError, match=r"reference\.safetensors: holds the log-probs of other answers"):
+        train(text_pairs(samples)[::-1], Run.open(run.dir))
 
 
 def test_a_reference_that_is_lost_after_training_began_is_an_error(samples: list[Sample], tmp_path: Path) -> None:
@@ -447,10 +458,16 @@ def test_what_a_loss_cannot_learn_from_is_refused(samples: list[Sample], tmp_pat
         ("c", [], CONFIG, "the data is empty"),
         ("d", judged[:2], kto, "all the answers are to one prompt"),
         ("e", judged, sorted_alone, "leave one of 12 answers alone"),
-        ("f", judged, PreferenceConfig(loss="kto", batch_size=2, sft_coef=0.1), "sft_coef is not an option"),
     ):
         with pytest.raises(ValueError, match=message):
             train(items, new_run(tmp_path / name), config=config)
+
+
+def test_options_that_a_loss_cannot_have_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="sft_coef is not an option"):
+        PreferenceConfig(loss="kto", batch_size=2, sft_coef=0.1)
+    with pytest.raises(ValueError, match=r"label_smoothing is 0\.5"):
+        PreferenceConfig(loss="cdpo", label_smoothing=0.5)
 
 
 def test_kto_contrasts_with_other_prompts_and_balances_both_kinds(
