@@ -87,7 +87,9 @@ class OptimConfig:
         _require(self.max_grad_norm > 0, "optim.max_grad_norm", self.max_grad_norm, "greater than 0")
 
 
-Advantage = Literal["group", "leave-one-out", "remax", "reinforce", "reinforce++", "reinforce++-baseline", "gae"]
+Advantage = Literal[
+    "group", "time-index", "leave-one-out", "remax", "reinforce", "reinforce++", "reinforce++-baseline", "gae"
+]
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,9 @@ class CriticConfig:
 class RLConfig:
     """Policy gradient training. The defaults are GRPO (arXiv 2402.03300) with Ke-Omni-R's choices.
 
-    RLOO is advantage `leave-one-out`; REINFORCE++ has its own, best with kl_in `reward`; PPO is `gae`. Dr.GRPO is
-    advantage_std False with aggregation `sequence-mean-token-sum`; DAPO is clip_high 0.28, aggregation `token-mean`,
-    kl_beta 0 and dynamic_sampling.
+    RLOO is advantage `leave-one-out`; REINFORCE++ has its own, best with kl_in `reward`; PPO is `gae`; `time-index`
+    compares a group's streams turn by turn. Dr.GRPO is advantage_std False with aggregation
+    `sequence-mean-token-sum`; DAPO is clip_high 0.28, aggregation `token-mean`, kl_beta 0 and dynamic_sampling.
     """
 
     steps: int = 1000

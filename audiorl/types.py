@@ -35,7 +35,8 @@ class AudioClip:
 
     Exactly one of `path`, `data` (an encoded file's bytes) or `array` is set. `array` is float32, mono [T] or
     [T, channels], at `sample_rate` Hz. For `path` and `data` the file's own rate counts and `sample_rate` is what the
-    manifest claims (checked on load). `start` and `duration` (seconds) select a part.
+    manifest claims (checked on load). `start` and `duration` (seconds) select a part. `context` seconds before `start`
+    are heard with the part but give no tokens of their own: how a chunk of a stream knows what came just before it.
     """
 
     path: str | None = None
@@ -44,8 +45,11 @@ class AudioClip:
     sample_rate: int | None = None
     start: float = 0.0
     duration: float | None = None
+    context: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.context <= self.start:
+            raise ValueError(f"AudioClip: context must be in 0..start, got {self.context} s before {self.start} s")
         if sum(x is not None for x in (self.path, self.data, self.array)) != 1:
             raise ValueError("AudioClip: give exactly one of path, data, array")
         if self.array is not None and not self.sample_rate:
@@ -56,6 +60,11 @@ class AudioClip:
         from audiorl.data.audio import load_clip
 
         return load_clip(self, sample_rate)
+
+    def with_context(self) -> AudioClip:
+        """The part together with its context, as a clip of its own."""
+        length = None if self.duration is None else self.duration + self.context
+        return dataclasses.replace(self, start=self.start - self.context, duration=length, context=0.0)
 
     @property
     def key(self) -> str:
@@ -74,11 +83,27 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """One step of a stream: what is heard, and what can be said when it has been heard (y*_t, "" for nothing yet).
+
+    `end`: seconds of the source heard by then. `source`: the words behind the reference, "" if unknown.
+    `reference_seconds`: how long the reference lasts when spoken, None if unknown.
+    """
+
+    audio: AudioClip
+    end: float
+    reference: str = ""
+    source: str = ""
+    reference_seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class Sample:
     """One prompt with everything its rewards need. It carries its own audio, so text and features cannot slip apart.
 
     `references` holds gold texts: the answer of a question, the transcript of a clip. `choices` is empty for open
-    questions. `metadata` keeps every manifest field that has no place of its own.
+    questions. `metadata` keeps every manifest field that has no place of its own. A sample with `turns` is a stream:
+    the messages come first, then the policy writes one segment after each turn.
     """
 
     id: str
@@ -87,10 +112,13 @@ class Sample:
     choices: tuple[str, ...] = ()
     task: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    turns: tuple[Turn, ...] = ()
 
     @property
     def audio(self) -> tuple[AudioClip, ...]:
-        return tuple(c for m in self.messages for c in m.content if isinstance(c, AudioClip))
+        """Every clip in the order in which it is heard."""
+        asked = tuple(c for m in self.messages for c in m.content if isinstance(c, AudioClip))
+        return asked + tuple(t.audio for t in self.turns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,13 +147,15 @@ class Segment:
 class Score:
     """A reward for one rollout: `total` is what the advantage sees, `parts` what people read.
 
-    Optionally one value per segment or per sampled token, for credit finer than the whole rollout.
+    Optionally one value per segment or per sampled token, for credit finer than the whole rollout. `segment_parts`:
+    what those per segment are made of, NaN where undefined, for people too.
     """
 
     total: float
     parts: Mapping[str, float] = field(default_factory=dict)
     per_segment: tuple[float, ...] | None = None
     per_token: tuple[float, ...] | None = None
+    segment_parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +197,7 @@ class Experience:
     ids [L] int64; loss_mask [L] bool, True where the token was sampled; engine_logprobs, old_logprobs, ref_logprobs,
     rewards, values, advantages, returns [L] float32, zero where loss_mask is False, None until computed.
     prompt_length: tokens before the first sampled one; a group's members share exactly these.
+    segment [L] int64: the segment of its rollout that a token belongs to, from 0.
     audio: the clips behind the audio placeholders, in order.
     name: what errors call it. score: the total of its Score; greedy_score: that of the greedy answer to its prompt,
     where ReMax asks for one.
@@ -177,6 +208,7 @@ class Experience:
     prompt_length: int
     audio: tuple[AudioClip, ...] = ()
     group_id: str = ""
+    segment: Tensor | None = None
     engine_logprobs: Tensor | None = None
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
@@ -202,6 +234,7 @@ class Experience:
                 for t, sampled in ((s.prompt_ids, False), (s.ids, True))
             ]
         )
+        lengths = torch.tensor([len(s.prompt_ids) + len(s.ids) for s in rollout.segments])
         logprobs = torch.zeros(len(ids))
         logprobs[mask] = torch.cat([s.logprobs.float() for s in rollout.segments])
         return cls(
@@ -210,6 +243,7 @@ class Experience:
             prompt_length=len(rollout.segments[0].prompt_ids),
             audio=rollout.audio,
             group_id=rollout.group_id,
+            segment=torch.arange(len(lengths)).repeat_interleave(lengths),
             engine_logprobs=logprobs,
             rewards=None if rollout.score is None else _token_rewards(rollout, rollout.score, mask),
             name=rollout.name,
@@ -263,11 +297,22 @@ class PackedBatch:
     source: tuple[Tensor, ...]
 
 
+class Schedule(Protocol):
+    """A fixed policy of listening and writing, such as wait-k, in words (or what `count` counts)."""
+
+    def words(self, turn: int, turns: int, written: int) -> int | None:
+        """How many to write in `turn` (from 0) of `turns` after `written`: 0 to listen on, None as the model likes."""
+        ...
+
+    def count(self, text: str) -> int: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """Ask an engine for `n` rollouts of one sample; `seed` makes each of them reproducible whatever the batch.
 
-    `greedy` asks for the most probable token each time, whatever the engine's temperature.
+    `greedy` asks for the most probable token each time, whatever the engine's temperature. `schedule` takes the
+    decisions to listen or to write away from the policy, for streams only.
     """
 
     sample: Sample
@@ -275,6 +320,7 @@ class Request:
     seed: int = 0
     group_id: str = ""
     greedy: bool = False
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Time and peak memory of the cores in `audiorl.algos` against plain PyTorch, and TRL and verl where installed.
 
-    OMP_WAIT_POLICY=passive python bench/cores.py [--quick] [--only gae,group,loss,pack,logprobs]
+    OMP_WAIT_POLICY=passive python bench/cores.py [--quick] [--only gae,group,loss,pack,logprobs,memory]
 
 Every reference is written out below, and each run checks that both sides agree. The sides take turns in one process;
 times are medians, ratios medians over the rounds. CPU seconds are those of all threads, which other programs on the
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from audiorl.algos.losses import policy_loss
 from audiorl.algos.packing import pack
 
 VOCABULARY = 151_936
-SIZES = [(256, 512), (896, 256), (896, 512), (896, 1024), (2048, 512)]  # H, N
+SIZES = [(896, 512), (896, 256), (896, 1024), (256, 512), (2048, 256)]  # H, N
 BUDGET = 8192
 Call = Callable[[], Any]
 
@@ -95,12 +96,17 @@ def plain_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Ten
     return logs.gather(-1, targets[:, None])[:, 0], -(logs.exp() * logs).sum(-1)
 
 
-def bare_products(hidden: Tensor, weight: Tensor) -> None:
-    """The three matrix products that forward and backward cannot do without."""
+def recomputing(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    return fused_logprobs(hidden, weight, targets, keep=0)
+
+
+def bare_products(hidden: Tensor, weight: Tensor, frozen: bool) -> None:
+    """The matrix products that forward and backward cannot do without, and nothing else."""
     with torch.no_grad():
         logits = hidden @ weight.T
-        logits.T @ hidden
         logits @ weight
+        if not frozen:
+            logits.T @ hidden
 
 
 # -- other libraries -----------------------------------------------------------------------------------------------
@@ -195,11 +201,12 @@ def bench_gae(results: Results, libraries: dict[str, dict[str, Any]], quick: boo
     masks = {"80% sampled": torch.rand(64, 4096) < 0.8, "all sampled": torch.ones(64, 4096, dtype=torch.bool)}
     for name, mask in masks.items():
         case = rewards * mask, values, mask, 1.0, 0.95
-        others: dict[str, Call] = {"loop over time": lambda c=case: gae_by_steps(*c)}
+        others: dict[str, Call] = {"loop over time": partial(gae_by_steps, *case)}
         if verl := libraries["verl"]:
-            others["verl"] = lambda c=case: verl["gae"](c[0], c[1], c[2].float(), c[3], c[4])
-        results.compare(f"GAE, 64 x 4096, {name}", lambda c=case: gae(*c), others, 3 if quick else 9, warm=0)
+            others["verl"] = partial(verl["gae"], *case[:2], mask.float(), *case[3:])
+        results.compare(f"GAE, 64 x 4096, {name}", partial(gae, *case), others, 3 if quick else 9, warm=0)
         agree(gae(*case), gae_by_steps(*case))
+    results.show("GAE")
 
 
 def bench_group(results: Results, libraries: dict[str, dict[str, Any]], quick: bool) -> None:
@@ -210,6 +217,11 @@ def bench_group(results: Results, libraries: dict[str, dict[str, Any]], quick: b
     if verl := libraries["verl"]:
         others["verl"] = lambda: verl["group"](rewards[:, None], torch.ones(4096, 1), ids)
     results.compare("group advantage, 512 x 8", lambda: group_relative(rewards, ids), others, 3 if quick else 15)
+    results.show("group advantage")
+
+
+def _backward(loss: Call) -> None:
+    loss()[0].backward()
 
 
 def bench_loss(results: Results, libraries: dict[str, dict[str, Any]], quick: bool) -> None:
@@ -225,8 +237,9 @@ def bench_loss(results: Results, libraries: dict[str, dict[str, Any]], quick: bo
     }
     if verl := libraries["verl"]:
         sides["verl"] = lambda: verl["loss"](old[None], logprobs[None], advantages[None], ones, cliprange=0.2)
-    steps = {name: (lambda call=call: call()[0].backward()) for name, call in sides.items()}
+    steps: dict[str, Call] = {name: partial(_backward, call) for name, call in sides.items()}
     results.compare("policy loss, 262144 tokens, with gradient", steps.pop("audiorl"), steps, 5 if quick else 31)
+    results.show("policy loss")
 
 
 def bench_pack(results: Results, libraries: dict[str, dict[str, Any]], quick: bool) -> None:
@@ -246,6 +259,7 @@ def bench_pack(results: Results, libraries: dict[str, dict[str, Any]], quick: bo
         others["TRL, with its gather"] = lambda: trl["pack"](table, BUDGET)
     results.compare("packing, 100,000 lengths", lambda: pack(lengths, BUDGET), others, 3 if quick else 9)
     print("packing efficiency", {name: round(tokens / (n * BUDGET), 5) for name, n in counts.items()})
+    results.show("packing")
 
 
 def logprob_inputs(n: int, h: int, v: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -258,18 +272,23 @@ def logprob_step(function: Any, inputs: tuple[Tensor, Tensor, Tensor], mode: str
     if mode == "score":
         with torch.no_grad():
             return list(function(hidden, weight, targets))
-    hidden, weight = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
+    hidden, weight = hidden.detach().requires_grad_(), weight.detach().requires_grad_(mode != "frozen")
     lp, entropy = function(hidden, weight, targets)
     (lp.sum() - (0.1 * entropy.sum() if mode == "both" else 0)).backward()
     return [lp.detach(), entropy.detach(), hidden.grad, weight.grad]
 
 
-MODES = {"score": "no gradient", "logprob": "gradient of log-probs", "both": "gradient of both"}
+MODES = {
+    "score": "no gradient",
+    "logprob": "gradient of log-probs",
+    "both": "gradient of both",
+    "frozen": "gradient of log-probs, frozen head",
+}
 
 
 def bench_logprobs(results: Results, libraries: dict[str, dict[str, Any]], quick: bool) -> None:
     small = logprob_inputs(16, 32, 1000)
-    sizes = SIZES[1:2] if quick else SIZES
+    sizes = SIZES[:1] if quick else SIZES
     functions = {"plain": plain_logprobs, **{k: f["logprobs"] for k, f in libraries.items() if f}}
     for function in functions.values():
         for mode in MODES:
@@ -278,22 +297,19 @@ def bench_logprobs(results: Results, libraries: dict[str, dict[str, Any]], quick
         inputs = logprob_inputs(n, h, VOCABULARY)
         for mode in MODES:
             several = functions if (h, n, mode) == (896, 512, "logprob") else {"plain": plain_logprobs}
-            others: dict[str, Call] = {
-                name: (lambda f=f, m=mode, i=inputs: logprob_step(f, i, m)) for name, f in several.items()
-            }
+            others: dict[str, Call] = {name: partial(logprob_step, f, inputs, mode) for name, f in several.items()}
             if mode != "score":
-                others["the three products alone"] = lambda i=inputs: bare_products(*i[:2])
-            results.compare(
-                f"log-probs, H {h}, N {n}, {MODES[mode]}",
-                lambda m=mode, i=inputs: logprob_step(fused_logprobs, i, m),
-                others,
-                2 if quick else 3,
-            )
+                others["products alone"] = partial(bare_products, *inputs[:2], mode == "frozen")
+            if mode == "logprob":
+                others["keep=0"] = partial(logprob_step, recomputing, inputs, mode)
+            ours = partial(logprob_step, fused_logprobs, inputs, mode)
+            results.compare(MODES[mode], ours, others, 2 if quick else 4, warm=0)
+        results.show(f"log-probs, H {h}, N {n}, V {VOCABULARY}")
 
 
 def peak_growth(side: str, n: int, h: int, mode: str) -> float:
     """MiB, in this process, which must be fresh."""
-    own = {"audiorl": fused_logprobs, "plain": plain_logprobs}
+    own = {"audiorl": fused_logprobs, "keep=0": recomputing, "plain": plain_logprobs}
     library = {"trl": trl_functions, "verl": verl_functions}
     function = own[side] if side in own else library[side]()["logprobs"]
     for m in MODES:
@@ -311,27 +327,22 @@ def _status(field: str) -> int:
 
 
 def show_memory(libraries: dict[str, dict[str, Any]], quick: bool) -> None:
-    table = Table(
-        "case", "side", "peak MiB", "share", "peak MiB beyond gradients", "share", title="Memory of log-probs"
-    )
-    sizes = SIZES[1:2] if quick else SIZES
+    table = Table("case", "side", "peak MiB", "audiorl / this", title="Memory of log-probs")
+    sizes = SIZES[:1] if quick else SIZES
     for h, n in sizes:
         for mode in MODES:
             several = (h, n, mode) == (896, 512, "logprob")
             peaks = {}
-            for side in ["audiorl", "plain", *(k for k, f in libraries.items() if f and several)]:
+            libs = [name for name, f in libraries.items() if f and several]
+            for side in ["audiorl", *(["keep=0"] if mode != "score" else []), "plain", *libs]:
                 request = json.dumps([side, n, h, mode])
                 done = subprocess.run([sys.executable, __file__, "--memory", request], capture_output=True, text=True)
                 if done.returncode:
                     raise RuntimeError(done.stderr)
                 peaks[side] = float(done.stdout.splitlines()[-1])
-            gradients = 0 if mode == "score" else 4 * h * (n + VOCABULARY) / 2**20
             for side, peak in peaks.items():
-                shares = [
-                    f"{(peaks['audiorl'] - g) / (peak - g):.2f}" if side != "audiorl" else "" for g in (0, gradients)
-                ]
                 case = f"H {h}, N {n}, {MODES[mode]}" if side == "audiorl" else ""
-                table.add_row(case, side, f"{peak:.0f}", shares[0], f"{peak - gradients:.0f}", shares[1])
+                table.add_row(case, side, f"{peak:.0f}", "" if side == "audiorl" else f"{peaks['audiorl'] / peak:.2f}")
     Console(width=120).print(table)
 
 
@@ -354,7 +365,6 @@ def main() -> None:
     for name, bench in cases.items():
         if not only or name in only:
             bench(results, libraries, args.quick)
-            results.show(name)
     if not only or "memory" in only:
         show_memory(libraries, args.quick)
 

@@ -48,6 +48,23 @@ def remax(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
     return rewards - greedy_rewards
 
 
+def time_index_relative(
+    rewards: Tensor, mask: Tensor, group_ids: Sequence[str] | Tensor, std: bool = True, eps: float = 1e-4
+) -> Tensor:
+    """Per turn: rewards normalised over the group at the same turn, summed from each turn on (Hibiki-Zero, 2602.11072).
+
+    rewards, mask [B, S]: a reward for each of at most S turns, True where the rollout has the turn; group_ids: B
+    labels. Returns [B, S], 0 where the mask is False. A turn that only one rollout of the group has contributes 0.
+    """
+    mask = mask.bool()
+    turn = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)[mask]
+    group, _ = _group_index(group_ids, mask.device)
+    at = group[:, None].expand_as(mask)[mask] * mask.shape[1] + turn
+    normalised = torch.zeros_like(rewards)
+    normalised[mask] = group_relative(rewards[mask], at, std, eps)
+    return torch.where(mask, normalised.flip(1).cumsum(1).flip(1), 0.0)
+
+
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
 

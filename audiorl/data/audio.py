@@ -87,6 +87,8 @@ _content_keys: WeakKeyDictionary[AudioClip, str] = WeakKeyDictionary()
 def clip_key(clip: AudioClip) -> str:
     """Path, or a hash of the content, with the selected part. Hashing happens once per clip."""
     part = f"{float(clip.start)}+{'end' if clip.duration is None else float(clip.duration)}"
+    if clip.context:
+        part += f" after {float(clip.context)}"
     if clip.path is not None:
         return f"{os.path.abspath(clip.path)}#{part}"
     if clip not in _content_keys:

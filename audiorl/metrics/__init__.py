@@ -1,7 +1,11 @@
 """Metrics: how good is a set of outputs. Pure functions of texts and numbers; rewards and evaluations share them."""
 
+from audiorl.metrics.atd import atd
 from audiorl.metrics.choice import Accuracy, bootstrap_accuracy, mmau_match
+from audiorl.metrics.latency import al, ap, dal, end_offset, flal, laal, start_offset, wait_k, yaal
+from audiorl.metrics.longform import ReferenceSegment, long_yaal, stream_laal
 from audiorl.metrics.passk import pass_at_k, pass_at_k_curve
+from audiorl.metrics.resegment import mwer_cuts, soft_cuts
 from audiorl.metrics.text import CorpusErrors, ErrorCounts, Normalizer, cer, char_errors, normalize, wer, word_errors
 
 __all__ = [
@@ -9,13 +13,28 @@ __all__ = [
     "CorpusErrors",
     "ErrorCounts",
     "Normalizer",
+    "ReferenceSegment",
+    "al",
+    "ap",
+    "atd",
     "bootstrap_accuracy",
     "cer",
     "char_errors",
+    "dal",
+    "end_offset",
+    "flal",
+    "laal",
+    "long_yaal",
     "mmau_match",
+    "mwer_cuts",
     "normalize",
     "pass_at_k",
     "pass_at_k_curve",
+    "soft_cuts",
+    "start_offset",
+    "stream_laal",
+    "wait_k",
     "wer",
     "word_errors",
+    "yaal",
 ]

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import accumulate
+from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -25,6 +26,8 @@ from transformers.utils.logging import disable_progress_bar
 from audiorl.algos.logprobs import fused_logprobs
 from audiorl.algos.packing import attention_mask
 from audiorl.config import LoraConfig, ModelConfig
+from audiorl.data.audio import name as clip_name
+from audiorl.data.audio import seconds
 from audiorl.models.features import log_mel
 from audiorl.types import AudioClip, Message, PackedBatch, PolicyOutput, Sample
 
@@ -44,6 +47,10 @@ class Backbone(Protocol):
         """The conversation as the model was trained to read it, ready for the assistant's turn."""
         ...
 
+    def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
+        """A chunk of a stream between its delimiters, to be read inside of the assistant's turn."""
+        ...
+
     def decoder(self, model: PreTrainedModel) -> Any:
         """The text model: takes inputs_embeds, position_ids [B, T], attention_mask; gives last_hidden_state."""
         ...
@@ -54,6 +61,10 @@ class Backbone(Protocol):
 
     def projector(self, model: PreTrainedModel) -> Sequence[nn.Module]:
         """The modules between the audio tower's last norm and the decoder."""
+        ...
+
+    def tokens(self, model: PreTrainedModel, frames: int) -> int:
+        """How many audio tokens a clip of so many mel frames becomes."""
         ...
 
     def hear(self, model: PreTrainedModel, mels: Sequence[Tensor]) -> list[Tensor]:
@@ -193,17 +204,35 @@ class AudioPolicy(nn.Module):
         key = clip.key
         if self.config.audio == "full" and torch.is_grad_enabled():
             if self._update is None:
-                return self.backbone.hear(self.model, [self._mel(clip)])[0]
+                return self._hear_anew(clip)
             if key not in self._update:
-                heard = self.backbone.hear(self.model, [self._mel(clip)])[0]
+                heard = self._hear_anew(clip)
                 self._update[key] = heard, heard.detach().requires_grad_()
             return self._update[key][1]
         known = self._cache.get(key)
         if known is None:
             with torch.no_grad():
-                known = self.backbone.hear(self.model, [self._mel(clip)])[0]
+                known = self._hear_anew(clip)
             self._cache.put(key, known.cpu())
         return known.to(self.device)
+
+    def _hear_anew(self, clip: AudioClip) -> Tensor:
+        """[tokens, D] of the clip itself; its context is heard with it and then left out."""
+        heard = self._hear_mel(self._mel(clip.with_context()))
+        if not clip.context:
+            return heard
+        assert self.extractor is not None
+        hop = self.extractor.hop_length / self.extractor.sampling_rate
+        before, own = (self.backbone.tokens(self.model, ceil(s / hop - 1e-6)) for s in (clip.context, seconds(clip)))
+        if before + own != len(heard):
+            raise ValueError(
+                f"{clip_name(clip)}: {own} audio tokens after {before} of context are {len(heard)} together; make the "
+                f"context of {clip.context:g} s a multiple of the audio encoder's frame"
+            )
+        return heard[before:]
+
+    def _hear_mel(self, mel: Tensor) -> Tensor:
+        return self.backbone.hear(self.model, [mel])[0]
 
     def _mel(self, clip: AudioClip) -> Tensor:
         assert self.extractor is not None
@@ -233,6 +262,20 @@ class AudioPolicy(nn.Module):
                         f"sample {sample.id!r}: a message contains a reserved token such as <|im_start|>; remove it"
                     )
         return torch.tensor(self.tokenizer.encode(text, add_special_tokens=False), dtype=torch.long)
+
+    def chunk_ids(self, clip: AudioClip) -> Tensor:
+        """[P] int64: a chunk of a stream with its delimiters, ready for the policy's turn."""
+        pieces = self.backbone.chunk(clip)
+        text = "".join(
+            str(self.backbone.audio_token) * len(self._hear(p)) if isinstance(p, AudioClip) else p for p in pieces
+        )
+        return torch.tensor(self.tokenizer.encode(text, add_special_tokens=False), dtype=torch.long)
+
+    @property
+    def end_id(self) -> int:
+        """The token that ends a turn in supervised examples, and where something must be put for it."""
+        end = self.tokenizer.get_added_vocab().get("<|im_end|>", self.tokenizer.eos_token_id)
+        return int(end)
 
     def decode(self, ids: Sequence[int] | Tensor) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)

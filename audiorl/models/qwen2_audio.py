@@ -32,6 +32,9 @@ class Qwen2Audio:
     def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
         return chatml(messages, lambda clip, k: [f"Audio {k}: <|audio_bos|>", clip, "<|audio_eos|>\n"])
 
+    def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
+        return ["<|audio_bos|>", clip, "<|audio_eos|>"]
+
     def decoder(self, model: Any) -> Any:
         return model.model.language_model
 
@@ -43,6 +46,9 @@ class Qwen2Audio:
 
     def projector(self, model: Any) -> Sequence[nn.Module]:
         return [model.model.multi_modal_projector]
+
+    def tokens(self, model: Any, frames: int) -> int:
+        return int(self.tower(model)._get_feat_extract_output_lengths(torch.tensor(frames))[1])
 
     def hear(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
         tower = self.tower(model)

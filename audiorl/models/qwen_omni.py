@@ -44,6 +44,9 @@ class QwenOmni:
     def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
         return chatml(messages, lambda clip, _: [self.bos, clip, self.eos])
 
+    def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
+        return [self.bos, clip, self.eos]
+
     def decoder(self, model: Any) -> Any:
         return model.model
 
@@ -55,6 +58,9 @@ class QwenOmni:
 
     def projector(self, model: Any) -> Sequence[nn.Module]:
         return [model.audio_tower.proj]
+
+    def tokens(self, model: Any, frames: int) -> int:
+        return int(self._tokens(model, torch.tensor([frames]))[0])
 
     def hear(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
         for mel in mels:

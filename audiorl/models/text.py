@@ -34,6 +34,9 @@ class TextDecoder:
         turns = [{"role": m.role, "content": "".join(str(c) for c in m.content)} for m in messages]
         return [str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))]
 
+    def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
+        raise ValueError("a text decoder hears no audio")
+
     def decoder(self, model: Any) -> Any:
         return model.model
 
@@ -45,6 +48,9 @@ class TextDecoder:
 
     def projector(self, model: Any) -> Sequence[nn.Module]:
         return []
+
+    def tokens(self, model: Any, frames: int) -> int:
+        raise ValueError("a text decoder hears no audio")
 
     def hear(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
         raise ValueError("a text decoder hears no audio")

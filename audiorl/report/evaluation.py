@@ -9,10 +9,11 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from audiorl.report.audio import Players
-from audiorl.report.figures import draw_bars, svg
-from audiorl.report.result import changes, headline, measures, show
+from audiorl.report.figures import draw_bars, draw_tradeoff, svg
+from audiorl.report.result import called, changes, headline, measures, points, show
 from audiorl.report.rollouts import question
 from audiorl.report.run import Row, Run
+from audiorl.report.streams import is_stream
 from audiorl.report.text import marked
 from audiorl.report.theme import PAGE
 
@@ -20,15 +21,25 @@ _EXAMPLES = 6
 
 
 def bars(run: Run) -> str:
-    """The picture beside the headline; empty without an evaluation."""
+    """The picture beside the headline; empty without an evaluation. For interpreters quality against latency."""
+    if len(points(run.evals)) > 1:
+        return tradeoff(run)
     found = measures(run.evals)
     if not found:
         return ""
     figure = Figure(figsize=(5.0, 0.45 + 0.52 * len(found)))
     draw_bars(figure.add_axes((0.17, 0.03, 0.81, 0.94)), found, headline(run.evals) or "", PAGE)
     lines = "; lines are 95% intervals" if any(m.low is not None for m in found) else ""
+    metric = escape(called(headline(run.evals) or ""))
+    return f"<figure class='card bars'><h3>Held-out {metric}{lines}</h3>{svg(figure)}</figure>"
+
+
+def tradeoff(run: Run) -> str:
+    """Each evaluation as a point: how late it translated, and how well."""
+    figure = Figure(figsize=(5.0, 3.3))
+    draw_tradeoff(figure.add_axes((0.1, 0.13, 0.87, 0.84)), points(run.evals), PAGE)
     return (
-        f"<figure class='card bars'><h3>Held-out {escape(headline(run.evals) or '')}{lines}</h3>{svg(figure)}</figure>"
+        f"<figure class='card'><h3>Held-out quality against latency; up and left is better</h3>{svg(figure)}</figure>"
     )
 
 
@@ -43,7 +54,9 @@ def tables(run: Run) -> str:
         body += _table(["task", *entries], rows, "By task")
     others = [m for m in metrics if m not in ("low", "high")]
     if others:
-        rows = [[escape(m)] + [escape(show(e[m], m)) if m in e else "–" for e in entries.values()] for m in others]
+        rows = [
+            [escape(called(m))] + [escape(show(e[m], m)) if m in e else "–" for e in entries.values()] for m in others
+        ]
         body += _table(["number", *entries], rows, "All numbers")
     return f"<section><h2>Held-out evaluation</h2><div class='tables'>{body}</div></section>" if body else ""
 
@@ -51,7 +64,7 @@ def tables(run: Run) -> str:
 def changed(run: Run, players: Players) -> str:
     """Answers that went from wrong to right and from right to wrong, with the audio; empty without both files."""
     before, after = run.answers.get("before"), run.answers.get("after")
-    if not before or not after:
+    if not before or not after or is_stream(after[0].get("sample")):
         return ""
     found = changes(before, after)
     body = (

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from audiorl.report.panels import Style
-from audiorl.report.result import Measure, show
+from audiorl.report.result import Measure, Point, show
 from audiorl.report.series import Series, is_control, own_steps, smooth, window
 from audiorl.report.theme import VARIABLES, Theme
 
@@ -68,6 +68,50 @@ def draw_bars(ax: Axes, bars: Sequence[Measure], metric: str, theme: Theme) -> N
     for side in ("top", "right", "bottom"):
         ax.spines[side].set_visible(False)
     ax.spines["left"].set_color(theme.muted)
+
+
+def draw_tradeoff(ax: Axes, points: Sequence[Point], theme: Theme) -> None:
+    """Latency to the right, quality upwards, every point labelled; joined are wait-k's, and those before and after."""
+    waits = sorted((p for p in points if _wait(p.entry) is not None), key=lambda p: _wait(p.entry) or 0)
+    trained = [p for p in points if p.entry.startswith(("before", "stage", "after"))]
+    for line, tint, dash in ((waits, theme.muted, "-"), (trained, theme.lines[0], (0, (1, 2)))):
+        ax.plot([p.latency for p in line], [p.quality for p in line], color=tint, lw=1.2, ls=dash, zorder=1)
+    span = max(p.latency for p in points) - min(p.latency for p in points) or 1.0
+    rise = max(p.quality for p in points) - min(p.quality for p in points) or 1.0
+    for p in points:
+        strong = p.entry in ("before", "after")
+        tint = bar_colour(p.entry, theme) if p in trained else theme.muted
+        ax.plot([p.latency], [p.quality], "o", color=tint, ms=9 if strong else 6, mew=0, zorder=2)
+        # A label goes where no other point is close.
+        crowd = [
+            (q.latency - p.latency, q.quality - p.quality)
+            for q in points
+            if q != p and abs(q.latency - p.latency) < 0.3 * span and abs(q.quality - p.quality) < 0.12 * rise
+        ]
+        side, align = (-8, "right") if p.latency - min(q.latency for q in points) > 0.75 * span else (8, "left")
+        up = 0 if not crowd else -9 if sum(y for _, y in crowd) > 0 else 9
+        ax.annotate(
+            literal(p.entry),
+            (p.latency, p.quality),
+            (side, up),
+            textcoords="offset points",
+            ha=align,
+            va="center",
+            color=theme.ink,
+            size=10,
+            weight="bold" if strong else "normal",
+        )
+    _plain_axes(ax, theme)
+    ax.xaxis.set_major_locator(MaxNLocator(6))
+    ax.margins(x=0.08, y=0.12)
+    ax.set_xlabel("LAAL (s)", color=theme.muted, size=9, loc="right", labelpad=1)
+    ax.set_ylabel("chrF", color=theme.muted, size=9, loc="top", labelpad=2)
+
+
+def _wait(entry: str) -> int | None:
+    """The k of wait-k."""
+    match = re.fullmatch(r"wait-?(?:k\D*)?(\d+)", entry)
+    return int(match[1]) if match else None
 
 
 def bar_colour(entry: str, theme: Theme) -> str:

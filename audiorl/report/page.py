@@ -16,7 +16,9 @@ from audiorl.report.evaluation import bars, changed, tables
 from audiorl.report.result import sentence, show
 from audiorl.report.rollouts import rollouts
 from audiorl.report.run import Run, load_run
+from audiorl.report.script import SCRIPT
 from audiorl.report.series import is_control, offsets, series
+from audiorl.report.streams import held_out
 from audiorl.report.style import CSS
 
 
@@ -41,15 +43,18 @@ def page(run: Run) -> str:
         tables(run),
         curves(run),
         changed(run, players),
+        held_out(run, players),
         rollouts(run, players),
         _settings(run),
         _footer(players),
     )
+    body = "".join(sections)
+    script = SCRIPT if "class='stream'" in body else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(run.recipe)} · {escape(run.name)}</title><style>{CSS}</style></head>"
-        f"<body><main>{''.join(sections)}</main></body></html>\n"
+        f"<body><main>{body}</main>{script}</body></html>\n"
     )
 
 

@@ -25,6 +25,8 @@ class Panel:
 _MAIN: tuple[Rule, ...] = (
     ("Reward", ("reward/mean",), "average"),
     ("Held-out accuracy", ("eval/accuracy",), "points"),
+    ("Held-out chrF", ("eval/chrf",), "points"),
+    ("Held-out latency (s)", ("eval/laal", "eval/stream_laal"), "points"),
     ("Reward parts", ("reward/*",), "average"),
     ("Pairs put in the right order", ("preference/accuracy", "reward_model/accuracy"), "average"),
     ("Steps judged right", ("process_reward/accuracy",), "average"),

@@ -8,20 +8,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from audiorl.report.figures import draw_bars, draw_lines, literal
-from audiorl.report.result import headline, measures
+from audiorl.report.figures import draw_bars, draw_lines, draw_tradeoff, literal
+from audiorl.report.result import called, headline, measures, points
 from audiorl.report.run import Run, load_run
 from audiorl.report.series import offsets, series
 from audiorl.report.theme import LIGHT
 
 
 def plot_result(run_dir: str | Path, png_path: str | Path) -> Path:
-    """Write a PNG: bars of the held-out evaluations on the left, reward and held-out accuracy over steps on the right.
+    """Write a PNG: the held-out evaluations on the left, reward and held-out accuracy or chrF over steps on the right.
+
+    The evaluations are bars, or for interpreters points of quality against latency.
 
     A half without data is left out; a run with neither is a ValueError.
     """
     run = load_run(run_dir)
-    bars = measures(run.evals)
+    bars, places = measures(run.evals), points(run.evals)
     curves = [(title, name) for title, name in _CURVES if series(run.metrics, name)]
     columns = [2.3] * bool(bars) + [2.0] * len(curves)
     if not columns:
@@ -37,9 +39,14 @@ def plot_result(run_dir: str | Path, png_path: str | Path) -> Path:
     if bars:
         ax = axes.pop(0)
         metric = headline(run.evals) or ""
-        draw_bars(ax, bars, metric, LIGHT)
         sizes = {m.n for m in bars if m.n is not None}
-        _title(ax, f"Held-out {metric}" + (f", n = {sizes.pop()}" if len(sizes) == 1 else ""))
+        n = f", n = {sizes.pop()}" if len(sizes) == 1 else ""
+        if len(places) > 1:
+            draw_tradeoff(ax, places, LIGHT)
+            _title(ax, f"Held-out quality against latency{n}")
+        else:
+            draw_bars(ax, bars, metric, LIGHT)
+            _title(ax, f"Held-out {called(metric)}{n}")
     for ax, (title, name) in zip(axes, curves, strict=True):
         _curve(ax, run, title, name)
     path = Path(png_path)
@@ -48,7 +55,7 @@ def plot_result(run_dir: str | Path, png_path: str | Path) -> Path:
     return path
 
 
-_CURVES = (("Reward", "reward/mean"), ("Held-out accuracy", "eval/accuracy"))
+_CURVES = (("Reward", "reward/mean"), ("Held-out accuracy", "eval/accuracy"), ("Held-out chrF", "eval/chrf"))
 
 
 def _curve(ax: Axes, run: Run, title: str, name: str) -> None:

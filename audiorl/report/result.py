@@ -34,12 +34,33 @@ class Changes:
         return sign_test(len(self.fixed), len(self.broken))
 
 
+@dataclass(frozen=True)
+class Point:
+    """How late and how well one evaluation interpreted: LAAL in seconds, chrF of 100."""
+
+    entry: str
+    latency: float
+    quality: float
+
+
 def headline(evals: Mapping[str, Row]) -> str | None:
-    """The metric that the page is about: accuracy, or else the first number that the entries share."""
+    """The metric that the page is about: accuracy, chrF, or else the first number that the entries share."""
     entries = [e for e in evals.values() if isinstance(e, Mapping)]
     shared = [k for k in _numbers(entries[0]) if all(k in _numbers(e) for e in entries)] if entries else []
     shared = [k for k in shared if k not in ("n", "low", "high")]
-    return "accuracy" if "accuracy" in shared else next(iter(shared), None)
+    return next((k for k in ("accuracy", "chrf") if k in shared), next(iter(shared), None))
+
+
+def called(metric: str) -> str:
+    """What people call a metric."""
+    return {"chrf": "chrF", "bleu": "BLEU", "laal": "LAAL (s)", "stream_laal": "StreamLAAL (s)"}.get(metric, metric)
+
+
+def points(evals: Mapping[str, Row]) -> list[Point]:
+    """Every entry that has both a finite `laal` and a finite `chrf`."""
+    found = [(name, _numbers(e)) for name, e in evals.items() if isinstance(e, Mapping)]
+    both = [Point(name, n["laal"], n["chrf"]) for name, n in found if "laal" in n and "chrf" in n]
+    return [p for p in both if math.isfinite(p.latency) and math.isfinite(p.quality)]
 
 
 def measures(evals: Mapping[str, Row]) -> list[Measure]:
@@ -74,10 +95,12 @@ def sentence(run: Run) -> str:
             if verb == "stayed at"
             else f"from {_said(before, metric)} to {_said(after, metric)}"
         )
-        text = f"Held-out {metric} {verb} {way}"
+        text = f"Held-out {called(metric)} {verb} {way}"
+        if metric == "chrf":
+            text += _later(points(run.evals))
     else:
         only = after or before or next(iter(found.values()))
-        text = f"Held-out {metric}, {only.entry}: {_said(only, metric)}"
+        text = f"Held-out {called(metric)}, {only.entry}: {_said(only, metric)}"
     sizes = {m.n for m in found.values() if m.n is not None}
     if len(sizes) == 1:
         text += f" on n = {sizes.pop()}"
@@ -124,6 +147,14 @@ def show(value: Any, metric: str = "") -> str:
     if value and not 1e-3 <= abs(value) < 1e5:
         return f"{value:.2e}"
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def _later(found: Sequence[Point]) -> str:
+    """What became of the latency."""
+    latency = {p.entry: p.latency for p in found}
+    if not {"before", "after"} <= latency.keys():
+        return ""
+    return f", and LAAL from {latency['before']:.2f} s to {latency['after']:.2f} s,"
 
 
 def _said(m: Measure, metric: str) -> str:

@@ -7,6 +7,7 @@ from html import escape
 
 from audiorl.report.audio import Players
 from audiorl.report.run import Row, Run
+from audiorl.report.streams import Band, is_stream, stream
 from audiorl.report.text import chip, chips, marked, prompt
 from audiorl.report.timeline import timeline
 
@@ -29,8 +30,9 @@ def rollouts(run: Run, players: Players) -> str:
 
 
 def question(sample: Row, players: Players) -> str:
-    """The prompt, its audio, its choices and its gold answers."""
-    audio = "".join(players.player(clip) for clip in sample.get("audio") or ())
+    """The prompt, its audio, its choices and its gold answers. The player of a stream stands by its timeline."""
+    clips = () if is_stream(sample) else sample.get("audio") or ()
+    audio = "".join(players.player(clip) for clip in clips)
     facts = [
         f"<span class='fact'>{label} <b>{escape(', '.join(map(str, values)))}</b></span>"
         for label, values in (("reference", sample.get("references")), ("choices", sample.get("choices")))
@@ -58,27 +60,43 @@ def _group(members: Sequence[Row], players: Players) -> str:
     ordered = sorted(members, key=lambda r: -_total(r))
     left = len(ordered) - _MEMBERS
     note = f"<p class='note'>{left} more responses in the file of this step</p>" if left > 0 else ""
-    body = "".join(_response(r) for r in ordered[:_MEMBERS])
-    return f"<article class='card'>{question(members[0].get('sample') or {}, players)}{body}{note}</article>"
+    sample = members[0].get("sample") or {}
+    if is_stream(sample):
+        shown = ordered[:_MEMBERS]
+        bands = [Band(r, _chips(r), f"response {r.get('index', '')}", r in (shown[0], shown[-1])) for r in shown]
+        body = stream(sample, bands, players)
+    else:
+        body = "".join(_response(r) for r in ordered[:_MEMBERS])
+    return f"<article class='card'>{question(sample, players)}{body}{note}</article>"
 
 
 def _response(row: Row) -> str:
-    score, segments = row.get("score") or {}, row.get("segments") or []
-    advantage = row.get("advantage")
-    line = [chip("total", _total(row), "total")] if score else []
-    line.append(chips(score.get("parts") or {}))
-    if segments and segments[-1].get("stop_reason") == "length":
-        line.append("<span class='fact'>cut at the length limit</span>")
-    if advantage is not None:
-        advantage = round(float(advantage), 2) + 0.0  # no "-0.00"
-        line.append(chip("advantage", advantage, "advantage", f"{advantage:+.2f}"))
+    segments = row.get("segments") or []
+    advantage = _advantage(row)
     text = str(row.get("text") or "".join(str(s.get("text") or "") for s in segments))
     sign = "" if not advantage else " up" if advantage > 0 else " down"
     written = marked(text) or "<span class='note'>wrote nothing</span>"
     return (
         f"<div class='response{sign}'><p class='written'>{written}</p>{timeline(segments)}"
-        f"<p class='chips'>{''.join(line)}</p></div>"
+        f"<p class='chips'>{_chips(row)}</p></div>"
     )
+
+
+def _chips(row: Row) -> str:
+    """The total, the reward parts, whether it was cut, and the advantage."""
+    score, segments, advantage = row.get("score") or {}, row.get("segments") or [], _advantage(row)
+    line = [chip("total", _total(row), "total")] if score else []
+    line.append(chips(score.get("parts") or {}))
+    if segments and segments[-1].get("stop_reason") == "length":
+        line.append("<span class='fact'>cut at the length limit</span>")
+    if advantage is not None:
+        line.append(chip("advantage", advantage, "advantage", f"{advantage:+.2f}"))
+    return "".join(line)
+
+
+def _advantage(row: Row) -> float | None:
+    value = row.get("advantage")
+    return None if value is None else round(float(value), 2) + 0.0  # no "-0.00"
 
 
 def _total(row: Row) -> float:

@@ -102,6 +102,47 @@ audio { height: 34px; width: 300px; max-width: 100%; }
 .timeline th, .timeline td { padding: 4px 14px 4px 0; }
 .timeline td:last-child { width: 60%; }
 
+.stream { min-width: 0; }
+.stream .audio { margin-bottom: 10px; }
+.scroll { overflow-x: auto; container-type: inline-size; padding-bottom: 6px; }
+.inner { position: relative; width: max-content; min-width: 100%; }
+.track { table-layout: fixed; border-collapse: separate; border-spacing: 0; font-size: 13px; }
+.track th, .track td { padding: 0; border: 0; }
+.track th { position: sticky; left: 0; z-index: 2; background: var(--card); color: var(--muted); font-size: 12px;
+  font-weight: 500; padding: 2px 10px 2px 0; overflow-wrap: anywhere; }
+.times td { color: var(--muted); font-size: 11px; font-variant-numeric: tabular-nums; white-space: nowrap;
+  overflow: hidden; }
+.track .times td { border-left: 1px solid var(--grid); padding: 0 0 2px 4px; }
+.wave th { vertical-align: middle; }
+.track .wave td:not(:last-child) { border-left: 1px solid var(--grid); }
+.wave button, .wave .chunk { display: block; width: 100%; height: 46px; padding: 0; border: 0; background: var(--soft);
+  color: var(--muted); }
+.wave button { cursor: pointer; }
+.wave button:hover, .wave button:focus-visible, .wave button[data-now] { color: var(--line0);
+  background: color-mix(in srgb, var(--line0) 14%, var(--card)); }
+.wave button:focus-visible { outline: 2px solid var(--line0); outline-offset: -2px; }
+.card .wave svg { width: 100%; height: 100%; fill: currentColor; overflow: hidden; }
+.ref, .said { width: fit-content; max-width: min(100%, 420px); margin: 4px 0 2px; padding: 1px 7px 2px; border-left: 2px solid;
+  border-radius: 0 6px 6px 0; line-height: 1.35; overflow-wrap: anywhere; }
+.ref { border-color: var(--muted); background: var(--soft); }
+.said { border-color: var(--line0); background: color-mix(in srgb, var(--line0) 13%, var(--card)); font-weight: 550; }
+.ref small, .said small { display: block; margin: 0; font-weight: 400; }
+.band { margin: 10px 0 0; border-top: 1px solid var(--edge); padding: 8px 0 4px; }
+.band summary { position: sticky; left: 0; width: fit-content; max-width: 100cqi; }
+.band summary .chips { display: inline-flex; margin: 0; vertical-align: middle; max-width: calc(100cqi - 24px); }
+.band summary b { color: var(--ink); }
+.band .chip.advantage { margin-left: 0; }
+.grid th { padding-top: 1px; padding-bottom: 1px; }
+.grid .cell { --tone: var(--muted); display: block; height: 18px; margin: 1px 0; border-radius: 4px; font: 11px/18px
+  var(--sans); text-align: center; font-variant-numeric: tabular-nums; overflow: hidden;
+  background: color-mix(in srgb, var(--tone) calc(10% + 40% * var(--strength)), transparent); }
+.grid .plus { --tone: var(--good); } .grid .minus { --tone: var(--bad); }
+.grid .zero { color: var(--muted); }
+.grid.whole th { color: var(--ink); }
+.grid.whole td { padding-top: 3px; }
+.playhead { position: absolute; top: 0; bottom: 0; width: 2px; margin-left: -1px; background: var(--line1); z-index: 1;
+  pointer-events: none; }
+
 details { margin-top: 18px; }
 summary { cursor: pointer; color: var(--muted); font-size: 14px; width: fit-content; }
 summary:hover { color: var(--ink); }

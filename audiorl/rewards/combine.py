@@ -90,8 +90,9 @@ class StandardisedSum:
 
     A term with values per segment is standardised over all segments of the batch, and its total is their sum; NaN marks
     a segment where it is not defined: such a segment takes no part in the statistics and gets 0. Other terms are
-    standardised over the rollouts. A term that is constant over the batch contributes 0. `parts` hold the rewards as
-    they were. Scores depend on their batch by design (Seed LiveInterpret 2.0, arXiv 2507.17527, section on fusion).
+    standardised over the rollouts. A term that is constant over the batch contributes 0. `parts` and `segment_parts`
+    hold the rewards as they were. Scores depend on their batch by design (Seed LiveInterpret 2.0, arXiv 2507.17527,
+    section on fusion).
     """
 
     terms: tuple[Term, ...]
@@ -122,6 +123,11 @@ class StandardisedSum:
                 total,
                 {name: column[i].total for name, column in zip(names, columns, strict=True)},
                 per_segment=tuple(segments[i]) if fine and segments[i] else None,
+                segment_parts={
+                    name: per_turn
+                    for name, column in zip(names, columns, strict=True)
+                    if (per_turn := column[i].per_segment) is not None
+                },
             )
             for i, total in enumerate(totals)
         ]

@@ -3,17 +3,30 @@ arXiv 2507.17527, section on reinforcement learning).
 
 After each chunk t of audio the policy writes y_t, possibly nothing; y*_t is what could be said by then. A value that is
 not defined for a chunk is NaN; `StandardisedSum` leaves it out of its statistics and gives it 0. Formulas that the
-paper describes in words only are marked as reconstructed.
+paper describes in words only are marked as reconstructed, and are options where there is more than one reading.
+
+Each formula is a function and, for whole rollouts, a reward of the same name. The rewards of single turns give a value
+per segment, and as total its mean over the turns where it is defined::
+
+    single_turn()                         detection + initiative + quality + format, standardised over the batch
+    multi_turn()                          the same with the latency penalty and the quality of the whole
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-Similarity = Callable[[str, str], float]
-"""How much a written text says what the reference says, in [0, 1]."""
+from audiorl.rewards.combine import StandardisedSum, Term
+from audiorl.rewards.similarity import Metric, Pair, Similarity, cut_like, sentence_chrf, similarities
+from audiorl.simulst.streams import joined
+from audiorl.types import Reward, Rollout, Score, Segment, Turn
+
+Weights = Mapping[str, float]
+"""Of the terms of a sum, by name."""
 
 
 def detection(written: str, reference: str) -> float:
@@ -26,14 +39,14 @@ def initiative(written: str, reference: str) -> float:
     return float(bool(written.strip()) and bool(reference.strip()))
 
 
-def quality(written: str, reference: str, similarity: Similarity | None = None) -> float:
+def quality(written: str, reference: str, similarity: Similarity = sentence_chrf) -> float:
     """r^q: the similarity of y_t and y*_t, sentence chrF / 100 unless another is given; NaN where y*_t is empty.
 
     Silence where something can be said has quality 0. The choice of metric is not published.
     """
     if not reference.strip():
         return math.nan
-    return 0.0 if not written.strip() else (similarity or sentence_chrf)(written, reference)
+    return 0.0 if not written.strip() else similarity(written, reference)
 
 
 def time_compliance(seconds: float, reference_seconds: float, eps: float = 1e-3) -> float:
@@ -59,10 +72,204 @@ def latency_penalty(waits: Sequence[float], longest: float) -> float:
     return -sum(max(0.0, wait - longest) for wait in waits) / len(waits) if waits else 0.0
 
 
-def sentence_chrf(written: str, reference: str) -> float:
-    """chrF of a sentence in [0, 1] (Popović 2015), by sacreBLEU."""
-    try:
-        from sacrebleu import sentence_chrf as chrf
-    except ImportError as error:
-        raise ImportError("chrF needs sacrebleu: pip install 'audiorl[metrics]'") from error
-    return float(chrf(written, [reference]).score) / 100
+# -- for whole rollouts ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Detection:
+    """`detection` after each turn."""
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [_per_turn(r, lambda s, t: detection(s.text, t.reference)) for r in rollouts]
+
+
+@dataclass(frozen=True)
+class Initiative:
+    """`initiative` after each turn."""
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [_per_turn(r, lambda s, t: initiative(s.text, t.reference)) for r in rollouts]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """`quality` after each turn, by a `metric` of `audiorl.rewards.similarity` or any function (written, reference)."""
+
+    metric: Metric | Similarity = "chrf"
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        asked = [
+            Pair(segment.text.strip(), turn.reference.strip(), turn.source)
+            for r in rollouts
+            for segment, turn in zip(r.segments, _turns(r), strict=True)
+            if segment.text.strip() and turn.reference.strip()
+        ]
+        found = iter(similarities(self.metric, asked))
+        return [_per_turn(r, lambda s, t: quality(s.text, t.reference, lambda *_: next(found))) for r in rollouts]
+
+
+@dataclass(frozen=True)
+class TimeCompliance:
+    """`time_compliance` after each turn with a reference of known length; silence there has none.
+
+    Codes (2-D ids) last frames / `frame_rate` seconds; of text the spoken length is estimated with
+    `characters_per_second`.
+    """
+
+    frame_rate: float = 25.0
+    characters_per_second: float = 15.0
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [_per_turn(r, self._value) for r in rollouts]
+
+    def _value(self, segment: Segment, turn: Turn) -> float:
+        coded = segment.ids.dim() == 2
+        seconds = len(segment.ids) / self.frame_rate if coded else len(segment.text) / self.characters_per_second
+        return time_compliance(seconds, turn.reference_seconds or 0.0)
+
+
+@dataclass(frozen=True)
+class FormatMatch:
+    """`format_match` after each turn: by default anything but a turn that was cut off; see `stops`.
+
+    `stops`: a turn that the policy did not end itself has format 0 whatever it wrote.
+    """
+
+    pattern: str = r"[^<>]*"
+    stops: bool = True
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [_per_turn(r, self._value) for r in rollouts]
+
+    def _value(self, segment: Segment, turn: Turn) -> float:
+        cut = self.stops and segment.stop_reason == "length"
+        return 0.0 if cut else format_match(segment.text, self.pattern)
+
+
+@dataclass(frozen=True)
+class LatencyPenalty:
+    """`latency_penalty` of the whole stream, with `longest` segments of acceptable wait.
+
+    What a translation waited is reconstructed: with "available", the turns since the oldest reference that had not
+    been answered yet could be said, 0 when there was none; with "silence", the silent turns right before it.
+    """
+
+    longest: float = 0.0
+    waits: Literal["available", "silence"] = "available"
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        count = waits_since_available if self.waits == "available" else waits_in_silence
+        return [Score(latency_penalty(count(r), self.longest)) for r in rollouts]
+
+
+@dataclass(frozen=True)
+class SequenceQuality:
+    """r^Q: the quality of everything that was written against the whole reference.
+
+    `aligned`: sentence by sentence. What was written is cut to the references by the alignment of fewest word errors,
+    as long-form evaluation does, and the qualities are averaged with the references' lengths as weights.
+    """
+
+    metric: Metric | Similarity = "chrf"
+    aligned: bool = True
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        rows = [self._pairs(r) for r in rollouts]
+        asked = [pair for pairs in rows for pair in pairs if pair.written]
+        found = iter(similarities(self.metric, asked))
+        scores = []
+        for pairs in rows:
+            weights = [len(pair.reference) for pair in pairs]
+            values = [next(found) if pair.written else 0.0 for pair in pairs]
+            scores.append(Score(sum(w * q for w, q in zip(weights, values, strict=True)) / sum(weights)))
+        return scores
+
+    def _pairs(self, rollout: Rollout) -> list[Pair]:
+        turns = [t for t in _turns(rollout) if t.reference.strip()]
+        language = str(rollout.sample.metadata.get("target_language", ""))
+        references = [t.reference.strip() for t in turns]
+        if not self.aligned:
+            sources = " ".join(t.source for t in turns)
+            return [Pair(rollout.text.strip(), joined(references, language), sources)]
+        written = cut_like(rollout.text, references, language)
+        return [Pair(w, r, t.source) for w, r, t in zip(written, references, turns, strict=True)]
+
+
+def single_turn(
+    metric: Metric | Similarity = "chrf",
+    time: bool = False,
+    weights: Weights | None = None,
+    pattern: str = FormatMatch.pattern,
+) -> StandardisedSum:
+    """The rewards of stage 1. `time` adds time compliance; `weights` by name differ from 1."""
+    terms: dict[str, Reward] = {
+        "detection": Detection(),
+        "initiative": Initiative(),
+        "quality": Quality(metric),
+        "format": FormatMatch(pattern),
+    }
+    if time:
+        terms["time"] = TimeCompliance()
+    return _weighted(terms, weights)
+
+
+def multi_turn(
+    metric: Metric | Similarity = "chrf",
+    time: bool = False,
+    longest: float = 0.0,
+    weights: Weights | None = None,
+    pattern: str = FormatMatch.pattern,
+) -> StandardisedSum:
+    """The rewards of stage 2: those of single turns, the latency penalty, and the quality of the whole stream."""
+    single = {t.name: t.reward for t in single_turn(metric, time, None, pattern).terms}
+    whole: dict[str, Reward] = {"latency": LatencyPenalty(longest), "whole": SequenceQuality(metric)}
+    return _weighted(single | whole, weights)
+
+
+def _weighted(terms: Mapping[str, Reward], weights: Weights | None) -> StandardisedSum:
+    unknown = sorted(set(weights or {}) - set(terms))
+    if unknown:
+        raise ValueError(f"weights: no reward is called {unknown[0]!r}; there are {', '.join(terms)}")
+    return StandardisedSum(tuple(Term(name, reward, (weights or {}).get(name, 1.0)) for name, reward in terms.items()))
+
+
+def waits_since_available(rollout: Rollout) -> list[int]:
+    """Per written segment, the turns since the oldest unanswered reference could be said; speaking answers all."""
+    waits: list[int] = []
+    oldest: int | None = None
+    for t, (segment, turn) in enumerate(zip(rollout.segments, _turns(rollout), strict=True)):
+        if turn.reference.strip() and oldest is None:
+            oldest = t
+        if segment.text.strip():
+            waits.append(0 if oldest is None else t - oldest)
+            oldest = None
+    return waits
+
+
+def waits_in_silence(rollout: Rollout) -> list[int]:
+    """Per written segment, the silent turns right before it."""
+    waits, silent = [], 0
+    for segment in rollout.segments:
+        if segment.text.strip():
+            waits.append(silent)
+            silent = 0
+        else:
+            silent += 1
+    return waits
+
+
+def _per_turn(rollout: Rollout, value: Callable[[Segment, Turn], float]) -> Score:
+    values = tuple(value(s, t) for s, t in zip(rollout.segments, _turns(rollout), strict=True))
+    defined = [v for v in values if not math.isnan(v)]
+    return Score(sum(defined) / len(defined) if defined else 0.0, per_segment=values)
+
+
+def _turns(rollout: Rollout) -> tuple[Turn, ...]:
+    turns = rollout.sample.turns
+    if len(turns) != len(rollout.segments):
+        raise ValueError(
+            f"{rollout.name}: {len(rollout.segments)} segments for {len(turns)} turns; these rewards score streams"
+        )
+    if not any(t.reference.strip() for t in turns):
+        raise ValueError(f"{rollout.name}: the stream has no reference; a stream without one cannot be rewarded")
+    return turns

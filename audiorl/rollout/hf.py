@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from transformers.masking_utils import sdpa_mask
 from audiorl.config import SamplingConfig
 from audiorl.models.policy import AudioPolicy
 from audiorl.rollout.sampling import choose, filtered_logprobs, uniforms
+from audiorl.rollout.stream import StreamDecoder
 from audiorl.types import Request, Rollout, Segment, StopReason
 
 
@@ -118,6 +120,17 @@ class HFEngine:
             self.policy.model.train(training)
 
     def _generate(self, requests: Sequence[Request]) -> list[Rollout]:
+        rollouts: list[Rollout] = []
+        for streams, several in groupby(requests, key=lambda r: bool(r.sample.turns)):
+            write = self._interpret if streams else self._answer
+            rollouts += write(list(several))
+        return rollouts
+
+    def _interpret(self, requests: Sequence[Request]) -> list[Rollout]:
+        with self.policy.autocast(), _unrepeated_attention(self.policy.backbone.decoder(self.policy.model)):
+            return StreamDecoder(self.policy, self.sampling, self.policy_version).rollouts(requests)
+
+    def _answer(self, requests: Sequence[Request]) -> list[Rollout]:
         prompts = [self.policy.prompt_ids(r.sample) for r in requests]
         rollouts: list[Rollout] = []
         for part in self._batches(requests, prompts):

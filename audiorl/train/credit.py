@@ -20,6 +20,7 @@ from audiorl.algos.advantages import (
     reinforce_plus_plus_baseline,
     reinforce_returns,
     remax,
+    time_index_relative,
     whiten,
 )
 from audiorl.algos.kl import kl_estimate
@@ -66,6 +67,8 @@ def assign(
     kind = config.advantage
     if kind == "group":
         found = _per_rollout(group_relative(scores, groups, config.advantage_std, config.advantage_eps), mask)
+    elif kind == "time-index":
+        found = _per_turn(experiences, rewards, mask, config)
     elif kind == "leave-one-out":
         found = _per_rollout(leave_one_out(scores, groups), mask)
     elif kind == "remax":
@@ -103,6 +106,18 @@ def mean_advantage(experience: Experience) -> float:
 
 def _per_rollout(advantages: Tensor, mask: Tensor) -> Tensor:
     return advantages[:, None] * mask
+
+
+def _per_turn(experiences: Sequence[Experience], rewards: Tensor, mask: Tensor, config: RLConfig) -> Tensor:
+    """Time-index advantages [B, T]: each segment's rewards summed, compared over the group, given to its tokens."""
+    segments = [e.segment if e.segment is not None else torch.zeros(len(e), dtype=torch.long) for e in experiences]
+    counts = torch.tensor([int(s[-1]) + 1 for s in segments])
+    index = _padded(segments)
+    summed = rewards.new_zeros(len(index), int(counts.max())).scatter_add(1, index, torch.where(mask, rewards, 0.0))
+    present = torch.arange(summed.shape[1]) < counts[:, None]
+    groups = [e.group_id for e in experiences]
+    found = time_index_relative(summed, present, groups, config.advantage_std, config.advantage_eps)
+    return torch.where(mask, found.gather(1, index), 0.0)
 
 
 def _of(e: Experience, name: str) -> Tensor:

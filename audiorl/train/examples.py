@@ -12,23 +12,35 @@ from audiorl.types import Experience, Sample
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt and the assistant's turn to learn."""
+    """A prompt and the assistant's turn to learn; of a stream the references of its turns are learned instead."""
 
     sample: Sample
-    target: str
+    target: str = ""
 
 
 def experience(policy: AudioPolicy, example: Example, group_id: str = "") -> Experience:
-    """The tokens of a prompt and an answer, the loss on the answer and on the token that ends the turn."""
-    prompt = policy.prompt_ids(example.sample)
-    target = policy.tokenizer.encode(example.target, add_special_tokens=False)
-    end = policy.tokenizer.get_added_vocab().get("<|im_end|>", policy.tokenizer.eos_token_id)
-    ids = torch.cat([prompt, torch.tensor([*target, end])])
+    """The tokens of a prompt and an answer, the loss on the answer and on the token that ends the turn.
+
+    A stream's tokens are chunk, reference, end of turn, chunk, … as a rollout has them.
+    """
+    sample = example.sample
+    prompt = policy.prompt_ids(sample)
+    if sample.turns:
+        heard = [policy.chunk_ids(turn.audio) for turn in sample.turns]
+        heard[0] = torch.cat([prompt, heard[0]])
+        said = [turn.reference for turn in sample.turns]
+    else:
+        heard, said = [prompt], [example.target]
+    ids, mask = [], []
+    for observed, text in zip(heard, said, strict=True):
+        target = torch.tensor([*policy.tokenizer.encode(text, add_special_tokens=False), policy.end_id])
+        ids += [observed, target]
+        mask += [torch.zeros(len(observed), dtype=torch.bool), torch.ones(len(target), dtype=torch.bool)]
     return Experience(
-        ids=ids,
-        loss_mask=torch.arange(len(ids)) >= len(prompt),
-        prompt_length=len(prompt),
-        audio=example.sample.audio,
+        ids=torch.cat(ids),
+        loss_mask=torch.cat(mask),
+        prompt_length=len(heard[0]),
+        audio=sample.audio,
         group_id=group_id,
-        name=repr(example.sample.id),
+        name=repr(sample.id),
     )

@@ -15,6 +15,7 @@ from audiorl.algos.packing import balance
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.models import AudioPolicy
+from audiorl.models.policy import Reference
 from audiorl.rollout.collect import Collected, collect
 from audiorl.rollout.hf import HFEngine
 from audiorl.runtime.local import LocalGroup
@@ -43,10 +44,12 @@ def rl(
     phase: str = "rl",
     evaluate: Evaluate | None = None,
     supervised: Sequence[Example] = (),
+    reference: Reference | None = None,
 ) -> None:
     """Policy gradient training of `policy` in place, from its last checkpoint on. See `RLConfig` for the estimators.
 
-    `supervised`: the examples of the ptx term.
+    `supervised`: the examples of the ptx term. `reference`: what the KL is measured from, if not the policy as it
+    begins: a second phase may still be held to the start of the first.
     """
     if run.finished(phase):
         run.load_result(phase, policy)
@@ -54,7 +57,7 @@ def rl(
     if config.ptx_coef and not supervised:
         raise ValueError("ptx_coef is set, but there are no supervised examples for it")
     # Reference and critic begin as the policy does, so the worker is made before weights are restored.
-    worker = RLWorker(policy, config, optim, sampling.temperature, sampling.max_new_tokens)
+    worker = RLWorker(policy, config, optim, sampling.temperature, sampling.max_new_tokens, reference)
     trainers = LocalGroup([worker])
     engine = HFEngine(policy, sampling)
     start = restore(run, phase, policy, trainers)

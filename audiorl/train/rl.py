@@ -29,6 +29,7 @@ from audiorl.algos.losses import (
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, RLConfig
 from audiorl.models import AudioPolicy
+from audiorl.models.policy import Reference
 from audiorl.models.value import ValueModel, critic_of
 from audiorl.train.batches import check_finite, check_gradients, check_loss, counts, fill, gather, spread
 from audiorl.train.credit import assign, mean_advantage
@@ -60,17 +61,25 @@ class RLWorker:
     """Updates a policy from scored experiences.
 
     `temperature` is the one that rollouts are sampled at: log-probs are taken under the same distribution. Made before
-    a checkpoint is restored: the reference and the critic begin as the policy is now.
+    a checkpoint is restored: the critic, and the reference if none is given, begin as the policy is now.
     """
 
-    def __init__(self, policy: AudioPolicy, config: RLConfig, optim: OptimConfig, temperature: float, max_tokens: int):
+    def __init__(
+        self,
+        policy: AudioPolicy,
+        config: RLConfig,
+        optim: OptimConfig,
+        temperature: float,
+        max_tokens: int,
+        reference: Reference | None = None,
+    ):
         self.policy = policy
         self.config = config
         self.temperature = temperature or 1.0
         self.max_tokens = max_tokens
         self.steps = 0
         self.kl = _controller(config)
-        self.reference = policy.reference() if config.kl_beta > 0 else None
+        self.reference = (reference or policy.reference()) if config.kl_beta > 0 else None
         self.critic = critic_of(policy, config.critic.shared) if config.advantage == "gae" else None
         updates = config.steps * config.epochs * config.mini_batches
         trained = policy.trainable()

@@ -16,11 +16,13 @@ phase continues from its last checkpoint; what was logged after that checkpoint 
 from __future__ import annotations
 
 import json
+import math
 import platform
 import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -37,7 +39,7 @@ from audiorl.train.checkpoint import (
     write_json,
 )
 from audiorl.train.logging import MetricsLog, truncate_from
-from audiorl.types import AudioClip, Rollout
+from audiorl.types import AudioClip, Rollout, Sample, Score, Turn
 
 VERSIONS = ("audiorl", "torch", "transformers", "peft", "numpy")
 
@@ -213,8 +215,9 @@ def rollout_row(rollout: Rollout, step: int, advantage: float) -> dict[str, Any]
             "choices": list(rollout.sample.choices),
             "task": rollout.sample.task,
             "metadata": {k: v for k, v in rollout.sample.metadata.items() if isinstance(v, str | int | float | bool)},
-            "audio": [_clip_row(c) for c in rollout.sample.audio],
-        },
+            "audio": [_clip_row(c) for c in _whole_clips(rollout.sample)],
+        }
+        | ({"turns": [_turn_row(t) for t in rollout.sample.turns]} if rollout.sample.turns else {}),
         "segments": [
             {
                 "text": s.text,
@@ -227,9 +230,41 @@ def rollout_row(rollout: Rollout, step: int, advantage: float) -> dict[str, Any]
             for s in rollout.segments
         ],
         "text": rollout.text,
-        "score": None if score is None else {"total": score.total, "parts": dict(score.parts)},
+        "score": None if score is None else _score_row(score),
         "advantage": round(float(advantage), 6),
     }
+
+
+def _score_row(score: Score) -> dict[str, Any]:
+    row: dict[str, Any] = {"total": score.total, "parts": dict(score.parts)}
+    if score.per_segment is not None:
+        row["per_segment"] = list(score.per_segment)
+    if score.segment_parts:
+        named = score.segment_parts.items()
+        row["segment_parts"] = {name: [None if math.isnan(x) else x for x in values] for name, values in named}
+    return row
+
+
+def _whole_clips(sample: Sample) -> list[AudioClip]:
+    """The clips heard, chunks of one recording that follow each other as one."""
+    out: list[AudioClip] = []
+    for clip in sample.audio:
+        if out and _continues(out[-1], clip):
+            assert clip.duration is not None
+            out[-1] = replace(out[-1], duration=clip.start + clip.duration - out[-1].start)
+        else:
+            out.append(clip)
+    return out
+
+
+def _continues(before: AudioClip, clip: AudioClip) -> bool:
+    if clip.path is None or clip.path != before.path or clip.duration is None or before.duration is None:
+        return False
+    return abs(before.start + before.duration - clip.start) < 1e-3
+
+
+def _turn_row(turn: Turn) -> dict[str, Any]:
+    return {name: getattr(turn, name) for name in ("end", "reference", "source", "reference_seconds")}
 
 
 def _clip_row(clip: AudioClip) -> dict[str, Any]:

@@ -1,0 +1,175 @@
+"""Latency of simultaneous translation from the delays of the units of its output, as SimulEval 1.1.4 computes it.
+
+A delay D_i is how much of the source had been read when unit i was written: milliseconds of speech, or words of a
+written source. Elapsed times in place of delays (delay plus the time spent computing) give the computation-aware
+variant of every metric here, named `AL_CA` and so on in tables. A unit is a word, a character of languages written
+without spaces, or, in speech output, one chunk of speech. X is the length of the source in the unit of the delays.
+
+    source                |--------- 2000 ms ---------|      X = 2000, two words written at 1000, two at 2000,
+    D                               1000 1000      2000 2000  reference of four words: gamma = 4 / 2000
+    D_i - (i - 1)·X/4               1000  500      1000       tau = 3, AL = 2500 / 3
+
+Silence has no latency: every function raises ValueError where no unit was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+Unit = Literal["word", "char"]
+
+_UNSPACED_LANGUAGES = frozenset({"zh", "cmn", "yue", "ja", "jpn", "zho"})
+
+
+def latency_unit(language: str) -> Unit:
+    """The unit of a target language's delays: "char" for Chinese and Japanese, else "word"."""
+    return "char" if language.replace("_", "-").split("-")[0].lower() in _UNSPACED_LANGUAGES else "word"
+
+
+def text_units(text: str, unit: Unit) -> list[str]:
+    """The units that each need a delay: words between whitespace, or all characters but spaces."""
+    return text.split() if unit == "word" else list(text.replace(" ", ""))
+
+
+def reference_length(reference: str, unit: Unit) -> int:
+    """The length of a reference as SimulEval counts it: pieces between single spaces, or characters with their spaces.
+
+    An empty reference counts as 1, so that every metric stays defined.
+    """
+    return max(1, len(reference.split(" ") if unit == "word" else reference.strip()))
+
+
+def al(delays: Sequence[float], source_length: float, target_length: int) -> float:
+    """Average lagging: the mean of D_i - (i-1)/gamma up to the first unit written with the whole source read.
+
+    gamma = target_length / source_length, the rate of an ideal translator; `target_length` is the length of the
+    reference. When the first unit comes after the end of the source (elapsed times only), it is D_1.
+    Source: Ma et al. 2019 (STACL), eq. 8 and 9.
+    """
+    check_delays(delays, source_length, target_length)
+    if delays[0] > source_length:
+        return float(delays[0])
+    step = source_length / target_length
+    total = 0.0
+    for i, delay in enumerate(delays):
+        total += delay - i * step
+        if delay >= source_length:
+            break
+    return total / (i + 1)
+
+
+def laal(delays: Sequence[float], source_length: float, target_length: int) -> float:
+    """Length-adaptive average lagging: AL with gamma = max(units written, reference length) / source_length.
+
+    Writing more than the reference has no longer lowers the latency; AL <= LAAL.
+    Source: Papi et al. 2022, "Over-Generation Cannot Be Rewarded"; Polák et al. 2022.
+    """
+    return al(delays, source_length, max(len(delays), target_length))
+
+
+def ap(delays: Sequence[float], source_length: float, target_length: int) -> float:
+    """Average proportion: the sum of the delays over source length times reference length. Source: Cho & Esipova 2016.
+
+    1 for a translator that waits for the end and writes as much as the reference has.
+    """
+    check_delays(delays, source_length, target_length)
+    return sum(delays) / (source_length * target_length)
+
+
+def dal(delays: Sequence[float], source_length: float) -> float:
+    """Differentiable average lagging: the mean of g_i - (i-1)/gamma, g_i = max(D_i, g_{i-1} + 1/gamma), g_1 = D_1.
+
+    gamma = units written / source_length, so lost time can't be made up by writing much at once.
+    Source: Arivazhagan et al. 2019, eq. 9 to 11.
+    """
+    check_delays(delays, source_length)
+    step = source_length / len(delays)
+    total = written = 0.0
+    for i, delay in enumerate(delays):
+        written = max(delay, written + step) if i else delay
+        total += written - i * step
+    return total / len(delays)
+
+
+def yaal(delays: Sequence[float], source_length: float, target_length: int, end: float | None = None) -> float | None:
+    """Yet another average lagging: LAAL over the units written before `end` only; None where there is none.
+
+    `end` is the end of the source unless given. LongYAAL passes the end of the recording: a unit that comes after its
+    own segment but before the end of the recording counts. Source: Polák et al. 2025, "Better Late Than Never".
+    """
+    check_delays(delays, source_length)
+    step = source_length / max(len(delays), target_length)
+    end = source_length if end is None else end
+    lags: list[float] = []
+    for i, delay in enumerate(delays):
+        if delay >= end:
+            break
+        lags.append(delay - i * step)
+    return sum(lags) / len(lags) if lags else None
+
+
+def start_offset(delays: Sequence[float]) -> float:
+    """The delay of the first unit."""
+    check_delays(delays)
+    return float(delays[0])
+
+
+def end_offset(ends: Sequence[float], source_length: float) -> float:
+    """How long after the end of the source the output ends; negative where it ends before.
+
+    `ends` are delays, or for speech the ends of the played intervals (see `playback.ends`).
+    """
+    check_delays(ends, source_length)
+    return ends[-1] - source_length
+
+
+def num_chunks(delays: Sequence[float]) -> int:
+    """How many units have a delay: chunks of speech output, but words or characters of text output (as SimulEval)."""
+    check_delays(delays)
+    return len(delays)
+
+
+def flal(times: Sequence[float], shown: Sequence[str] | None = None) -> float:
+    """First letter appearance lagging of one paragraph: when the first letter that stays was shown, ms.
+
+    `times` are the moments of the outputs, counted from the start of the paragraph. A system that may retract also
+    gives `shown`, the whole text on display after each of them; without it nothing is retracted and the value is the
+    start offset. The papers that report FLAL (CLASI, Seed LiveInterpret 2.0) describe it in words; this formula is
+    reconstructed: the start offset per paragraph of the first output that is not retracted.
+
+    >>> flal([800, 1200, 1500], ["I", "Hel", "Hello"])
+    1200.0
+    """
+    check_delays(times)
+    if shown is None:
+        return float(times[0])
+    if len(shown) != len(times):
+        raise ValueError(f"{len(times)} times but {len(shown)} texts shown: give one text per time")
+    letter = shown[-1].lstrip()[:1]
+    if not letter:
+        raise ValueError("nothing is shown in the end: FLAL needs a letter that stays")
+    first = len(shown) - 1
+    while first > 0 and shown[first - 1].lstrip()[:1] == letter:
+        first -= 1
+    return float(times[first])
+
+
+def wait_k(k: int, source_length: int, count: int) -> list[int]:
+    """The delays of the wait-k policy, g(t) = min(k + t - 1, |X|) for t = 1 … count, in source units.
+
+    Source: Ma et al. 2019 (STACL), eq. 4.
+    """
+    if k < 1 or source_length < 1 or count < 0:
+        raise ValueError(f"wait-k needs k >= 1, a source and count >= 0, got {k}, {source_length} and {count}")
+    return [min(k + t, source_length) for t in range(count)]
+
+
+def check_delays(delays: Sequence[float], source_length: float = 1, target_length: int = 1) -> None:
+    """ValueError unless something was written and both lengths are positive."""
+    if not len(delays):
+        raise ValueError("no delays: latency needs at least one written unit")
+    if not source_length > 0:
+        raise ValueError(f"source_length must be positive, got {source_length}")
+    if target_length < 1:
+        raise ValueError(f"target_length must be at least 1, got {target_length}")

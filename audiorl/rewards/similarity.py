@@ -1,0 +1,100 @@
+"""How much a written translation says what the reference says, in [0, 1]: by characters, words, or a learned model.
+
+chrF and BLEU come with `audiorl[metrics]`; BERTScore and COMET with the packages `bert-score` and `unbabel-comet`,
+which load their own models, and are asked once for all pairs of a batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from audiorl.metrics.resegment import chunks, mwer_cuts
+from audiorl.simulst.streams import UNSPACED
+
+Similarity = Callable[[str, str], float]
+"""(written, reference) -> [0, 1]"""
+Metric = Literal["chrf", "bleu", "bertscore", "comet"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What was written, its reference, and the source's words, which COMET reads too ("" if unknown)."""
+
+    written: str
+    reference: str
+    source: str = ""
+
+
+def similarities(metric: Metric | Similarity, pairs: Sequence[Pair]) -> list[float]:
+    """One value a pair. Raises ImportError that says what to install, ValueError for a name that is no metric."""
+    if callable(metric):
+        return [float(metric(p.written, p.reference)) for p in pairs]
+    known: dict[str, Callable[[Sequence[Pair]], list[float]]] = {
+        "chrf": lambda pairs: [sentence_chrf(p.written, p.reference) for p in pairs],
+        "bleu": lambda pairs: [sentence_bleu(p.written, p.reference) for p in pairs],
+        "bertscore": bertscore,
+        "comet": comet,
+    }
+    if metric not in known:
+        raise ValueError(f"no metric is called {metric!r}; choose from {', '.join(known)}, or give a function")
+    return known[metric](pairs) if pairs else []
+
+
+def sentence_chrf(written: str, reference: str) -> float:
+    """chrF of a sentence (Popović 2015), by sacreBLEU."""
+    try:
+        from sacrebleu import sentence_chrf as chrf
+    except ImportError as error:
+        raise ImportError("chrF needs sacrebleu: pip install 'audiorl[metrics]'") from error
+    return float(chrf(written, [reference]).score) / 100
+
+
+def sentence_bleu(written: str, reference: str) -> float:
+    """BLEU of a sentence, smoothed, over the n-gram orders that it has, by sacreBLEU."""
+    try:
+        from sacrebleu import sentence_bleu as bleu
+    except ImportError as error:
+        raise ImportError("BLEU needs sacrebleu: pip install 'audiorl[metrics]'") from error
+    return float(bleu(written, [reference], use_effective_order=True).score) / 100
+
+
+def bertscore(pairs: Sequence[Pair], model: str = "xlm-roberta-base") -> list[float]:
+    """BERTScore F1 (Zhang et al. 2020), clipped to [0, 1]; `model`: a hub id or folder."""
+    _, _, f1 = _bert_scorer(model).score([p.written for p in pairs], [p.reference for p in pairs])
+    return [min(max(float(x), 0.0), 1.0) for x in f1]
+
+
+def comet(pairs: Sequence[Pair], model: str = "Unbabel/wmt22-comet-da") -> list[float]:
+    """COMET (Rei et al. 2022), clipped to [0, 1]; `model`: a hub id or a checkpoint file."""
+    rows = [{"src": p.source, "mt": p.written, "ref": p.reference} for p in pairs]
+    scores = _comet_model(model).predict(rows, batch_size=32, progress_bar=False).scores
+    return [min(max(float(x), 0.0), 1.0) for x in scores]
+
+
+@functools.cache
+def _bert_scorer(model: str) -> Any:
+    try:
+        from bert_score import BERTScorer
+    except ImportError as error:
+        raise ImportError("BERTScore needs its package: pip install bert-score") from error
+    return BERTScorer(model_type=model, num_layers=9)
+
+
+@functools.cache
+def _comet_model(model: str) -> Any:
+    try:
+        from comet import download_model, load_from_checkpoint
+    except ImportError as error:
+        raise ImportError("COMET needs its package: pip install unbabel-comet") from error
+    return load_from_checkpoint(model if model.endswith(".ckpt") else download_model(model))
+
+
+def cut_like(written: str, references: Sequence[str], language: str) -> list[str]:
+    """A text in as many pieces as there are references, cut where the fewest words (or characters) are wrong."""
+    spaced = language not in UNSPACED
+    units = written.split() if spaced else list(written.replace(" ", ""))
+    wanted = [r.split() if spaced else list(r.replace(" ", "")) for r in references]
+    return [(" " if spaced else "").join(piece) for piece in chunks(units, mwer_cuts(wanted, units))]

@@ -1,0 +1,341 @@
+"""Segmented rollouts: a chunk of audio arrives, the policy writes until it ends its turn, the next chunk arrives.
+
+Everything that has been heard and written stays in one key-value cache, in which the token at position p of a row lies
+in column p: rows may have different lengths, and nothing is ever computed twice. All streams of a batch take their
+turns together; after the first token of a turn only those that speak go on.
+
+Shapes: B rows, L new tokens, S cached columns, V vocabulary, H decoder width.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from audiorl.config import SamplingConfig
+from audiorl.models.policy import AudioPolicy
+from audiorl.rollout.sampling import choose, filtered_logprobs, uniforms
+from audiorl.types import Request, Rollout, Segment, StopReason
+
+
+class StreamDecoder:
+    """Writes one segment after every turn of its requests' samples."""
+
+    def __init__(self, policy: AudioPolicy, sampling: SamplingConfig, policy_version: int = 0):
+        self.policy, self.sampling, self.policy_version = policy, sampling, policy_version
+        self._decoder = policy.backbone.decoder(policy.model)
+        self._head = policy.backbone.head(policy.model)
+        self._tokens = self._decoder.get_input_embeddings()
+
+    def rollouts(self, requests: Sequence[Request]) -> list[Rollout]:
+        """All rollouts, request by request, index ascending; as many side by side as `max_batch_tokens` allows."""
+        plans = [self._plan(r) for r in requests]
+        out: list[Rollout] = []
+        for part in self._batches(plans):
+            out += [self._rollout(row) for row in self._interpret(part)]
+        return out
+
+    def _plan(self, request: Request) -> _Plan:
+        chunks = [self.policy.chunk_ids(turn.audio) for turn in request.sample.turns]
+        prompt = self.policy.prompt_ids(request.sample)
+        return _Plan(request, [torch.cat([prompt, chunks[0]]), *chunks[1:]])
+
+    def _batches(self, plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:
+        """Plans in order; one request is never split. Turns are counted with a quarter of the tokens they may take."""
+        part: list[_Plan] = []
+        for plan in plans:
+            rows = sum(p.request.n for p in part) + plan.request.n
+            longest = max(
+                sum(map(len, p.observed)) + len(p.observed) * self.sampling.max_new_tokens // 4 for p in [*part, plan]
+            )
+            if part and rows * longest > self.sampling.max_batch_tokens:
+                yield part
+                part = []
+            part.append(plan)
+        if part:
+            yield part
+
+    # -- one batch -------------------------------------------------------------------------------------------------
+
+    def _interpret(self, plans: Sequence[_Plan]) -> list[_Row]:
+        began = time.perf_counter()
+        cache = _Cache(self._decoder.config)
+        first = [_Row(p, 0) for p in plans]
+        logits = self._hear(first, cache)
+        # The first chunk is heard once for all rollouts of a request.
+        repeat = torch.tensor([i for i, p in enumerate(plans) for _ in range(p.request.n)])
+        cache, logits = cache.select(repeat.to(logits.device)), logits[repeat.to(logits.device)]
+        rows = [_Row(p, k, length=first[i].length) for i, p in enumerate(plans) for k in range(p.request.n)]
+        living = rows
+        while True:
+            self._speak(living, cache, logits)
+            for row in living:
+                self._close(row, time.perf_counter() - began)
+            keep = [b for b, row in enumerate(living) if row.turn < len(row.plan.observed)]
+            if not keep:
+                return rows
+            if len(keep) < len(living):
+                cache = cache.select(torch.tensor(keep, device=self.policy.device))
+                living = [living[b] for b in keep]
+            logits = self._hear(living, cache)
+
+    def _hear(self, rows: Sequence[_Row], cache: _Cache) -> Tensor:
+        """What each row has not read yet, up to and including its next chunk. Returns next-token logits [B, V]."""
+        embeds, lengths, starts = [], [], []
+        for row in rows:
+            ids = torch.cat([torch.tensor(row.unread, dtype=torch.long), row.observed(self.policy)])
+            embeds.append(self._embedded(ids, row))
+            lengths.append(len(ids))
+            starts.append(row.length)
+            row.length, row.unread = row.length + len(ids), []
+        padded = pad_sequence(embeds, batch_first=True)
+        places = torch.tensor(starts, device=padded.device)[:, None] + torch.arange(
+            padded.shape[1], device=padded.device
+        )
+        hidden = self._forward(padded, places, cache)
+        last = torch.tensor(lengths, device=padded.device) - 1
+        logits: Tensor = self._head(hidden[torch.arange(len(rows), device=padded.device), last])
+        return logits
+
+    def _embedded(self, ids: Tensor, row: _Row) -> Tensor:
+        """[L, H]; a placeholder among the unread tokens is one that the policy wrote itself."""
+        return self.policy.embed(ids, row.clips(), sampled=torch.arange(len(ids)) < len(row.unread))
+
+    def _forward(self, embeds: Tensor, places: Tensor, cache: _Cache) -> Tensor:
+        """Hidden states [B, L, H] of new tokens at positions `places` [B, L]; padding lies behind a row's last token,
+        where nothing looks and where the next tokens overwrite it."""
+        cache.at(places)
+        visible = torch.arange(cache.width, device=places.device) <= places[:, :, None]
+        out = self._decoder(
+            inputs_embeds=embeds,
+            attention_mask=visible[:, None],
+            position_ids=places,
+            past_key_values=cache.layers,
+            use_cache=True,
+        )
+        hidden: Tensor = out.last_hidden_state
+        return hidden
+
+    def _speak(self, rows: Sequence[_Row], cache: _Cache, logits: Tensor) -> None:
+        """One turn of every row: tokens until the turn ends or has its most tokens."""
+        config, device = self.sampling, self.policy.device
+        noise = torch.stack(
+            [
+                uniforms(r.plan.request.seed, f"{r.plan.request.sample.id}\0{r.turn}", r.index, config.max_new_tokens)
+                for r in rows
+            ]
+        ).to(device)
+        greedy = torch.tensor([config.temperature == 0 or r.plan.request.greedy for r in rows], device=device)
+        allowed = [row.allowed() for row in rows]
+        for row, words in zip(rows, allowed, strict=True):
+            row.stop_reason = "stop" if words == 0 else None
+        part, active = cache, torch.arange(len(rows))
+        for step in range(config.max_new_tokens):
+            logprobs = filtered_logprobs(logits, config)
+            here = active.to(device)
+            tokens = choose(self._without_end(logprobs, allowed, active), noise[here, step], greedy[here])
+            chosen = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+            for i, token, logprob in zip(active.tolist(), tokens.tolist(), chosen.tolist(), strict=True):
+                if rows[i].stop_reason is None:
+                    self._take(rows[i], token, logprob, allowed[i])
+            going = torch.tensor([rows[i].stop_reason is None for i in active.tolist()])
+            if not bool(going.any()):
+                break
+            if int(going.sum()) * 2 <= len(active):
+                # Those that have ended their turn wait; a turn's first token ends most of them.
+                if part is not cache:
+                    cache.write_back(part, active.to(device))
+                active, tokens = active[going], tokens[going.to(device)]
+                part = cache.select(active.to(device))
+            places = torch.tensor([[rows[i].length] for i in active.tolist()], device=device)
+            hidden = self._forward(self._tokens(tokens[:, None]), places, part)
+            logits = self._head(hidden[:, -1])
+            for i in active.tolist():
+                if rows[i].stop_reason is None:
+                    rows[i].length, rows[i].unread = rows[i].length + 1, []
+        if part is not cache:
+            cache.write_back(part, active.to(device))
+
+    def _without_end(self, logprobs: Tensor, allowed: Sequence[int | None], active: Tensor) -> Tensor:
+        """Rows that must write a number of words may not end their turn themselves."""
+        forced = torch.tensor([allowed[i] is not None for i in active.tolist()], device=logprobs.device)
+        if not bool(forced.any()):
+            return logprobs
+        ends = torch.zeros(logprobs.shape[-1], dtype=torch.bool, device=logprobs.device)
+        ends[list(self.policy.stop_ids)] = True
+        return logprobs.masked_fill(forced[:, None] & ends, -torch.inf)
+
+    def _take(self, row: _Row, token: int, logprob: float, words: int | None) -> None:
+        if words is not None and row.plan.count(self.policy.decode([*row.ids, token])) > words:
+            row.stop_reason = "stop"  # the token would begin one word too many
+            return
+        row.ids.append(token)
+        row.logprobs.append(logprob)
+        row.unread = [token]
+        if token in self.policy.stop_ids:
+            row.stop_reason = "eos"
+        elif len(row.ids) >= self.sampling.max_new_tokens:
+            row.stop_reason = "length"
+
+    def _close(self, row: _Row, seconds: float) -> None:
+        """The turn as a segment, and the row ready for the next one. `seconds` of computing went by until now."""
+        assert row.stop_reason is not None
+        turn = row.plan.request.sample.turns[row.turn]
+        asked = row.plan.request.sample.audio[: -len(row.plan.observed)] if row.turn == 0 else ()
+        segment = Segment(
+            prompt_ids=row.observed(self.policy),
+            ids=torch.tensor(row.ids, dtype=torch.long),
+            logprobs=torch.tensor(row.logprobs),
+            text=self.policy.decode(row.ids),
+            audio=(*asked, turn.audio),
+            stop_reason=row.stop_reason,
+            policy_version=self.policy_version,
+            source_time=turn.end,
+            emit_time=turn.end + seconds,
+        )
+        row.segments.append(segment)
+        row.turn += 1
+        row.ids, row.logprobs, row.stop_reason = [], [], None
+
+    def _rollout(self, row: _Row) -> Rollout:
+        request = row.plan.request
+        return Rollout(request.sample, tuple(row.segments), request.group_id or request.sample.id, row.index)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a request will hear: the token ids of each turn, the messages before the first."""
+
+    request: Request
+    observed: list[Tensor]
+
+    def count(self, text: str) -> int:
+        assert self.request.schedule is not None
+        return self.request.schedule.count(text)
+
+
+@dataclass
+class _Row:
+    """One rollout being written. `length` tokens of it are in the cache; `unread` was sampled after them."""
+
+    plan: _Plan
+    index: int
+    length: int = 0
+    turn: int = 0
+    segments: list[Segment] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    unread: list[int] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+
+    def observed(self, policy: AudioPolicy) -> Tensor:
+        """What comes before this turn's tokens. A turn that did not end itself is ended here."""
+        chunk = self.plan.observed[self.turn]
+        if self.segments and self.segments[-1].stop_reason != "eos":
+            return torch.cat([torch.tensor([policy.end_id]), chunk])
+        return chunk
+
+    def clips(self) -> tuple[Any, ...]:
+        sample = self.plan.request.sample
+        if self.turn == 0:
+            return sample.audio[: len(sample.audio) - len(sample.turns) + 1]
+        return (sample.turns[self.turn].audio,)
+
+    def allowed(self) -> int | None:
+        """How many words a forced schedule wants now; None: the policy decides."""
+        schedule = self.plan.request.schedule
+        if schedule is None:
+            return None
+        written = schedule.count("".join(s.text for s in self.segments))
+        return schedule.words(self.turn, len(self.plan.observed), written)
+
+
+class _Layer(DynamicLayer):
+    """Keys and values [B, heads, capacity, D] of one decoder layer, written at the columns that `place` names."""
+
+    def __init__(self, place: _Place):
+        super().__init__()
+        self.place = place
+        self.buffers: list[Tensor] = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        place = self.place
+        if not self.buffers or self.buffers[0].shape[2] < place.width:
+            self.buffers = [self._grown(i, x) for i, x in enumerate((key_states, value_states))]
+        for buffer, x in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer[place.rows, :, place.columns] = x.transpose(1, 2).to(buffer.dtype)
+        keys, values = (b[:, :, : place.width] for b in self.buffers)
+        self.is_initialized = True
+        return keys, values
+
+    def _grown(self, which: int, like: Tensor) -> Tensor:
+        """Zeros, never leftovers of memory: what is masked is still multiplied, by 0."""
+        capacity = -(-self.place.width * 3 // 2 // 64) * 64
+        grown = like.new_zeros(like.shape[0], like.shape[1], capacity, like.shape[3])
+        if self.buffers:
+            grown[:, :, : self.buffers[which].shape[2]] = self.buffers[which]
+        return grown
+
+    def get_seq_length(self) -> int:
+        return self.place.width
+
+
+@dataclass
+class _Place:
+    """Where the tokens of one forward pass go: rows [B, 1], columns [B, L], and how many columns are in use then."""
+
+    rows: Tensor = field(default_factory=lambda: torch.zeros(0, 1, dtype=torch.long))
+    columns: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))
+    width: int = 0
+
+
+class _Cache:
+    """The key-value cache of a batch whose rows have different lengths."""
+
+    def __init__(self, config: Any):
+        self._config = config
+        self.place = _Place()
+        self.layers = DynamicCache(config=config)
+        for i, layer in enumerate(self.layers.layers):
+            if type(layer) is not DynamicLayer:
+                raise ValueError(
+                    f"streams need full attention in every layer; layer {i} of this model keeps {type(layer).__name__}"
+                )
+            self.layers.layers[i] = _Layer(self.place)
+
+    @property
+    def width(self) -> int:
+        return self.place.width
+
+    def at(self, places: Tensor) -> None:
+        self.place.rows = torch.arange(len(places), device=places.device)[:, None]
+        self.place.columns = places
+        self.place.width = max(self.place.width, int(places.max()) + 1)
+
+    def select(self, rows: Tensor) -> _Cache:
+        """A copy of some rows."""
+        out = _Cache(self._config)
+        out.place.width = self.width
+        for mine, theirs in self._pairs(out):
+            theirs.buffers = [b[rows, :, : self.width] for b in mine.buffers]
+        return out
+
+    def write_back(self, part: _Cache, rows: Tensor) -> None:
+        """Put the rows of a copy back in place."""
+        self.place.width = max(self.width, part.width)
+        for mine, theirs in self._pairs(part):
+            if mine.buffers[0].shape[2] < part.width:
+                mine.buffers = [mine._grown(i, b) for i, b in enumerate(mine.buffers)]
+            for buffer, x in zip(mine.buffers, theirs.buffers, strict=True):
+                buffer[rows, :, : part.width] = x[:, :, : part.width]
+
+    def _pairs(self, other: _Cache) -> Iterator[tuple[_Layer, _Layer]]:
+        return zip(self.layers.layers, other.layers.layers, strict=True)  # type: ignore[return-value]

@@ -1,0 +1,310 @@
+"""Streams in files: our own JSON lines, RealSI, MuST-C and IWSLT, sentence pairs with or without word timings.
+
+    loaded = read_streams("streams.jsonl")                                  # languages stand in the rows
+    loaded = read_streams("RealSI/data/zh2en/json")                         # one .json a talk, audio in ../audio
+    loaded = read_streams("tst-COMMON/txt/tst-COMMON.yaml", source_language="en", target_language="es")
+    print(loaded.summary())
+    write_streams("folder", loaded.samples)                                 # folder/streams.jsonl, folder/audio/*.flac
+
+What a file holds tells its format:
+
+    ours      {"id", "audio", "source_language", "target_language", "units": [{"start", "end", "source"?, "target",
+              "target_seconds"?}], "start"?, "duration"?, "sample_rate"?, "seconds"?, "metadata"?}; times in seconds
+    pairs     {"audio", "source", "target", "words"?: [{"word", "start", "end"}], "id"?, "start"?, "duration"?}; one
+              sentence a row, in one unit or in clauses (the rule is in `audiorl.simulst.clauses`)
+    RealSI    {"vid", "duration", "segment": [{"utterance": [{"sub_start_time", "sub_end_time", "sub_src_text",
+              "sub_trg_text", "term"}]}]}, times in ms; every utterance a unit
+    MuST-C    NAME.yaml, a list of {wav, offset, duration, speaker_id}, beside NAME.en, NAME.es, one line a segment;
+              the segments of one wav are one stream
+
+Audio of any rate and number of channels is read, channels averaged (`audiorl.data.audio`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import soundfile
+
+from audiorl.data.audio import AudioError, load_clip, probe
+from audiorl.data.formats import AUDIO_FIELDS, FieldError, Style, audio_field, clip_of
+from audiorl.data.manifest import Loaded
+from audiorl.data.rows import BadRow, Row, read_rows
+from audiorl.simulst.clauses import Word, units_of
+from audiorl.simulst.drafts import Asked, Draft, text, time
+from audiorl.simulst.mustc import mustc
+from audiorl.simulst.realsi import is_realsi, realsi
+from audiorl.simulst.streams import Stream, Unit, cut
+from audiorl.types import AudioClip
+
+SILENT = 1e-4
+"""A stream whose greatest sample stays below this (-80 dB relative to full scale) holds no speech."""
+
+
+def read_streams(
+    path: str | Path,
+    *,
+    source_language: str = "",
+    target_language: str = "",
+    audio_root: str | Path | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+    check_audio: bool = True,
+    max_seconds: float | None = None,
+    limit: int | None = None,
+) -> Loaded[Stream]:
+    """The first `limit` streams of a file, or of a folder with streams.jsonl, one .yaml or RealSI's .json files.
+
+    source_language, target_language: ISO codes, for files that do not name them; a row that names others is unusable.
+    audio_root: where relative audio paths start, by default the file's folder. on_error: stop at the first unusable
+    row, or skip its stream, count it and list it. check_audio: decode the audio now; a stream whose audio is broken,
+    silent, shorter than 0.1 s or than its units, or not of the declared length and rate is unusable. Otherwise nothing
+    is opened and the length is what the file claims. max_seconds: cut longer streams where units begin (`cut`).
+
+    Raises ValueError naming file, row and field. A file that cannot be read at all raises whatever on_error says.
+    """
+    path = Path(path)
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
+    if max_seconds is not None and not max_seconds > 0:
+        raise ValueError(f"max_seconds must be positive, got {max_seconds}")
+    if audio_root is not None and not Path(audio_root).is_dir():
+        raise ValueError(f"audio_root {audio_root}: no such folder")
+    asked = Asked(source_language, target_language, None if audio_root is None else Path(audio_root))
+    streams: list[Stream] = []
+    skipped: list[BadRow] = []
+    rows: dict[str, Draft] = {}
+    for file in _files(path):
+        for draft in _drafts(file, asked):
+            if limit is not None and len(streams) >= limit:
+                break
+            made = draft if isinstance(draft, BadRow) else _stream(draft, rows, check_audio)
+            if isinstance(made, Stream):
+                streams += [made] if max_seconds is None else cut(made, max_seconds)
+            elif on_error == "skip":
+                skipped.append(made)
+            else:
+                raise ValueError(str(made))
+    return Loaded(tuple(streams[:limit]), tuple(skipped), str(path))
+
+
+def write_streams(
+    folder: str | Path, streams: Iterable[Stream], suffix: Literal[".flac", ".wav"] = ".flac"
+) -> list[Stream]:
+    """Write folder/streams.jsonl, which `read_streams` reads back; the streams as they are then, with audio by path.
+
+    Audio in memory becomes 16-bit files in folder/audio at its own rate; files are referred to where they are, by a
+    path from the folder. Raises ValueError for two streams of one id, before streams.jsonl is touched.
+    """
+    folder = Path(folder)
+    lines: list[str] = []
+    out: list[Stream] = []
+    names: dict[str, str] = {}
+    for stream in streams:
+        name = re.sub(r"[^\w.@+-]+", "_", stream.id)
+        if name in names:
+            raise ValueError(f"{folder}: streams {names[name]!r} and {stream.id!r} would share audio/{name}{suffix}")
+        names[name] = stream.id
+        clip = stream.audio
+        if clip.path is None:
+            clip = AudioClip(path=str(folder / "audio" / f"{name}{suffix}"))
+            _write_audio(Path(str(clip.path)), stream.audio)
+        out.append(replace(stream, audio=clip))
+        lines.append(json.dumps(_as_row(out[-1], folder), ensure_ascii=False) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "streams.jsonl").write_text("".join(lines), encoding="utf-8")
+    return out
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise ValueError(f"{path}: missing; check the path")
+    if not path.is_dir():
+        return [path]
+    if (path / "streams.jsonl").exists():
+        return [path / "streams.jsonl"]
+    found = sorted(path.glob("*.yaml")) or sorted(path.glob("*.json"))
+    if not found or (found[0].suffix == ".yaml" and len(found) > 1):
+        held = ", ".join(f.name for f in found) or "none of them"
+        raise ValueError(f"{path}: give a folder with streams.jsonl, one .yaml or RealSI's .json; it holds {held}")
+    return found
+
+
+def _drafts(path: Path, asked: Asked) -> Iterator[Draft | BadRow]:
+    if path.suffix in (".yaml", ".yml"):
+        yield from mustc(path, asked)
+        return
+    document = _json(path)
+    if is_realsi(document):
+        yield from realsi(path, document, asked)
+        return
+    for row in read_rows(path):
+        if isinstance(row, BadRow):
+            yield row
+            continue
+        try:
+            yield _draft(row, asked)
+        except FieldError as error:
+            yield BadRow(row.file, row.number, error.field, error.message)
+
+
+def _json(path: Path) -> Any:
+    """The parsed .json file, None for any other and for JSON lines."""
+    if path.suffix != ".json":
+        return None
+    content = path.read_bytes()
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        where = f"byte {content[error.start]:#04x} at {error.start}"
+        raise ValueError(f"{path}: {where} is not UTF-8; save the file as UTF-8") from error
+    except ValueError:
+        return None
+
+
+def _draft(row: Row, asked: Asked) -> Draft:
+    data = row.data
+    if "units" not in data and not {"source", "target"} <= data.keys():
+        others = f"or source and target, or a RealSI or MuST-C file (the columns are {', '.join(data)})"
+        raise FieldError("units", f"missing; give units, {others}")
+    root = asked.root if asked.root is not None else Path(row.file).parent
+    field = audio_field(row)
+    clip = clip_of(row, Style(root), field)
+    claimed = next((time(data, name) for name in ("seconds", "duration") if data.get(name) is not None), None)
+    kept = data.get("metadata") or {}
+    if not isinstance(kept, Mapping):
+        raise FieldError("metadata", f"{kept!r} is no object; give {{…}}, or leave it out")
+    name = str(data.get("id") or "").strip() or _name(row, field)
+    return Draft(
+        row.file,
+        row.number,
+        field,
+        name,
+        clip,
+        _units(data["units"]) if "units" in data else _pair(data),
+        claimed,
+        asked.language(data.get("source_language"), "source_language"),
+        asked.language(data.get("target_language"), "target_language"),
+        {**kept, **{k: v for k, v in data.items() if k not in _OWN and v is not None}},
+        "units" if "units" in data else "words",
+    )
+
+
+_OWN = {"id", "units", "source", "target", "words", "source_language", "target_language", "metadata", *AUDIO_FIELDS}
+_OWN |= {"start", "offset", "duration", "seconds", "sample_rate", "sampling_rate"}
+
+
+def _name(row: Row, field: str) -> str:
+    given = row.data.get(field)
+    return f"{given}:{row.number}" if isinstance(given, str) else f"{Path(row.file).stem}:{row.number}"
+
+
+def _units(value: Any) -> tuple[Unit, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise FieldError("units", f"{value!r} is no list; give [{{start, end, source, target}}, …]")
+    units = []
+    for number, entry in enumerate(value, 1):
+        try:
+            if not isinstance(entry, Mapping):
+                raise FieldError("", f"{entry!r} is no object; give {{start, end, source, target}}")
+            lasts = None if entry.get("target_seconds") is None else time(entry, "target_seconds")
+            source = "" if entry.get("source") is None else text(entry, "source")
+            units.append(Unit(time(entry, "start"), time(entry, "end"), text(entry, "target"), source, lasts))
+        except FieldError as error:
+            raise FieldError("units", f"unit {number}{error.field and ', ' + error.field}: {error.message}") from error
+    return tuple(units)
+
+
+def _pair(data: Mapping[str, Any]) -> tuple[Unit, ...] | Unit:
+    """A unit without times stands for the whole clip."""
+    source, target = text(data, "source"), text(data, "target")
+    for field, value in (("source", source), ("target", target)):
+        if not value.strip():
+            raise FieldError(field, f"empty; give the {field} text")
+    words = data.get("words")
+    if not words:
+        return Unit(0.0, 0.0, target, source)
+    if not isinstance(words, list | tuple) or not all(isinstance(w, Mapping) for w in words):
+        raise FieldError("words", f"{words!r} is no list of words; give [{{word, start, end}}, …]")
+    try:
+        return units_of(source, target, [Word(text(w, "word"), time(w, "start"), time(w, "end")) for w in words])
+    except FieldError as error:
+        raise FieldError("words", f"{error.field}: {error.message}") from error
+    except ValueError as error:
+        raise FieldError("words", str(error)) from error
+
+
+def _stream(draft: Draft, known: dict[str, Draft], check_audio: bool) -> Stream | BadRow:
+    """`known`: the drafts so far by id; this one is added if it can be used."""
+    try:
+        if draft.id in known:
+            other = known[draft.id]
+            raise FieldError(
+                "id", f"{draft.id!r} also names row {other.row} of {other.file}; give every stream its own"
+            )
+        seconds = _heard(draft) if check_audio else _claimed(draft)
+        units = draft.units
+        if isinstance(units, Unit):
+            units = (replace(units, end=seconds),)
+        try:
+            stream = Stream(
+                draft.id, draft.clip, seconds, units, draft.source_language, draft.target_language, draft.metadata
+            )
+        except ValueError as error:
+            raise FieldError(draft.units_field if units and seconds >= 0.1 else draft.field, str(error)) from error
+    except FieldError as error:
+        return BadRow(draft.file, draft.row, error.field, error.message)
+    known[draft.id] = draft
+    return stream
+
+
+def _heard(draft: Draft) -> float:
+    """Seconds of audio, all decoded."""
+    try:
+        rate = probe(draft.clip).sample_rate
+        wav = load_clip(draft.clip, rate, max_seconds=float("inf"))
+    except AudioError as error:
+        raise FieldError(draft.field, str(error)) from error
+    if draft.units and np.abs(wav).max() < SILENT:
+        raise FieldError(draft.field, f"{len(wav) / rate:.1f} s of silence, yet with units; name the right recording")
+    return len(wav) / rate
+
+
+def _claimed(draft: Draft) -> float:
+    if draft.clip.array is not None:
+        return len(draft.clip.array) / float(draft.clip.sample_rate or 1)
+    ends = [] if isinstance(draft.units, Unit) else [u.end for u in draft.units]
+    if draft.seconds is None and not ends:
+        raise FieldError("seconds", "missing; give the audio's length in seconds, or let check_audio measure it")
+    return max([*ends, draft.seconds or 0.0])
+
+
+def _as_row(stream: Stream, folder: Path) -> dict[str, Any]:
+    clip = stream.audio
+    row: dict[str, Any] = {"id": stream.id, "audio": Path(os.path.relpath(str(clip.path), folder)).as_posix()}
+    if clip.start or clip.duration is not None:
+        row |= {"start": clip.start, "duration": clip.duration}
+    if clip.sample_rate is not None:
+        row["sample_rate"] = clip.sample_rate
+    row |= {"seconds": stream.seconds, "source_language": stream.source_language}
+    row |= {"target_language": stream.target_language, "units": [_unit_row(u) for u in stream.units]}
+    return row | ({"metadata": dict(stream.metadata)} if stream.metadata else {})
+
+
+def _unit_row(unit: Unit) -> dict[str, Any]:
+    row: dict[str, Any] = {"start": unit.start, "end": unit.end, "source": unit.source, "target": unit.target}
+    return row if unit.target_seconds is None else {**row, "target_seconds": unit.target_seconds}
+
+
+def _write_audio(path: Path, clip: AudioClip) -> None:
+    rate = clip.sample_rate or probe(clip).sample_rate
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, load_clip(clip, rate, max_seconds=float("inf")), rate, subtype="PCM_16")

@@ -1,0 +1,126 @@
+"""MuST-C and the IWSLT sets: a YAML list of segments, and a text file a language with one line a segment.
+
+    data/tst-COMMON/txt/tst-COMMON.yaml      - {duration: 3.5, offset: 16.08, speaker_id: spk.767, wav: ted_767.wav}
+    data/tst-COMMON/txt/tst-COMMON.en        Back in New York, I am the head of development for a non-profit …
+    data/tst-COMMON/txt/tst-COMMON.es        En Nueva York, soy jefe de desarrollo de una ONG …
+    data/tst-COMMON/wav/ted_767.wav
+
+The segments of one wav are one stream, in the order of the file. Without a source text the units have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from audiorl.data.formats import FieldError
+from audiorl.data.rows import BadRow
+from audiorl.simulst.drafts import Asked, Draft, UnitError, parted, time
+from audiorl.simulst.streams import Unit
+from audiorl.types import AudioClip
+
+
+def mustc(path: Path, asked: Asked) -> Iterator[Draft | BadRow]:
+    """A draft a wav. The row that errors name is the segment, counted from 1; one bad segment spoils its talk.
+
+    Raises ValueError for files that do not fit together: no list, a missing text, another number of lines.
+    """
+    segments = _segments(path)
+    source = _lines(path, asked, "source_language", len(segments), optional=True)
+    target = _lines(path, asked, "target_language", len(segments))
+    talks: dict[str, list[int]] = {}
+    for k, segment in enumerate(segments):
+        wav = segment.get("wav") if isinstance(segment, Mapping) else None
+        if isinstance(wav, str) and wav.strip():
+            talks.setdefault(wav, []).append(k)
+        else:
+            yield BadRow(str(path), k + 1, "wav", f"missing in {segment!r}; give {{wav, offset, duration}}")
+    for wav, members in talks.items():
+        yield _talk(path, wav, members, segments, source, target, asked)
+
+
+def _talk(
+    path: Path,
+    wav: str,
+    members: list[int],
+    segments: list[Any],
+    source: list[str | FieldError],
+    target: list[str | FieldError],
+    asked: Asked,
+) -> Draft | BadRow:
+    units, speakers = [], []
+    k = members[0]
+    try:
+        for k in members:
+            start = time(segments[k], "offset")
+            said, wanted = (_line(lines, k) for lines in (source, target))
+            units.append(Unit(start, round(start + time(segments[k], "duration"), 6), wanted, said))
+            speakers.append(str(segments[k].get("speaker_id", "")))
+        return Draft(
+            str(path),
+            members[0] + 1,
+            "wav",
+            Path(wav).stem,
+            AudioClip(path=str(_audio(path, wav, asked.root))),
+            parted(units, "offset"),
+            None,
+            asked.language(None, "source_language"),
+            asked.language(None, "target_language"),
+            {"speaker": speakers[0]} if speakers[0] else {},
+            "duration",
+        )
+    except UnitError as error:
+        return BadRow(str(path), members[error.index] + 1, error.field, f"{wav}: {error.message}")
+    except FieldError as error:
+        return BadRow(str(path), k + 1, error.field, f"{wav}: {error.message}")
+
+
+def _segments(path: Path) -> list[Any]:
+    try:
+        entries = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not readable as YAML ({' '.join(str(error).split())}); correct it") from error
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"{path}: no list of segments; give - {{wav: …, offset: …, duration: …}}, one a segment")
+    return entries
+
+
+def _lines(path: Path, asked: Asked, field: str, count: int, optional: bool = False) -> list[str | FieldError]:
+    """The lines of the text beside the list; a line that is not UTF-8 is an error of its segment."""
+    language = getattr(asked, field)
+    beside = sorted(p.suffix[1:] for p in path.parent.glob(f"{path.stem}.*") if p.suffix != path.suffix)
+    if not language:
+        raise ValueError(f"{path}: give {field}=…; the texts beside it are in {', '.join(beside) or 'no language'}")
+    file = path.with_suffix(f".{language}")
+    if not file.exists():
+        if optional:
+            return []
+        raise ValueError(f"{file}: missing; the texts beside {path.name} are in {', '.join(beside) or 'no language'}")
+    content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    raw = content.removesuffix(b"\n").split(b"\n")
+    if len(raw) != count:
+        raise ValueError(f"{file}: {len(raw)} lines for {count} segments in {path.name}; give one line a segment")
+    return [_decoded(line, file, k, field) for k, line in enumerate(raw, 1)]
+
+
+def _decoded(line: bytes, file: Path, number: int, field: str) -> str | FieldError:
+    try:
+        return line.decode("utf-8").strip()
+    except UnicodeDecodeError as error:
+        bad = f"byte {line[error.start]:#04x} at column {error.start + 1} of line {number} is not UTF-8"
+        return FieldError(field.removesuffix("_language"), f"{file.name}: {bad}; save the file as UTF-8")
+
+
+def _line(lines: list[str | FieldError], k: int) -> str:
+    line = lines[k] if lines else ""
+    if isinstance(line, FieldError):
+        raise line
+    return line
+
+
+def _audio(path: Path, wav: str, root: Path | None) -> Path:
+    folders = [root] if root is not None else [path.parent, path.parent / "wav", path.parent.parent / "wav"]
+    return next((p for folder in folders if (p := folder / wav).is_file()), folders[0] / wav)

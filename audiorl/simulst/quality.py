@@ -1,0 +1,84 @@
+"""Translation quality of a log: BLEU and chrF by sacreBLEU, COMET and BLEURT where they are installed.
+
+COMET and BLEURT load large models and are no part of any extra: their own requirements clash with this project's, so
+they are installed by hand where they are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from audiorl.metrics.latency import latency_unit
+
+Quality = Literal["bleu", "chrf", "comet", "bleurt"]
+
+NAMES: dict[Quality, str] = {"bleu": "BLEU", "chrf": "chrF", "comet": "COMET", "bleurt": "BLEURT"}
+"""How tables and files call the metrics."""
+
+COMET_MODEL = "Unbabel/wmt22-comet-da"
+BLEURT_MODEL = "BLEURT-20"
+
+
+def bleu_tokenizer(language: str) -> str:
+    """SacreBLEU's tokenizer: "zh" for Chinese, "char" for Japanese (needs no MeCab), else "13a"."""
+    if latency_unit(language) == "word":
+        return "13a"
+    return "char" if language.lower().startswith("ja") or language.lower().startswith("jpn") else "zh"
+
+
+def quality_score(
+    metric: Quality,
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    language: str,
+    sources: Sequence[str] | None = None,
+) -> float:
+    """The corpus score: BLEU and chrF in [0, 100], COMET and BLEURT about [0, 1].
+
+    COMET reads the source sentences too. Raises ImportError that says what to install.
+    """
+    if metric == "bleu":
+        return float(_sacrebleu().BLEU(tokenize=bleu_tokenizer(language)).corpus_score(hypotheses, [references]).score)
+    if metric == "chrf":
+        return float(_sacrebleu().CHRF().corpus_score(hypotheses, [references]).score)
+    if metric == "comet":
+        return _comet(hypotheses, references, sources)
+    if metric == "bleurt":
+        return _bleurt(hypotheses, references)
+    raise ValueError(f"quality: {metric!r} is not one of {', '.join(NAMES)}")
+
+
+def _sacrebleu():
+    try:
+        from sacrebleu import metrics
+    except ImportError as error:
+        raise ImportError("BLEU and chrF need sacrebleu: pip install 'audiorl[metrics]'") from error
+    return metrics
+
+
+def _comet(hypotheses: Sequence[str], references: Sequence[str], sources: Sequence[str] | None) -> float:
+    if sources is None:
+        raise ValueError("comet: needs the source sentences, one per reference (--sources FILE)")
+    try:
+        from comet import download_model, load_from_checkpoint
+    except ImportError as error:
+        raise ImportError("COMET needs its own package: pip install unbabel-comet") from error
+    model = load_from_checkpoint(download_model(COMET_MODEL))
+    rows = [
+        {"src": source, "mt": hypothesis, "ref": reference}
+        for source, hypothesis, reference in zip(sources, hypotheses, references, strict=True)
+    ]
+    return float(model.predict(rows, batch_size=8, gpus=0).system_score)
+
+
+def _bleurt(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    try:
+        from bleurt.score import BleurtScorer
+    except ImportError as error:
+        raise ImportError(
+            "BLEURT needs its own package: pip install git+https://github.com/google-research/bleurt, and the "
+            f"checkpoint {BLEURT_MODEL} in the working folder"
+        ) from error
+    scores = BleurtScorer(BLEURT_MODEL).score(references=list(references), candidates=list(hypotheses))
+    return float(sum(scores) / len(scores))

@@ -1,0 +1,229 @@
+"""Streams for simultaneous interpretation: long source speech, and what can be said of it at which time.
+
+A stream is cut into chunks of fixed length. A translation unit can be said as soon as its source unit has ended, so the
+reference of a chunk, y*_t, holds the units that ended while it was heard::
+
+    source    |--one moment please--|     |--goodbye--|         Unit.start, Unit.end
+    chunks    |    1    |    2    |    3    |    4    |    5    |
+    y*_t           ""        ""    "un momento…"  ""    " adiós"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from audiorl.data.audio import seconds as clip_seconds
+from audiorl.data.prompts import LANGUAGES
+from audiorl.types import AudioClip, Message, Sample, Turn
+
+UNSPACED = ("ja", "th", "yue", "zh")
+"""Languages written without spaces between words."""
+SHORTEST = 0.1
+"""Seconds of audio that a stream, and its last chunk, must have at least."""
+FRAME = 0.04
+"""Seconds of audio behind one token of Qwen2.5-Omni and Qwen2-Audio; a chunk cannot be shorter."""
+_NEAR = 1e-6
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A piece of source speech from `start` to `end` (seconds in the stream) and what it is in the target language.
+
+    `target_seconds`: how long the translation lasts when spoken, None if unknown.
+    """
+
+    start: float
+    end: float
+    target: str
+    source: str = ""
+    target_seconds: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Source speech with its translation units, in order and without overlap.
+
+    Raises ValueError, naming the stream and the unit, for units that are unsorted, overlap, last no time or end after
+    the audio does, and for less than SHORTEST of audio. A unit whose `target` is "" needs no translation. A stream
+    without units has no reference: it can be interpreted, but neither trained on nor scored.
+    """
+
+    id: str
+    audio: AudioClip
+    seconds: float
+    units: tuple[Unit, ...]
+    source_language: str
+    target_language: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.seconds >= SHORTEST:
+            least = f"give at least {SHORTEST * 1000:.0f} ms of audio"
+            raise ValueError(f"stream {self.id!r} lasts {self.seconds * 1000:.0f} ms; {least}")
+        end = 0.0
+        for number, unit in enumerate(self.units, 1):
+            where = f"stream {self.id!r}: unit {number}"
+            if not 0 <= unit.start < unit.end:
+                raise ValueError(f"{where} lasts from {unit.start:g} to {unit.end:g} s; give start < end, from 0 on")
+            if unit.start < end - _NEAR:
+                raise ValueError(
+                    f"{where} begins at {unit.start:g} s, before the one ahead ends at {end:g} s; sort units"
+                )
+            if unit.end > self.seconds + 0.1:
+                raise ValueError(f"{where} ends at {unit.end:g} s, after the audio's {self.seconds:g} s; correct it")
+            end = unit.end
+
+    @property
+    def reference(self) -> str:
+        return joined([u.target for u in self.units], self.target_language)
+
+    @property
+    def transcript(self) -> str:
+        return joined([u.source for u in self.units if u.source], self.source_language)
+
+
+@dataclass(frozen=True)
+class ChunkConfig:
+    """How a stream is cut. `seconds`: of one chunk. `context`: seconds before a chunk that are heard with it.
+
+    Both must be multiples of the audio encoder's frame (40 ms for Qwen2.5-Omni). A chunk and its context together fill
+    the 2 s in which Qwen2.5-Omni's encoder attends.
+    """
+
+    seconds: float = 0.96
+    context: float = 1.04
+
+    def __post_init__(self) -> None:
+        if not self.seconds >= FRAME - _NEAR:
+            raise ValueError(
+                f"chunks of {self.seconds * 1000:g} ms are shorter than a frame of the audio encoder; "
+                f"give a multiple of {FRAME * 1000:g} ms"
+            )
+        if not 0 <= self.context < float("inf"):
+            raise ValueError(f"a context of {self.context:g} s before each chunk; give seconds, 0 or more")
+
+
+def chunk_ends(seconds: float, chunk: float, shortest: float = SHORTEST) -> list[float]:
+    """When each chunk of a stream of `seconds` ends. A rest shorter than `shortest` belongs to the chunk before it."""
+    if not seconds >= min(shortest, chunk):
+        raise ValueError(f"a stream of {seconds * 1000:.0f} ms is too short; at least {shortest * 1000:.0f} ms")
+    full = int((seconds + _NEAR) / chunk)
+    rest = seconds - full * chunk
+    ends = [(i + 1) * chunk for i in range(full)]
+    if full and rest < shortest:
+        return [*ends[:-1], seconds]
+    return [*ends, seconds]
+
+
+def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> tuple[Turn, ...]:
+    """The stream chunk by chunk with references. `lags`: chunks by which each unit is said later than it could be.
+
+    A unit never comes before the one ahead of it, nor after the last chunk. Text after the first unit begins with the
+    space that separates it, where the language has one. Raises ValueError unless there is one lag, 0 or more, a unit.
+    """
+    if lags and (len(lags) != len(stream.units) or min(lags) < 0):
+        raise ValueError(
+            f"stream {stream.id!r}: lags {list(lags)} for {len(stream.units)} units; give one a unit, 0 or more"
+        )
+    ends = chunk_ends(stream.seconds, chunks.seconds)
+    said: list[list[Unit]] = [[] for _ in ends]
+    last = 0
+    for k, unit in enumerate(stream.units):
+        ready = next((t for t, end in enumerate(ends) if end >= unit.end - _NEAR), len(ends) - 1)
+        last = max(last, min(ready + (lags[k] if lags else 0), len(ends) - 1))
+        said[last].append(unit)
+    space = "" if stream.target_language in UNSPACED else " "
+    out, start, begun = [], 0.0, False
+    for end, units in zip(ends, said, strict=True):
+        text = joined([u.target for u in units], stream.target_language)
+        lengths = [u.target_seconds for u in units if u.target.strip()]
+        spoken = None if not lengths or None in lengths else sum(x for x in lengths if x is not None)
+        out.append(
+            Turn(
+                audio=_part(stream.audio, start, end - start, min(chunks.context, start)),
+                end=end,
+                reference=space + text if begun and text else text,
+                source=joined([u.source for u in units], stream.source_language),
+                reference_seconds=spoken,
+            )
+        )
+        start, begun = end, begun or bool(text)
+    return tuple(out)
+
+
+def interpretation(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> Sample:
+    """The stream as a prompt: the task in words, then its turns. The whole reference is the sample's reference."""
+    spoken, written = (LANGUAGES.get(code, code) for code in (stream.source_language, stream.target_language))
+    ask = f"Translate the {spoken} speech into {written} while you hear it."
+    about = {"source_language": stream.source_language, "target_language": stream.target_language}
+    return Sample(
+        id=stream.id,
+        messages=(Message("user", (ask,)),),
+        references=(stream.reference,) if stream.units else (),
+        task=f"{stream.source_language}-{stream.target_language}",
+        metadata={**stream.metadata, **about, "seconds": stream.seconds, "transcript": stream.transcript},
+        turns=turns(stream, chunks, lags),
+    )
+
+
+def joined(texts: Sequence[str], language: str) -> str:
+    """Texts of one language as one text."""
+    return ("" if language in UNSPACED else " ").join(t.strip() for t in texts if t.strip())
+
+
+def stream_of(clip: AudioClip, id: str, source_language: str, target_language: str, units: Sequence[Unit]) -> Stream:
+    """A stream over a whole clip, its length read from the header."""
+    return Stream(id, clip, clip_seconds(clip), tuple(units), source_language, target_language)
+
+
+def cut(stream: Stream, max_seconds: float) -> list[Stream]:
+    """The stream in pieces of at most `max_seconds`, cut where units begin; `ID@START` names the piece from START on.
+
+    What is heard before the first unit is left out, as is what follows a unit for longer than the piece may last. A
+    unit that is longer by itself makes a longer piece. A stream without units, or short enough, stays as it is.
+    """
+    if not stream.units or stream.seconds <= max_seconds:
+        return [stream]
+    groups: list[list[Unit]] = []
+    for unit in stream.units:
+        if groups and unit.end - groups[-1][0].start <= max_seconds:
+            groups[-1].append(unit)
+        else:
+            groups.append([unit])
+    out = []
+    for group, following in zip(groups, [*groups[1:], None], strict=True):
+        rest = stream.seconds if following is None else following[0].start
+        out.append(_piece(stream, group, min(rest, max(group[0].start + max_seconds, group[-1].end))))
+    return out
+
+
+def _piece(stream: Stream, units: Sequence[Unit], end: float) -> Stream:
+    """From the start of the first unit to `end`, a little more where that is shorter than SHORTEST."""
+    end = min(max(end, units[0].start + SHORTEST), stream.seconds)
+    start = min(units[0].start, end - SHORTEST)
+    return replace(
+        stream,
+        id=f"{stream.id}@{start:.2f}",
+        audio=replace(
+            stream.audio, start=stream.audio.start + round(start, 6), duration=round(end - start, 6), context=0.0
+        ),
+        seconds=round(end - start, 6),
+        units=tuple(replace(u, start=round(u.start - start, 6), end=round(u.end - start, 6)) for u in units),
+    )
+
+
+def _part(clip: AudioClip, start: float, duration: float, context: float) -> AudioClip:
+    """`duration` seconds from `start` on in the clip. Of an array only what is heard is kept: a cheap key."""
+    start = round(start, 6)
+    if clip.array is None:
+        return replace(clip, start=clip.start + start, duration=round(duration, 6), context=round(context, 6))
+    assert clip.sample_rate is not None
+    rate = clip.sample_rate
+    first, begin = round((clip.start + start - context) * rate), round((clip.start + start) * rate)
+    heard = clip.array[first : round((clip.start + start + duration) * rate)]
+    context = (begin - first) / rate
+    return AudioClip(
+        array=heard, sample_rate=rate, start=context, duration=len(heard) / rate - context, context=context
+    )

@@ -1,0 +1,228 @@
+"""Segmented rollouts: nothing is read ahead, nothing is computed twice, and the trainer sees what the engine saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from audiorl.algos.packing import pack_experiences
+from audiorl.config import SamplingConfig
+from audiorl.data.corpus import Utterance
+from audiorl.models import AudioPolicy
+from audiorl.rollout.hf import HFEngine
+from audiorl.simulst.bundled import lay_out
+from audiorl.simulst.schedules import Offline, WaitK
+from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
+from audiorl.train.examples import Example, experience
+from audiorl.types import AudioClip, Experience, Request, Rollout, Sample
+
+RATE = 16_000
+
+
+def stream(speech: list[Utterance], first: int, count: int) -> Stream:
+    """`count` human recordings with pauses; the references are their transcripts."""
+    chosen = speech[first : first + count]
+    prompts = [(u.clip.load(RATE), u, u) for u in chosen]
+    return lay_out(f"stream {first}", prompts, (0.2, 0.5), np.random.default_rng(first))
+
+
+@pytest.fixture(scope="module")
+def streams(speech: list[Utterance]) -> list[Stream]:
+    """Of different length."""
+    return [stream(speech, 0, 2), stream(speech, 40, 4), stream(speech, 90, 3)]
+
+
+@pytest.fixture(scope="module")
+def samples(streams: list[Stream]) -> list[Sample]:
+    return [interpretation(s) for s in streams]
+
+
+def run(policy: AudioPolicy, samples: list[Sample], n: int = 1, **sampling: Any) -> list[Rollout]:
+    engine = HFEngine(policy, SamplingConfig(**({"max_new_tokens": 5} | sampling)))
+    return engine.generate([Request(s, n, seed=3) for s in samples])
+
+
+def written(rollout: Rollout) -> list[list[int]]:
+    return [s.ids.tolist() for s in rollout.segments]
+
+
+@pytest.fixture
+def talkative(policy: AudioPolicy) -> AudioPolicy:
+    """Ends about one turn in three at each token, so that turns of all kinds occur."""
+    stop = torch.zeros(policy.backbone.head(policy.model).weight.shape[0])
+    stop[list(policy.stop_ids)] = 4.5
+    head = policy.backbone.head(policy.model)
+    head.register_forward_hook(lambda module, args, out: out + stop)
+    return policy
+
+
+def test_trainer_logprobs_are_the_engines(policy: AudioPolicy, samples: list[Sample]) -> None:
+    rollouts = run(policy, samples, n=2)
+    experiences = [Experience.from_rollout(r) for r in rollouts]
+    for shared in (True, False):
+        out = policy.forward(pack_experiences(experiences, shared)).logprobs.detach()
+        engine = torch.cat([e.engine_logprobs[e.loss_mask] for e in experiences if e.engine_logprobs is not None])
+        torch.testing.assert_close(out, engine, atol=1e-5, rtol=0)
+
+
+def test_one_segment_after_each_turn(policy: AudioPolicy, samples: list[Sample]) -> None:
+    for rollout, sample in zip(run(policy, samples), samples, strict=True):
+        assert len(rollout.segments) == len(sample.turns)
+        for segment, turn in zip(rollout.segments, sample.turns, strict=True):
+            assert segment.audio == (turn.audio,) and segment.source_time == turn.end
+            heard = int((segment.prompt_ids == policy.audio_token_id).sum())
+            assert heard == len(policy.encode_audio([turn.audio])[0])
+        times = [s.emit_time for s in rollout.segments]
+        assert times == sorted(times)  # type: ignore[type-var]
+
+
+def test_streams_of_a_batch_do_not_touch_each_other(talkative: AudioPolicy, samples: list[Sample]) -> None:
+    together = run(talkative, samples, n=3)
+    alone = [r for s in samples for r in run(talkative, [s], n=3)]
+    assert [written(r) for r in together] == [written(r) for r in alone]
+    lengths = {len(s.ids) for r in together for s in r.segments}
+    assert lengths >= {1, 2, 3} and len({str(written(r)) for r in together}) == len(together)
+    small = run(talkative, samples, n=3, max_batch_tokens=1)
+    assert [written(r) for r in small] == [written(r) for r in alone]
+
+
+def test_nothing_is_read_ahead(talkative: AudioPolicy, streams: list[Stream]) -> None:
+    """Other audio after chunk t leaves ids and log-probs up to t bit-identical, and changes what comes after."""
+    stream = streams[1]
+    wav = stream.audio.load(RATE)
+    chunks = ChunkConfig()
+    before = run(talkative, [interpretation(stream, chunks)], n=2)
+    for t in (1, 4):
+        other = wav.copy()
+        cut = round((t + 1) * chunks.seconds * RATE)
+        other[cut:] = other[cut:][::-1]
+        changed = replace(stream, audio=AudioClip(array=other, sample_rate=RATE))
+        for one, two in zip(before, run(talkative, [interpretation(changed, chunks)], n=2), strict=True):
+            for a, b in list(zip(one.segments, two.segments, strict=True))[: t + 1]:
+                assert a.ids.tolist() == b.ids.tolist() and torch.equal(a.logprobs, b.logprobs)
+            later = zip(one.segments[t + 1 :], two.segments[t + 1 :], strict=True)
+            assert any(len(a.ids) != len(b.ids) or not torch.equal(a.logprobs, b.logprobs) for a, b in later)
+
+
+def test_a_chunk_is_heard_with_what_came_before_it_and_nothing_else(policy: AudioPolicy, streams: list[Stream]) -> None:
+    """Chunk by chunk = the same windows cut from the whole recording, whichever way the audio is held."""
+    wav = streams[0].audio.load(RATE)
+    turns = interpretation(streams[0]).turns
+    for turn, heard in zip(turns, policy.encode_audio([t.audio for t in turns]), strict=True):
+        end = round(turn.end * RATE)
+        own = round((turn.audio.duration or 0) * RATE)
+        window = wav[max(end - own - round(turn.audio.context * RATE), 0) : end]
+        (whole,) = policy.encode_audio([AudioClip(array=window, sample_rate=RATE)])
+        torch.testing.assert_close(heard, whole[-len(heard) :], atol=1e-6, rtol=0)
+        assert len(heard) == own // (RATE // 25)
+    (bare,) = policy.encode_audio([replace(turns[2].audio, context=0.0)])
+    (with_context,) = policy.encode_audio([turns[2].audio])
+    assert bare.shape == with_context.shape and not torch.allclose(bare, with_context)
+
+
+def test_nothing_is_computed_twice(policy: AudioPolicy, samples: list[Sample]) -> None:
+    """The decoder sees every token of a stream once, but for the last one sampled, which nothing follows."""
+    seen = 0
+
+    def count(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        nonlocal seen
+        seen += kwargs["inputs_embeds"].shape[1]
+
+    hook = policy.backbone.decoder(policy.model).register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        (rollout,) = run(policy, samples[1:2])
+    finally:
+        hook.remove()
+    assert seen == len(Experience.from_rollout(rollout)) - 1
+
+
+def test_turns_that_do_not_end_are_ended(policy: AudioPolicy, samples: list[Sample]) -> None:
+    (rollout,) = run(policy, samples[:1], max_new_tokens=2)
+    cut = [s.stop_reason == "length" for s in rollout.segments]
+    assert sum(cut) >= 3
+    for before, segment in zip(cut, rollout.segments[1:], strict=False):
+        assert (int(segment.prompt_ids[0]) == policy.end_id) == before
+    assert Experience.from_rollout(rollout).loss_mask.sum() == sum(len(s.ids) for s in rollout.segments)
+
+
+def test_a_policy_that_never_speaks(policy: AudioPolicy, samples: list[Sample]) -> None:
+    head = policy.backbone.head(policy.model)
+    silence = torch.zeros(head.weight.shape[0])
+    silence[policy.end_id] = 1e4
+    hook = head.register_forward_hook(lambda module, args, out: out + silence)
+    try:
+        rollouts = run(policy, samples)
+    finally:
+        hook.remove()
+    assert all(r.text == "" and written(r) == [[policy.end_id]] * len(r.segments) for r in rollouts)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A schedule by hand."""
+
+    plan: tuple[int | None, ...]
+
+    def words(self, turn: int, turns: int, written: int) -> int | None:
+        return self.plan[turn] if turn < len(self.plan) else 0
+
+    def count(self, text: str) -> int:
+        return len(text.split())
+
+
+def test_schedules_decide_when_to_write(talkative: AudioPolicy, samples: list[Sample]) -> None:
+    engine = HFEngine(talkative, SamplingConfig(max_new_tokens=40))
+    plan = (0, 2, 0, 1)
+    (rollout,) = engine.generate([Request(samples[1], schedule=Fixed(plan))])
+    for segment, words in zip(rollout.segments, plan, strict=False):
+        assert len(segment.text.split()) <= words and segment.stop_reason in ("stop", "length")
+        assert bool(len(segment.ids)) == bool(words)
+    assert len(rollout.segments[1].text.split()) == 2
+    assert not any(len(s.ids) for s in rollout.segments[4:])
+    # What was not sampled is observed: the stream can still be trained on, under the same log-probs.
+    e = Experience.from_rollout(rollout)
+    out = talkative.backbone.head(talkative.model)(talkative.hidden(pack_experiences([e])))
+    lp = out.log_softmax(-1)[:-1].gather(-1, e.ids[1:, None])[:, 0][e.loss_mask[1:]]
+    torch.testing.assert_close(lp, torch.cat([s.logprobs for s in rollout.segments]), atol=1e-5, rtol=0)
+
+    (late,) = engine.generate([Request(samples[1], schedule=Offline())])
+    assert not any(len(s.ids) for s in late.segments[:-1]) and len(late.segments[-1].ids)
+
+
+def test_wait_k_by_hand() -> None:
+    """Rate 1.5: after chunk t there are ceil(1.5·(t - 1)) words for k = 2; the last turn is free."""
+    schedule = WaitK(2, 1.5)
+    assert [schedule.due(t) for t in range(5)] == [0, 2, 3, 5, 6]
+    assert [schedule.words(t, 5, w) for t, w in ((0, 0), (1, 0), (2, 2), (3, 4), (3, 9), (4, 5))] == [
+        0,
+        2,
+        1,
+        1,
+        0,
+        None,
+    ]
+    assert WaitK(1, 1.0).due(0) == 1
+    assert WaitK(1, language="zh").count("你好 吗") == 3
+    with pytest.raises(ValueError, match="at least 1"):
+        WaitK(0)
+
+
+def test_a_supervised_stream_has_the_tokens_of_a_rollout(policy: AudioPolicy, streams: list[Stream]) -> None:
+    sample = interpretation(streams[0])
+    e = experience(policy, Example(sample))
+    targets = policy.decode(e.ids[e.loss_mask])
+    assert targets == "".join(t.reference for t in sample.turns) == streams[0].reference
+    ends = [i for i in range(len(e)) if e.loss_mask[i] and int(e.ids[i]) == policy.end_id]
+    assert len(ends) == len(sample.turns)
+    assert len(e.audio) == len(sample.turns)
+    # the loss hears the chunk: other audio in one chunk changes it
+    out = policy.forward(pack_experiences([e])).logprobs.detach()
+    wav = streams[0].audio.load(RATE)
+    other = replace(streams[0], audio=AudioClip(array=wav[::-1].copy(), sample_rate=RATE))
+    changed = experience(policy, Example(interpretation(other)))
+    assert torch.equal(changed.ids, e.ids)
+    assert not torch.allclose(policy.forward(pack_experiences([changed])).logprobs.detach(), out)

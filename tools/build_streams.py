@@ -1,0 +1,82 @@
+"""Write streams to interpret, laid out from the bundled recordings or a folder of tools/build_corpus.py.
+
+    python tools/build_streams.py OUT                                       # English to Spanish, 100 held-out streams
+    python tools/build_streams.py OUT --split train --target fr --count 500 --seconds 10 60
+    python tools/build_streams.py OUT --corpus corpus_it_ru --target it     # built with --languages en it ru
+
+The result is a folder with streams.jsonl and audio/*.flac (`audiorl.simulst.formats.read_streams` reads it). No prompt
+or text of `--split test` is heard in `--split train`, whatever the seed. The recordings keep their licence: the
+attribution is written beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from importlib import resources
+from itertools import islice
+from pathlib import Path
+
+from audiorl.simulst.bundled import draw_streams
+from audiorl.simulst.formats import write_streams
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("out", type=Path, help="folder to create; must be empty or absent")
+    parser.add_argument("--corpus", type=Path, metavar="FOLDER", help="a built corpus; default: the bundled one")
+    parser.add_argument("--source", default="en", help="language that is heard (default: %(default)s)")
+    parser.add_argument("--target", default="es", help="language to say it in (default: %(default)s)")
+    parser.add_argument("--split", choices=("train", "test"), default="test", help="(default: %(default)s)")
+    parser.add_argument("--count", type=int, default=100, help="number of streams (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, nargs=2, default=(10.0, 30.0), metavar=("LEAST", "GREATEST"))
+    parser.add_argument("--pauses", type=float, nargs=2, default=(0.2, 1.2), metavar=("LEAST", "GREATEST"))
+    parser.add_argument("--max-prompt-seconds", type=float, default=8.0, help="(default: %(default)s)")
+    parser.add_argument("--held-out", type=float, default=0.27, help="fraction held out (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--wav", action="store_true", help="write wav in place of flac")
+    return parser.parse_args()
+
+
+def copy_attribution(corpus: Path, out: Path) -> None:
+    for file in [corpus / "ATTRIBUTION.md", *sorted(corpus.glob("LICENSE-*.txt"))]:
+        if file.exists():
+            shutil.copy(file, out / file.name)
+    with open(out / "ATTRIBUTION.md", "a", encoding="utf-8") as file:
+        file.write(
+            "\nThe audio in this folder joins these recordings: silence around them was cut off, pauses and faint\n"
+            "noise were added. It is under the same licences.\n"
+        )
+
+
+def main() -> None:
+    args = parse_arguments()
+    if args.out.exists() and any(args.out.iterdir()):
+        raise ValueError(f"{args.out}: not empty; name a new folder or empty this one first")
+    if args.count < 1:
+        raise ValueError(f"--count must be at least 1, got {args.count}")
+    drawn = draw_streams(
+        args.split,
+        args.target,
+        args.source,
+        seconds=tuple(args.seconds),
+        pauses=tuple(args.pauses),
+        seed=args.seed,
+        max_prompt_seconds=args.max_prompt_seconds,
+        held_out=args.held_out,
+        folder=args.corpus,
+    )
+    streams = write_streams(args.out, islice(drawn, args.count), ".wav" if args.wav else ".flac")
+    copy_attribution(args.corpus or Path(str(resources.files("audiorl"))) / "assets" / "speech", args.out)
+    minutes = sum(s.seconds for s in streams) / 60
+    prompts = {key for s in streams for key in s.metadata["prompts"].split()}
+    units = sum(len(s.units) for s in streams)
+    print(f"{args.out}: {len(streams)} streams, {minutes:.1f} minutes, {units} units of {len(prompts)} prompts")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"build_streams: {error}")
