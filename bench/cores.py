@@ -36,7 +36,7 @@ from audiorl.algos.losses import policy_loss
 from audiorl.algos.packing import pack
 
 VOCABULARY = 151_936
-SIZES = [(896, 512), (896, 256), (896, 1024), (256, 512), (2048, 256)]  # H, N
+SIZES = [(896, 512), (256, 512), (896, 1024)]  # H, N
 BUDGET = 8192
 Call = Callable[[], Any]
 

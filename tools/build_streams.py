@@ -40,9 +40,9 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def copy_attribution(corpus: Path, out: Path) -> None:
-    for file in [corpus / "ATTRIBUTION.md", *sorted(corpus.glob("LICENSE-*.txt"))]:
-        if file.exists():
-            shutil.copy(file, out / file.name)
+    for source in [corpus / "ATTRIBUTION.md", *sorted(corpus.glob("LICENSE-*.txt"))]:
+        if source.exists():
+            shutil.copy(source, out / source.name)
     with open(out / "ATTRIBUTION.md", "a", encoding="utf-8") as file:
         file.write(
             "\nThe audio in this folder joins these recordings: silence around them was cut off, pauses and faint\n"

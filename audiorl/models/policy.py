@@ -28,6 +28,7 @@ from audiorl.algos.packing import attention_mask
 from audiorl.config import LoraConfig, ModelConfig
 from audiorl.data.audio import name as clip_name
 from audiorl.data.audio import seconds
+from audiorl.models.attention import by_stretch, stretches_of
 from audiorl.models.features import log_mel
 from audiorl.types import AudioClip, Message, PackedBatch, PolicyOutput, Sample
 
@@ -315,13 +316,21 @@ class AudioPolicy(nn.Module):
 
     def hidden(self, batch: PackedBatch) -> Tensor:
         """The decoder's last hidden states [T, H] of a packed batch."""
-        mask = attention_mask(batch.sequence, batch.parent).to(self.device)
-        out = self.backbone.decoder(self.model)(
-            inputs_embeds=self.embed(batch.ids, batch.audio, batch.loss_mask)[None],
-            position_ids=batch.position_ids[None].to(self.device),
-            attention_mask=mask[None, None],
-            use_cache=False,
-        )
+        decoder = self.backbone.decoder(self.model)
+        # Checkpointed layers run again in the backward pass, after this block.
+        again = self.config.gradient_checkpointing and torch.is_grad_enabled()
+        with nullcontext(False) if again else by_stretch(decoder) as possible:
+            if possible:
+                seen: dict[str, Any] = {"attention_mask": None, "stretches": stretches_of(batch.sequence, batch.parent)}
+            else:
+                mask = attention_mask(batch.sequence, batch.parent).to(self.device)
+                seen = {"attention_mask": mask[None, None]}
+            out = decoder(
+                inputs_embeds=self.embed(batch.ids, batch.audio, batch.loss_mask)[None],
+                position_ids=batch.position_ids[None].to(self.device),
+                use_cache=False,
+                **seen,
+            )
         return out.last_hidden_state[0]
 
     def autocast(self) -> Any:

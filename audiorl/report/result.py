@@ -144,6 +144,7 @@ def show(value: Any, metric: str = "") -> str:
         return f"{value:.1%}"
     if isinstance(value, int) or not math.isfinite(value):
         return str(value)
+    value += 0.0  # no "-0"
     if value and not 1e-3 <= abs(value) < 1e5:
         return f"{value:.2e}"
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"

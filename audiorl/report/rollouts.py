@@ -30,12 +30,15 @@ def rollouts(run: Run, players: Players) -> str:
 
 
 def question(sample: Row, players: Players) -> str:
-    """The prompt, its audio, its choices and its gold answers. The player of a stream stands by its timeline."""
-    clips = () if is_stream(sample) else sample.get("audio") or ()
-    audio = "".join(players.player(clip) for clip in clips)
+    """The prompt, its audio, its choices and its gold answers. Of a stream, audio and reference are in its timeline."""
+    streams = is_stream(sample)
+    audio = "".join(players.player(clip) for clip in (() if streams else sample.get("audio") or ()))
     facts = [
         f"<span class='fact'>{label} <b>{escape(', '.join(map(str, values)))}</b></span>"
-        for label, values in (("reference", sample.get("references")), ("choices", sample.get("choices")))
+        for label, values in (
+            ("reference", () if streams else sample.get("references")),
+            ("choices", sample.get("choices")),
+        )
         if values
     ]
     if sample.get("task"):

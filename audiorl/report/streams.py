@@ -26,7 +26,7 @@ _SHOWN = 4
 _NAMES, _TAIL, _PAGE = 104, 190, 1070  # px: the column of names, room after the end, what fits without scrolling
 _NARROW, _WIDE, _LEAST = 58, 104, 30  # px: of a chunk
 _BINS = 24
-_LANES, _LINES, _LETTER = 4, 3, 7.4  # of text: rows at most, lines in a box if there is room, px of a letter
+_LANES, _LINES, _LETTER = 4, 3, 8.2  # of text: rows at most, lines in a box if there is room, px of a letter
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _band(band: Band, axis: _Axis) -> str:
     rows = _written(axis, band.row.get("segments") or ())
     parts = dict(score.get("segment_parts") or {})
     if band.total and score.get("per_segment") is not None:
-        parts["sum"] = score["per_segment"]
+        parts["reward"] = score["per_segment"]
     rewards = "".join(_rewards(axis, part, values) for part, values in parts.items())
     return (
         f"<details class='band'{' open' if band.open else ''}><summary><span class='chips'>{band.head}</span></summary>"
@@ -256,7 +256,7 @@ def _placed(axis: _Axis, lane: Sequence[int], boxes: Mapping[int, _Box]) -> Iter
     """The cells of a row; each box may reach to where the next one begins."""
     first = lane[0] + 1 if lane else len(axis) + 1
     yield f"<td colspan='{first}'></td>"
-    for k, following in zip(lane, [*lane[1:], len(axis)], strict=True):
+    for k, following in pairwise([*lane, len(axis)]):
         yield f"<td colspan='{following - k}'>{boxes[k].html}</td>"
 
 
@@ -276,7 +276,7 @@ def _rewards(axis: _Axis, name: str, values: Sequence[float | None]) -> str:
             f"title='{title}'>{show(value) if width > 26 else ''}</i></td>"
         )
     cells += ["<td></td>"] * (len(axis) - len(cells))
-    whole = " whole" if name == "sum" else ""
+    whole = " whole" if name == "reward" else ""
     return f"<tr class='grid{whole}'><th scope='row'>{escape(name)}</th><td></td>{''.join(cells)}</tr>"
 
 

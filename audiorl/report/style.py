@@ -122,8 +122,8 @@ audio { height: 34px; width: 300px; max-width: 100%; }
   background: color-mix(in srgb, var(--line0) 14%, var(--card)); }
 .wave button:focus-visible { outline: 2px solid var(--line0); outline-offset: -2px; }
 .card .wave svg { width: 100%; height: 100%; fill: currentColor; overflow: hidden; }
-.ref, .said { width: fit-content; max-width: min(100%, 420px); margin: 4px 0 2px; padding: 1px 7px 2px; border-left: 2px solid;
-  border-radius: 0 6px 6px 0; line-height: 1.35; overflow-wrap: anywhere; }
+.ref, .said { width: fit-content; max-width: min(100%, 420px); margin: 4px 0 2px; padding: 1px 7px 2px;
+  border-left: 2px solid; border-radius: 0 6px 6px 0; line-height: 1.35; overflow-wrap: anywhere; }
 .ref { border-color: var(--muted); background: var(--soft); }
 .said { border-color: var(--line0); background: color-mix(in srgb, var(--line0) 13%, var(--card)); font-weight: 550; }
 .ref small, .said small { display: block; margin: 0; font-weight: 400; }

@@ -1,5 +1,4 @@
-"""How a rollout of several segments unfolded. Now a table; a picture of source against emission
-belongs here."""
+"""How a rollout of several segments unfolded, as a table. Streams with their sound are drawn by `streams`."""
 
 from __future__ import annotations
 

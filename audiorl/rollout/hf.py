@@ -9,20 +9,17 @@ Shapes: R prompts, B = sum of n rows, S cached length, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from audiorl.config import SamplingConfig
+from audiorl.models.attention import ungrouped
 from audiorl.models.policy import AudioPolicy
 from audiorl.rollout.sampling import choose, filtered_logprobs, uniforms
 from audiorl.rollout.stream import StreamDecoder
@@ -70,33 +67,6 @@ class _RoomyLayer(DynamicLayer):
         self._show()
 
 
-def _unrepeated_sdpa(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """transformers' "sdpa" without its copy of the cache for every query head of a group; the results are the same."""
-    if attention_mask is None or kwargs.get("position_bias") is not None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    scale = kwargs.get("scaling")
-    out = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scale, enable_gqa=True)
-    return out.transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register("audiorl_unrepeated_sdpa", _unrepeated_sdpa)
-AttentionMaskInterface.register("audiorl_unrepeated_sdpa", sdpa_mask)
-
-
-@contextmanager
-def _unrepeated_attention(decoder: Any) -> Iterator[None]:
-    """On the CPU only: with a mask, CUDA has no fast kernel that would read grouped keys."""
-    before = decoder.config._attn_implementation
-    if before == "sdpa" and decoder.get_input_embeddings().weight.device.type == "cpu":
-        decoder.config._attn_implementation = "audiorl_unrepeated_sdpa"
-    try:
-        yield
-    finally:
-        decoder.config._attn_implementation = before
-
-
 class HFEngine:
     """`RolloutEngine` over an `AudioPolicy`. In one process it shares the trainer's weights."""
 
@@ -127,14 +97,14 @@ class HFEngine:
         return rollouts
 
     def _interpret(self, requests: Sequence[Request]) -> list[Rollout]:
-        with self.policy.autocast(), _unrepeated_attention(self.policy.backbone.decoder(self.policy.model)):
+        with self.policy.autocast(), ungrouped(self.policy.backbone.decoder(self.policy.model)):
             return StreamDecoder(self.policy, self.sampling, self.policy_version).rollouts(requests)
 
     def _answer(self, requests: Sequence[Request]) -> list[Rollout]:
         prompts = [self.policy.prompt_ids(r.sample) for r in requests]
         rollouts: list[Rollout] = []
         for part in self._batches(requests, prompts):
-            with self.policy.autocast(), _unrepeated_attention(self.policy.backbone.decoder(self.policy.model)):
+            with self.policy.autocast(), ungrouped(self.policy.backbone.decoder(self.policy.model)):
                 rows = self._decode([requests[i] for i in part], [prompts[i] for i in part])
             rollouts.extend(self._rollout(row) for row in rows)
         return rollouts

@@ -15,7 +15,7 @@ from audiorl.report.audio import Players
 from audiorl.report.text import chip, marked, prompt
 from audiorl.report.timeline import timeline
 
-VOID = {"meta", "br", "img", "input", "link", "hr"}
+VOID = {"meta", "br", "img", "input", "link", "hr", "col"}
 EVIL = "<script>alert(1)</script>\"'&$\\frac$"
 
 

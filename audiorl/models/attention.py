@@ -1,0 +1,109 @@
+"""Attention as transformers' "sdpa" computes it, without work that its CPU kernels would do for nothing.
+
+Both functions below take the place of "sdpa" in a decoder for the length of a `with` block, on the CPU only and where
+every layer attends to everything before it; elsewhere nothing changes. Results are the same up to rounding.
+
+Shapes: B rows, T tokens of a packed row, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+Stretches = Sequence[tuple[int, int, int, int]]
+"""Of a packed row: (first row, row behind the last, the same of its parent, or of nothing)."""
+
+
+def stretches_of(sequence: Tensor, parent: Tensor) -> Stretches:
+    """The stretches of a `PackedBatch`, whose rows lie together: sequence [T], parent [number of stretches]."""
+    ends = torch.bincount(sequence, minlength=len(parent)).cumsum(0).tolist()
+    starts = [0, *ends[:-1]]
+    return [
+        (starts[i], ends[i], *((starts[p], ends[p]) if p >= 0 else (0, 0)))
+        for i, p in enumerate(parent.tolist())
+        if ends[i] > starts[i]
+    ]
+
+
+@contextmanager
+def by_stretch(decoder: Any) -> Iterator[bool]:
+    """Attention of a packed row stretch by stretch; says whether the decoder takes `stretches` in place of a mask.
+
+    A kernel with a mask computes all T² products of a row, however few of them count.
+    """
+    with _replaced(decoder, "audiorl_by_stretch") as taken:
+        yield taken
+
+
+@contextmanager
+def ungrouped(decoder: Any) -> Iterator[None]:
+    """Attention to a cache without a copy of it for every query head of a group.
+
+    On the CPU only: with a mask, CUDA has no fast kernel that would read grouped keys.
+    """
+    with _replaced(decoder, "audiorl_ungrouped"):
+        yield
+
+
+@contextmanager
+def _replaced(decoder: Any, name: str) -> Iterator[bool]:
+    config = decoder.config
+    before = config._attn_implementation
+    sliding = any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ())
+    taken = before == "sdpa" and not sliding and decoder.get_input_embeddings().weight.device.type == "cpu"
+    if taken:
+        config._attn_implementation = name
+    try:
+        yield taken
+    finally:
+        config._attn_implementation = before
+
+
+def _ungrouped(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    if attention_mask is None or kwargs.get("position_bias") is not None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    scale = kwargs.get("scaling")
+    out = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scale, enable_gqa=True)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _by_stretch(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """query [1, heads, T, D], key and value [1, kv heads, T, D] -> [1, T, heads, D]."""
+    stretches: Stretches = kwargs["stretches"]
+    scale = kwargs.get("scaling")
+    grouped = query.shape[1] != key.shape[1]
+    out = torch.empty_like(query) if not torch.is_grad_enabled() else None
+    pieces = []
+    for first, end, above, below in stretches:
+        q, k, v = (x[:, :, first:end] for x in (query, key, value))
+        mask = None
+        if below:
+            k, v = (torch.cat([x[:, :, above:below], own], 2) for x, own in ((key, k), (value, v)))
+            mask = torch.ones(end - first, k.shape[2], dtype=torch.bool).tril(below - above)
+        piece = scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+        )
+        if out is None:
+            pieces.append(piece)
+        else:
+            out[:, :, first:end] = piece
+    return (torch.cat(pieces, 2) if out is None else out).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("audiorl_ungrouped", _ungrouped)
+AttentionMaskInterface.register("audiorl_ungrouped", sdpa_mask)
+AttentionInterface.register("audiorl_by_stretch", _by_stretch)
+AttentionMaskInterface.register("audiorl_by_stretch", lambda *args, **kwargs: None)
