@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,9 +21,10 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from audiorl.config import SamplingConfig
+from audiorl.models.attention import ungrouped
 from audiorl.models.policy import AudioPolicy
 from audiorl.rollout.sampling import choose, filtered_logprobs, uniforms
-from audiorl.types import Request, Rollout, Segment, StopReason
+from audiorl.types import Request, Rollout, Sample, Segment, StopReason, Turn
 
 
 class StreamDecoder:
@@ -208,6 +209,41 @@ class StreamDecoder:
     def _rollout(self, row: _Row) -> Rollout:
         request = row.plan.request
         return Rollout(request.sample, tuple(row.segments), request.group_id or request.sample.id, row.index)
+
+
+class LiveStream:
+    """One stream as it happens: each turn is interpreted when it comes. Writes what `StreamDecoder` would.
+
+    `sample` holds the messages; its turns are those to come.
+    """
+
+    def __init__(self, policy: AudioPolicy, sampling: SamplingConfig, sample: Sample, seed: int = 0):
+        self._decoder = StreamDecoder(policy, sampling)
+        self._policy = policy
+        self._row = _Row(_Plan(Request(replace(sample, turns=()), seed=seed), []), 0)
+        self._cache = _Cache(policy.backbone.decoder(policy.model).config)
+        self._seconds = 0.0
+
+    @property
+    def rollout(self) -> Rollout:
+        """Everything so far."""
+        return self._decoder._rollout(self._row)
+
+    @torch.no_grad()
+    def hear(self, turn: Turn) -> Segment:
+        """What the policy writes after this turn. Emit times count the seconds spent in here."""
+        began = time.perf_counter()
+        plan, sample = self._row.plan, self._row.plan.request.sample
+        ids = self._policy.chunk_ids(turn.audio)
+        if not plan.observed:
+            ids = torch.cat([self._policy.prompt_ids(sample), ids])
+        request = replace(plan.request, sample=replace(sample, turns=(*sample.turns, turn)))
+        self._row.plan = _Plan(request, [*plan.observed, ids])
+        with self._policy.autocast(), ungrouped(self._policy.backbone.decoder(self._policy.model)):
+            self._decoder._speak([self._row], self._cache, self._decoder._hear([self._row], self._cache))
+        self._seconds += time.perf_counter() - began
+        self._decoder._close(self._row, self._seconds)
+        return self._row.segments[-1]
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
         prediction_length=len(final),
         reference=" ".join(sample.references) if sample.references else None,
         source=source or sample.id,
-        source_length=1000 * sample.turns[-1].end,
+        source_length=1000 * float(sample.metadata.get("seconds", sample.turns[-1].end)),
     )
 
 

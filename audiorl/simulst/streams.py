@@ -106,15 +106,17 @@ class ChunkConfig:
 
 
 def chunk_ends(seconds: float, chunk: float, shortest: float = SHORTEST) -> list[float]:
-    """When each chunk of a stream of `seconds` ends. A rest shorter than `shortest` belongs to the chunk before it."""
+    """When each chunk of a stream of `seconds` ends.
+
+    A rest shorter than `shortest` is not heard: it is no chunk of its own, and when the one before it was interpreted
+    nobody knew that the stream would end.
+    """
     if not seconds >= min(shortest, chunk):
         raise ValueError(f"a stream of {seconds * 1000:.0f} ms is too short; at least {shortest * 1000:.0f} ms")
     full = int((seconds + _NEAR) / chunk)
     rest = seconds - full * chunk
     ends = [(i + 1) * chunk for i in range(full)]
-    if full and rest < shortest:
-        return [*ends[:-1], seconds]
-    return [*ends, seconds]
+    return ends if full and rest < shortest else [*ends, seconds]
 
 
 def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> tuple[Turn, ...]:
@@ -155,16 +157,24 @@ def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[in
 
 def interpretation(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> Sample:
     """The stream as a prompt: the task in words, then its turns. The whole reference is the sample's reference."""
-    spoken, written = (LANGUAGES.get(code, code) for code in (stream.source_language, stream.target_language))
-    ask = f"Translate the {spoken} speech into {written} while you hear it."
-    about = {"source_language": stream.source_language, "target_language": stream.target_language}
-    return Sample(
-        id=stream.id,
-        messages=(Message("user", (ask,)),),
+    asked = request_of(stream.id, stream.source_language, stream.target_language)
+    about = {"seconds": stream.seconds, "transcript": stream.transcript}
+    return replace(
+        asked,
         references=(stream.reference,) if stream.units else (),
-        task=f"{stream.source_language}-{stream.target_language}",
-        metadata={**stream.metadata, **about, "seconds": stream.seconds, "transcript": stream.transcript},
+        metadata={**stream.metadata, **asked.metadata, **about},
         turns=turns(stream, chunks, lags),
+    )
+
+
+def request_of(id: str, source_language: str, target_language: str) -> Sample:
+    """The task in words, before anything has been heard."""
+    spoken, written = (LANGUAGES.get(code, code) for code in (source_language, target_language))
+    return Sample(
+        id=id,
+        messages=(Message("user", (f"Translate the {spoken} speech into {written} while you hear it.",)),),
+        task=f"{source_language}-{target_language}",
+        metadata={"source_language": source_language, "target_language": target_language},
     )
 
 

@@ -1,0 +1,68 @@
+"""Interpret speech while it is being spoken.
+
+interpreter = Interpreter(load_policy("runs/simul/checkpoints/stage2/step_000040"), "en", "es")
+for samples in microphone:                        # float32 [T] at 16 kHz, any T
+    print(interpreter.hear(samples), end="")
+print(interpreter.finish())
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from audiorl.config import SamplingConfig
+from audiorl.models import AudioPolicy
+from audiorl.rollout.stream import LiveStream
+from audiorl.simulst.streams import SHORTEST, ChunkConfig, request_of
+from audiorl.types import AudioClip, Rollout, Turn
+
+RATE = 16_000
+
+
+class Interpreter:
+    """Collects audio until a chunk is full, then lets the policy listen on or write; greedy unless told otherwise."""
+
+    def __init__(
+        self,
+        policy: AudioPolicy,
+        source_language: str,
+        target_language: str,
+        chunks: ChunkConfig | None = None,
+        sampling: SamplingConfig | None = None,
+        id: str = "live",
+    ):
+        chunks = chunks or ChunkConfig()
+        sampling = sampling or SamplingConfig(temperature=0.0, max_new_tokens=48)
+        self._live = LiveStream(policy, sampling, request_of(id, source_language, target_language))
+        self._chunk, self._context = round(chunks.seconds * RATE), round(chunks.context * RATE)
+        self._heard = np.zeros(0, np.float32)  # the context of the next chunk
+        self._waiting = np.zeros(0, np.float32)
+        self._samples = 0
+
+    @property
+    def rollout(self) -> Rollout:
+        """The stream so far, as a rollout without references."""
+        return self._live.rollout
+
+    def hear(self, samples: np.ndarray) -> str:
+        """Take mono float32 samples [T] at 16 kHz; returns what is written now, often nothing."""
+        if samples.ndim != 1 or samples.dtype.kind != "f":
+            raise ValueError(f"give mono samples [T] of floats at {RATE} Hz, got {samples.dtype} {samples.shape}")
+        self._waiting = np.concatenate([self._waiting, samples.astype(np.float32)])
+        text = ""
+        while len(self._waiting) >= self._chunk:
+            text += self._interpret(self._chunk)
+        return text
+
+    def finish(self) -> str:
+        """The stream has ended: returns what is written after the rest of it."""
+        return self._interpret(len(self._waiting)) if len(self._waiting) >= SHORTEST * RATE else ""
+
+    def _interpret(self, count: int) -> str:
+        chunk, self._waiting = self._waiting[:count], self._waiting[count:]
+        window = np.concatenate([self._heard, chunk])
+        before = len(self._heard) / RATE
+        self._samples += count
+        clip = AudioClip(array=window, sample_rate=RATE, start=before, duration=count / RATE, context=before)
+        self._heard = window[len(window) - min(self._context, len(window)) :]
+        return self._live.hear(Turn(clip, self._samples / RATE)).text
