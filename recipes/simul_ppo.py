@@ -6,8 +6,8 @@
 After each chunk of audio the model listens on or writes a piece of translation. Stage 1 rewards single turns, stage 2
 the latency and quality of the whole stream besides (Seed LiveInterpret 2.0, arXiv 2507.17527); the KL to the start is
 held near its target by a controller in log space. A model that has never seen such streams starts with `--sft-epochs`
-of supervised interpretation, `--lag` chunks late at most. Streams: audiorl's jsonl, RealSI, MuST-C's YAML, or pairs with
-word times (`audiorl.simulst.formats`). `--path tiny --data bundled` tries the recipe without any download.
+of supervised interpretation, `--lag` chunks late at most. Streams: audiorl's jsonl, RealSI, MuST-C's YAML, or pairs
+with word times (`audiorl.simulst.formats`). `--path tiny --data bundled` tries the recipe without any download.
 """
 
 from __future__ import annotations
