@@ -34,6 +34,7 @@ from audiorl.report import write_report
 from audiorl.rewards.simul import multi_turn, single_turn
 from audiorl.simulst.bundled import bundled_streams, prompt_pairs
 from audiorl.simulst.evaluate import measure_streams, probe_streams
+from audiorl.simulst.formats import write_streams
 from audiorl.simulst.schedules import Offline, WaitK, scheduled, words_per_chunk
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
 from audiorl.train.examples import Example
@@ -43,7 +44,7 @@ from audiorl.train.sft import sft
 from audiorl.types import Schedule
 
 PPO = RLConfig(
-    steps=40,
+    steps=30,
     prompts_per_step=12,
     group_size=2,
     advantage="gae",
@@ -56,10 +57,10 @@ PPO = RLConfig(
     kl_kind="k1",
     kl_beta=0.05,
     kl_control="log-space",
-    kl_target=0.15,
+    kl_target=0.2,
     kl_gain=1.0,
     critic=CriticConfig(warmup_steps=3, optim=OptimConfig(lr=3e-4)),
-    micro_batch_tokens=1600,
+    micro_batch_tokens=4000,
     eval_every=10,
     save_every=10,
 )
@@ -71,15 +72,15 @@ class Config:
     target: str = "es"
     """Language to translate into: es or fr."""
     chunks: ChunkConfig = ChunkConfig()
-    seconds: tuple[float, float] = (8.0, 16.0)
+    seconds: tuple[float, float] = (6.0, 12.0)
     """Shortest and longest stream."""
-    max_prompt_seconds: float = 3.0
+    max_prompt_seconds: float = 2.0
     max_prompts: int | None = None
     held_out: float = 0.27
     voices: int = 4
     """Synthetic voices per prompt."""
-    robot_streams: int = 500
-    human_streams: int = 200
+    robot_streams: int = 300
+    human_streams: int = 150
     test_streams: int = 40
     lag: int = 3
     """The supervised interpreter says a unit 0 to `lag` chunks after it could be said."""
@@ -87,10 +88,10 @@ class Config:
     """Of the wait-k baselines; none leaves them out."""
     threads: int = 2
     model: ModelConfig = ModelConfig(audio="projector")
-    vocabulary: int = 1000
-    sft: SFTConfig = SFTConfig(steps=600, batch_size=8, micro_batch_tokens=1600, save_every=50)
+    vocabulary: int = 700
+    sft: SFTConfig = SFTConfig(steps=500, batch_size=8, micro_batch_tokens=4000, save_every=50)
     sft_optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=20, schedule="cosine")
-    wait_k: SFTConfig = SFTConfig(steps=200, batch_size=8, micro_batch_tokens=1600, save_every=50)
+    wait_k: SFTConfig = SFTConfig(steps=200, batch_size=8, micro_batch_tokens=4000, save_every=50)
     wait_k_optim: OptimConfig = OptimConfig(lr=5e-4, warmup_steps=20, schedule="cosine")
     stage1: RLConfig = PPO
     stage2: RLConfig = PPO
@@ -99,7 +100,8 @@ class Config:
 
 
 def tiny() -> Config:
-    step = replace(PPO, steps=2, prompts_per_step=2, group_size=2, eval_every=1, save_every=1)
+    critic = replace(PPO.critic, warmup_steps=1)
+    step = replace(PPO, steps=2, prompts_per_step=2, group_size=2, eval_every=1, save_every=1, critic=critic)
     return Config(
         seconds=(2.0, 5.0),
         voices=1,
@@ -122,8 +124,8 @@ def main(config: Config, run: Run) -> None:
     policy = tiny_qwen_omni(
         [target.text for _, target in pairs], vocab_size=config.vocabulary, seed=config.seed, config=config.model
     )
-    train = human_streams("train", config.human_streams, config)
-    test = human_streams("test", config.test_streams, config)
+    train = on_disk(run, human_streams("train", config.human_streams, config), "train")
+    test = on_disk(run, human_streams("test", config.test_streams, config), "test")
     asked = [interpretation(s, config.chunks) for s in train]
 
     def measured(name: str, schedule: Schedule | None = None) -> None:
@@ -176,6 +178,11 @@ def human_streams(split: str, count: int, config: Config) -> list[Stream]:
         held_out=config.held_out,
         seed=0,  # the same streams for all seeds
     )
+
+
+def on_disk(run: Run, streams: list[Stream], split: str) -> list[Stream]:
+    """The streams with their audio in the run's folder, where the report finds it."""
+    return write_streams(run.dir / "streams" / split, streams)
 
 
 def robot_streams(config: Config) -> list[Stream]:

@@ -97,6 +97,11 @@ class RLWorker:
         metrics = self.optimise(experiences, shard.supervised)
         return Trained(metrics, [mean_advantage(e) for e in experiences])
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the policy stays as it is while its critic learns."""
+        return self.critic is not None and self.steps < self.config.critic.warmup_steps
+
     # -- before the update ----------------------------------------------------------------------------------------
 
     def prepare(self, experiences: Sequence[Experience]) -> list[Experience]:
@@ -138,13 +143,13 @@ class RLWorker:
             if self.config.kl_in == "reward":
                 metrics["kl"] = _mean_kl(experiences, self.config)
             metrics["kl/beta"] = self.kl.beta
-            if "kl" in metrics:
+            if "kl" in metrics and not self.waiting:  # a policy that waits for its critic tells nothing about β
                 self.kl = self.kl.update(metrics["kl"], len(experiences))
         self.steps += 1
         return metrics
 
     def _update(self, experiences: Sequence[Experience], supervised: Sequence[Experience]) -> Sums:
-        waiting = self.critic is not None and self.steps < self.config.critic.warmup_steps
+        waiting = self.waiting
         totals: Sums = defaultdict(float)
         self.optimizer.zero_grad()
         if self.critic_optimizer is not None:

@@ -1,0 +1,145 @@
+"""The recipes of simultaneous interpretation through the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audiorl.cli import main
+from audiorl.models import load_policy
+from audiorl.rewards.replay import read_rollouts
+from audiorl.simulst.bundled import bundled_streams
+from audiorl.simulst.formats import read_streams, write_streams
+from audiorl.simulst.logs import read_log
+from audiorl.train.logging import read_metrics
+from audiorl.train.rl import RLWorker
+
+STAGES = ("stage1", "stage2")
+
+
+def train(recipe: str, out: Path, *options: str) -> Path:
+    assert main(["train", f"recipes/{recipe}.py", "--tiny", *options, "--out", str(out)]) == 0
+    return out
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def checkpoint(run: Path, phase: str) -> Path:
+    return sorted((run / "checkpoints" / phase).glob("step_*"))[-1]
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train("simul_quickstart", tmp_path_factory.mktemp("runs") / "simul")
+
+
+def test_quickstart_writes_a_whole_run(quickstart: Path) -> None:
+    evals = json.loads((quickstart / "eval.json").read_text(), parse_constant=lambda c: pytest.fail(f"{c} is not JSON"))
+    assert set(evals) == {"before", "after stage1", "after", "wait-2", "offline"}
+    for name, result in evals.items():
+        assert result["n"] == 2 and result["low"] <= result["high"] and 0 <= result["chrf"] <= 100
+        logged = read_log(quickstart / "eval" / name)
+        rows = rows_of(quickstart / "eval" / f"{name}.jsonl")
+        assert [i.prediction for i in logged] == [" ".join(r["text"].split()) for r in rows]
+        assert all(len(r["segments"]) == len(r["sample"]["turns"]) for r in rows)
+    metrics = {s: [m for m in read_metrics(quickstart / "metrics.jsonl") if m["phase"] == s] for s in STAGES}
+    wanted = {"kl", "kl/beta", "reward/detection", "reward/initiative", "reward/quality", "reward/format"}
+    for stage, parts in (("stage1", set()), ("stage2", {"reward/latency", "reward/whole"})):
+        assert [m["step"] for m in metrics[stage]] == [1, 2]
+        first, second = metrics[stage]
+        assert wanted | parts <= set(first)
+        assert "policy/ratio" not in first and second["policy/ratio"] == pytest.approx(1, abs=1e-5)  # the critic first
+        assert first["kl/beta"] == second["kl/beta"]  # a waiting policy does not move β
+        assert second["policy/engine_gap"] < 1e-4 and second["grad_norm"] > 0
+    assert "reward/latency" not in metrics["stage1"][0]
+    assert metrics["stage1"][0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert (
+        "class='timeline" in (quickstart / "report.html").read_text()
+        or "<svg" in (quickstart / "report.html").read_text()
+    )
+
+
+def test_no_prompt_is_in_both_splits(quickstart: Path) -> None:
+    streams = {s: read_streams(quickstart / "streams" / s / "streams.jsonl").samples for s in ("train", "test")}
+    texts = {s: {u.source for stream in found for u in stream.units} for s, found in streams.items()}
+    assert texts["train"] and texts["test"] and not texts["train"] & texts["test"]
+
+
+def test_recorded_streams_carry_the_rewards_of_each_chunk(quickstart: Path) -> None:
+    files = sorted((quickstart / "rollouts").iterdir())
+    for row in (r for f in files for r in rows_of(f)):
+        turns = len(row["sample"]["turns"])
+        assert len(row["score"]["per_segment"]) == turns
+        assert {len(v) for v in row["score"]["segment_parts"].values()} == {turns}
+        (clip,) = row["sample"]["audio"]  # the chunks of one recording as one
+        assert clip["duration"] == pytest.approx(row["sample"]["turns"][-1]["end"])
+    rollouts, scores = read_rollouts(files[0])
+    assert len(rollouts) == len(scores) == 4
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("streams")
+    write_streams(folder, bundled_streams("train", "fr", count=6, seconds=(2.0, 4.0), max_prompt_seconds=2.0))
+    return folder / "streams.jsonl"
+
+
+def test_simul_ppo_on_streams_of_a_file_interrupted_in_stage_two(
+    streams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--data", str(streams), "--target-language", "fr", "--optim.lr", "1e-3", "--sft-epochs", "1")
+    whole = train("simul_ppo", tmp_path / "whole", *options)
+    original, calls = RLWorker.train, 0
+
+    def interrupted(self: RLWorker, shard: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:  # the first step of stage 2
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self, shard)
+
+    monkeypatch.setattr(RLWorker, "train", interrupted)
+    capsys.readouterr()
+    run = tmp_path / "run"
+    assert main(["train", "recipes/simul_ppo.py", "--tiny", *options, "--out", str(run)]) == 130
+    assert "after stage2 step 1" in capsys.readouterr().err
+    assert main(["resume", str(run)]) == 0
+    for stage in STAGES:
+        for name in ("model.safetensors", "trainer.safetensors"):
+            assert (checkpoint(run, stage) / name).read_bytes() == (checkpoint(whole, stage) / name).read_bytes()
+    policy, start = load_policy(checkpoint(whole, "stage2")), load_policy(checkpoint(whole, "sft"))
+    assert any(not (p == start.trainable()[n]).all() for n, p in policy.trainable().items())
+
+
+@pytest.mark.parametrize("advantage", ["group", "time-index"])
+def test_simul_ppo_without_a_critic(tmp_path: Path, advantage: str) -> None:
+    options = [
+        o
+        for stage in STAGES
+        for o in (f"--{stage}.advantage", advantage, f"--{stage}.group-size", "2", f"--{stage}.kl-in", "loss")
+    ]
+    run = train("simul_ppo", tmp_path / "run", *options, "--sft-epochs", "0", "--rewards.time", "True")
+    metrics = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "stage2"]
+    assert all(m["grad_norm"] > 0 and "reward/time" in m for m in metrics)
+
+
+def test_unknown_weights_and_streams_without_reference(
+    tmp_path: Path, streams: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ("--out", str(tmp_path / "run"))
+    common = ["train", "recipes/simul_ppo.py", "--tiny", *out]
+    assert main([*common, "--rewards.weights", "speed", "2"]) != 0
+    assert "no reward is called 'speed'" in capsys.readouterr().err
+    rows = rows_of(streams)
+    rows[1]["units"] = []
+    bare = streams.parent / "bare.jsonl"
+    bare.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    assert main([*common[:3], "--out", str(tmp_path / "two"), "--data", str(bare), "--target-language", "fr"]) != 0
+    assert "has no units" in capsys.readouterr().err
