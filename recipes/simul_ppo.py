@@ -21,12 +21,12 @@ from audiorl.report import write_report
 from audiorl.rewards.similarity import Metric
 from audiorl.rewards.simul import multi_turn, single_turn
 from audiorl.simulst.bundled import bundled_streams
-from audiorl.simulst.evaluate import measure_streams, probe_streams
+from audiorl.simulst.evaluate import measure_streams
 from audiorl.simulst.formats import read_streams
+from audiorl.simulst.stages import Stage, train_stages
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
 from audiorl.train.examples import Example
 from audiorl.train.experiment import RecipeConfig, policy_from, split_held_out
-from audiorl.train.loop import rl
 from audiorl.train.run import Run
 from audiorl.train.sft import sft
 
@@ -133,23 +133,18 @@ def main(config: Config, run: Run) -> None:
         settings = replace(config.sft, steps=steps)
         sft(policy, examples, run, config=settings, optim=config.sft_optim, seed=config.seed)
     measured("before")
-    start = policy.reference()
-    asked = [interpretation(s, config.chunks) for s in train]
-    for phase, settings_rl, reward in (("stage1", config.stage1, single), ("stage2", config.stage2, both)):
-        rl(
-            policy,
-            asked,
-            reward,
-            run,
-            config=settings_rl,
-            optim=config.optim,
-            sampling=config.sampling,
-            seed=config.seed + (phase == "stage2"),
-            phase=phase,
-            evaluate=probe_streams(policy, held_out, config.chunks, config.sampling),
-            reference=start,
-        )
-        measured("after" if phase == "stage2" else "after stage1")
+    train_stages(
+        policy,
+        train,
+        held_out,
+        run,
+        (Stage("stage1", single, config.stage1, "after stage1"), Stage("stage2", both, config.stage2, "after")),
+        chunks=config.chunks,
+        optim=config.optim,
+        sampling=config.sampling,
+        measure=measured,
+        seed=config.seed,
+    )
     print(write_report(run.dir))
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -33,15 +34,18 @@ from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.report import write_report
 from audiorl.rewards.simul import multi_turn, single_turn
 from audiorl.simulst.bundled import bundled_streams, prompt_pairs
-from audiorl.simulst.evaluate import measure_streams, probe_streams
+from audiorl.simulst.evaluate import measure_streams
 from audiorl.simulst.formats import write_streams
 from audiorl.simulst.schedules import Offline, WaitK, scheduled, words_per_chunk
+from audiorl.simulst.stages import Stage, train_stages
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
 from audiorl.train.examples import Example
-from audiorl.train.loop import rl
 from audiorl.train.run import Run
 from audiorl.train.sft import sft
 from audiorl.types import Schedule
+
+Split = Literal["train", "test"]
+SPLITS: tuple[Split, ...] = ("train", "test")
 
 PPO = RLConfig(
     steps=30,
@@ -75,7 +79,6 @@ class Config:
     seconds: tuple[float, float] = (6.0, 12.0)
     """Shortest and longest stream."""
     max_prompt_seconds: float = 2.0
-    max_prompts: int | None = None
     held_out: float = 0.27
     voices: int = 4
     """Synthetic voices per prompt."""
@@ -93,6 +96,8 @@ class Config:
     sft_optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=20, schedule="cosine")
     wait_k: SFTConfig = SFTConfig(steps=200, batch_size=8, micro_batch_tokens=4000, save_every=50)
     wait_k_optim: OptimConfig = OptimConfig(lr=5e-4, warmup_steps=20, schedule="cosine")
+    stages: tuple[Literal["stage1", "stage2"], ...] = ("stage1", "stage2")
+    """For ablations: one of them alone."""
     stage1: RLConfig = PPO
     stage2: RLConfig = PPO
     optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=3)
@@ -120,13 +125,12 @@ def tiny() -> Config:
 
 def main(config: Config, run: Run) -> None:
     torch.set_num_threads(config.threads)
-    pairs = [p for split in ("train", "test") for p in _prompts(split, config)]
+    pairs = [p for split in SPLITS for p in _prompts(split, config)]
     policy = tiny_qwen_omni(
         [target.text for _, target in pairs], vocab_size=config.vocabulary, seed=config.seed, config=config.model
     )
     train = on_disk(run, human_streams("train", config.human_streams, config), "train")
     test = on_disk(run, human_streams("test", config.test_streams, config), "test")
-    asked = [interpretation(s, config.chunks) for s in train]
 
     def measured(name: str, schedule: Schedule | None = None) -> None:
         measure_streams(run, name, policy, test, config.chunks, config.sampling, multi_turn(), schedule)
@@ -137,22 +141,22 @@ def main(config: Config, run: Run) -> None:
     sft(policy, lagging, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     measured("before")
 
-    start = policy.reference()
-    for phase, settings, reward in (("stage1", config.stage1, single_turn()), ("stage2", config.stage2, multi_turn())):
-        rl(
-            policy,
-            asked,
-            reward,
-            run,
-            config=settings,
-            optim=config.optim,
-            sampling=config.sampling,
-            seed=config.seed + (phase == "stage2"),
-            phase=phase,
-            evaluate=probe_streams(policy, test, config.chunks, config.sampling),
-            reference=start,
-        )
-        measured("after" if phase == "stage2" else "after stage1")
+    known = {
+        "stage1": Stage("stage1", single_turn(), config.stage1, "after stage1"),
+        "stage2": Stage("stage2", multi_turn(), config.stage2, "after"),
+    }
+    train_stages(
+        policy,
+        train,
+        test,
+        run,
+        [known[name] for name in config.stages],
+        chunks=config.chunks,
+        optim=config.optim,
+        sampling=config.sampling,
+        measure=measured,
+        seed=config.seed,
+    )
 
     if config.ks:
         run.load_result("sft", policy)
@@ -168,9 +172,9 @@ def main(config: Config, run: Run) -> None:
     print(write_report(run.dir))
 
 
-def human_streams(split: str, count: int, config: Config) -> list[Stream]:
+def human_streams(split: Split, count: int, config: Config) -> list[Stream]:
     return bundled_streams(
-        split,  # type: ignore[arg-type]
+        split,
         config.target,
         count=count,
         seconds=config.seconds,
@@ -188,9 +192,9 @@ def on_disk(run: Run, streams: list[Stream], split: str) -> list[Stream]:
 def robot_streams(config: Config) -> list[Stream]:
     """All prompts in robot voices, half of the streams from either split."""
     streams: list[Stream] = []
-    for split in ("train", "test"):
+    for split in SPLITS:
         streams += bundled_streams(
-            split,  # type: ignore[arg-type]
+            split,
             config.target,
             count=config.robot_streams // 2,
             seconds=config.seconds,
@@ -202,9 +206,9 @@ def robot_streams(config: Config) -> list[Stream]:
     return streams
 
 
-def _prompts(split: str, config: Config) -> list[tuple[Utterance, Utterance]]:
+def _prompts(split: Split, config: Config) -> list[tuple[Utterance, Utterance]]:
     return prompt_pairs(
-        split,  # type: ignore[arg-type]
+        split,
         config.target,
         held_out=config.held_out,
         max_prompt_seconds=config.max_prompt_seconds,

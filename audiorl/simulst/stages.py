@@ -1,0 +1,60 @@
+"""The stages of segmented PPO, each measured (two-stage training of Seed LiveInterpret 2.0, arXiv 2507.17527)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from audiorl.config import OptimConfig, RLConfig, SamplingConfig
+from audiorl.models import AudioPolicy
+from audiorl.simulst.evaluate import probe_streams
+from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
+from audiorl.train.loop import rl
+from audiorl.train.run import Run
+from audiorl.types import Reward
+
+Name = Literal["stage1", "stage2"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A phase of the run, its reward, and the name of the evaluation after it."""
+
+    name: Name
+    reward: Reward
+    config: RLConfig
+    measured_as: str
+
+
+def train_stages(
+    policy: AudioPolicy,
+    streams: Sequence[Stream],
+    held_out: Sequence[Stream],
+    run: Run,
+    stages: Sequence[Stage],
+    *,
+    chunks: ChunkConfig,
+    optim: OptimConfig,
+    sampling: SamplingConfig,
+    measure: Callable[[str], None],
+    seed: int = 0,
+) -> None:
+    """Train `policy` in place, stage after stage; the KL of all of them is measured from the policy as it begins."""
+    start = policy.reference()
+    asked = [interpretation(s, chunks) for s in streams]
+    for number, stage in enumerate(stages):
+        rl(
+            policy,
+            asked,
+            stage.reward,
+            run,
+            config=stage.config,
+            optim=optim,
+            sampling=sampling,
+            seed=seed + number,
+            phase=stage.name,
+            evaluate=probe_streams(policy, held_out, chunks, sampling),
+            reference=start,
+        )
+        measure(stage.measured_as)
