@@ -1,8 +1,18 @@
-"""Simultaneous translation: latency and quality of a SimulEval log.
+"""Simultaneous translation: interpret streams with a model, score a SimulEval log, plot quality against latency.
 
+    python -m eval.simul --model runs/simul/checkpoints/stage2/step_000040 --streams bundled:es/test --out results/simul
+    python -m eval.simul --model MODEL --streams tst.yaml --source-language en --target-language es --out results/talks
+    python -m eval.simul --model MODEL --streams bundled:es/test --chunk-seconds 0.48 0.96 1.92 --out results/chunks
     python -m eval.simul --score results/simul --language es
     python -m eval.simul --score results/talks --language zh --segments tst.yaml --references tst.zh
     python -m eval.simul --plot tradeoff.png results/wait3 results/wait5 results/policy
+
+A model interprets greedily, chunk by chunk, as in training. Writes to --out: rollouts.jsonl (streams as they finish; a
+second call goes on from there), instances.log and config.yaml (SimulEval's log), segments.yaml with segments.LANGUAGE
+(the references as MuST-C keeps them, for --segments), settings.json, and the scores below. Streams without references
+are interpreted and logged in OUT/unscored, not scored. Several chunk lengths are operating points: one subfolder each,
+and tradeoff.png. Its scores with computation count the computing since the last write; --score --cumulative-elapsed
+--segments OUT/segments.yaml computes them again.
 
 The scored folder holds instances.log and config.yaml, as SimulEval writes them (see audiorl.simulst.logs). Writes into
 it: scores.json (all scores, units and settings) and scores.tsv (SimulEval's table: a line of names, a line of values).
@@ -13,31 +23,72 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 from audiorl.metrics.latency import latency_unit
+from audiorl.rollout.batch import check_settings, greedy_engine
+from audiorl.simulst.bundled import bundled_streams
+from audiorl.simulst.evaluate import SEGMENTS, interpret_into, write_interpreted
+from audiorl.simulst.formats import read_streams
 from audiorl.simulst.logs import Instance, SourceType, TargetType, read_log, read_types
 from audiorl.simulst.plot import PlotQuality, plot_tradeoff
 from audiorl.simulst.quality import NAMES, Quality, bleu_tokenizer
+from audiorl.simulst.schedules import Offline, WaitK, words_per_chunk
 from audiorl.simulst.scoring import Segments, score
 from audiorl.simulst.segments import match_segments, read_segments
+from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
+from audiorl.types import AudioClip, Request, RolloutEngine, Schedule
 
 TRANSCRIPTS = "asr_transcripts.txt"
-_COUNTS = ("instances", "silent")
+SETTINGS = "settings.json"
+BUNDLED = 20
+"""How many bundled streams there are to interpret, unless --limit asks for another number."""
+_COUNTS = ("instances", "silent", "skipped", "unscored")
 
 
 @dataclass(frozen=True)
 class Options:
-    """Score a log of simultaneous translation, or plot scored ones."""
+    """Interpret streams with a model, score a log of simultaneous translation, or plot scored ones."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
     """Scored folders to plot; one whose subfolders are scored becomes a line."""
+    model: str | None = None
+    """Interpret with this Hugging Face model folder or hub id."""
+    streams: str | None = None
+    """What `audiorl.simulst.formats.read_streams` reads, or bundled:TARGET/SPLIT, such as bundled:es/test: 20 streams
+    (or --limit) of 10 to 30 s of English prompts, always the same ones."""
+    out: Path | None = None
+    """Folder for rollouts, log and scores."""
+    source_language: str = ""
+    """Code of the streams' language, where their file does not name it."""
+    target_language: str = ""
+    chunk_seconds: tuple[float, ...] = (ChunkConfig().seconds,)
+    """Length of a chunk; several make as many operating points."""
+    context: float = ChunkConfig().context
+    """Seconds before a chunk that are heard with it."""
+    max_new_tokens: int = 48
+    """Most tokens after one chunk."""
+    schedule: str | None = None
+    """wait-K, such as wait-3, or offline: decides when to write in place of the model."""
+    rate: float | None = None
+    """Target words (or characters) a second that wait-K writes; by default as many as the references have."""
+    batch_size: int = 1
+    """Streams side by side. Times with computation are those of a single stream with 1 only."""
+    limit: int | None = None
+    """Only the first streams."""
+    audio_root: Path | None = None
+    """Where relative audio paths start; by default the folder of the streams' file."""
+    device: str = "auto"
     score: Path | None = None
     """Score the log in this folder."""
     language: str | None = None
@@ -95,8 +146,130 @@ def score_folder(options: Options) -> dict[str, Any]:
         "cumulative_elapsed": options.cumulative_elapsed,
         "segments": str(options.segments) if options.segments else None,
     }
+    if (folder / SETTINGS).is_file():
+        scores["run"] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     write_scores(folder, scores)
     return scores
+
+
+def interpret(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]:
+    """Interpret the streams at each chunk length and score them; the scores of the last one ({} without references)."""
+    if not (options.model and options.streams and options.out):
+        raise ValueError("give --model, --streams and --out to interpret, or --score DIR to score a log")
+    if not options.chunk_seconds:
+        raise ValueError("--chunk-seconds: give one or more")
+    streams, skipped = streams_of(options)
+    schedules = [schedule_of(options, streams, seconds) for seconds in options.chunk_seconds]
+    engine = engine or greedy_engine(options.model, options.max_new_tokens, options.device)
+    several = len(options.chunk_seconds) > 1
+    points = [options.out / f"chunk-{s:g}" if several else options.out for s in options.chunk_seconds]
+    scores: dict[str, Any] = {}
+    for folder, seconds, schedule in zip(points, options.chunk_seconds, schedules, strict=True):
+        chunks = ChunkConfig(seconds, options.context)
+        scores = _operating_point(folder, engine, streams, chunks, schedule, len(skipped), options)
+    if several and scores:
+        options_of_plot = replace(options, folders=(options.out,), plot=options.out / "tradeoff.png")
+        silent = [p.name for p in points if json.loads((p / "scores.json").read_text(encoding="utf-8"))["LAAL"] is None]
+        if silent:
+            Console().print(f"no tradeoff.png: nothing was written in {', '.join(silent)}")
+        else:
+            run(options_of_plot)
+    return scores
+
+
+def streams_of(options: Options) -> tuple[list[Stream], Sequence[Any]]:
+    """The streams to interpret, in one target language, and the rows that could not be used, which go to stderr."""
+    assert options.streams
+    bundled = re.fullmatch(r"bundled:(\w+)/(train|test)", options.streams)
+    if bundled:
+        count = BUNDLED if options.limit is None else options.limit
+        return bundled_streams(bundled[2], bundled[1], count=count), ()  # type: ignore[arg-type]
+    loaded = read_streams(
+        options.streams,
+        source_language=options.source_language,
+        target_language=options.target_language,
+        audio_root=options.audio_root,
+        on_error="skip",
+        limit=options.limit,
+    )
+    if loaded.skipped:
+        print(f"{loaded.summary()}\n{loaded.listing()}", file=sys.stderr)
+    if not loaded.samples:
+        raise ValueError(f"{options.streams}: nothing to interpret")
+    languages = sorted({s.target_language for s in loaded.samples})
+    if len(languages) > 1:
+        raise ValueError(f"{options.streams}: translations into {', '.join(languages)}; choose by --target-language")
+    return list(loaded.samples), loaded.skipped
+
+
+def schedule_of(options: Options, streams: Sequence[Stream], chunk_seconds: float) -> Schedule | None:
+    """What --schedule names."""
+    language = streams[0].target_language
+    if options.schedule is None or options.schedule == "offline":
+        if options.rate is not None:
+            raise ValueError("--rate: belongs to --schedule wait-K")
+        return Offline(language) if options.schedule else None
+    wait = re.fullmatch(r"wait-(\d+)", options.schedule)
+    if not wait:
+        raise ValueError(f"--schedule: {options.schedule!r}; give wait-K, such as wait-3, or offline")
+    known = [s for s in streams if s.reference]
+    if options.rate is None and not known:
+        raise ValueError("--schedule wait-K: the streams have no references to take the rate from; give --rate")
+    rate = words_per_chunk(known, chunk_seconds) if options.rate is None else options.rate * chunk_seconds
+    return WaitK(int(wait[1]), rate, language)
+
+
+def _operating_point(
+    folder: Path,
+    engine: RolloutEngine,
+    streams: Sequence[Stream],
+    chunks: ChunkConfig,
+    schedule: Schedule | None,
+    skipped: int,
+    options: Options,
+) -> dict[str, Any]:
+    assert options.streams
+    settings = {
+        "model": options.model,
+        "streams": options.streams if options.streams.startswith("bundled:") else Path(options.streams).name,
+        "chunk_seconds": chunks.seconds,
+        "context": chunks.context,
+        "max_new_tokens": options.max_new_tokens,
+        "schedule": None if schedule is None else repr(schedule),
+        "batch_size": options.batch_size,
+    }
+    check_settings(folder / SETTINGS, settings)
+    _warm_up(engine, streams[0], chunks)
+    rollouts = interpret_into(folder / "rollouts.jsonl", engine, streams, chunks, schedule, options.batch_size)
+    both = list(zip(streams, rollouts, strict=True))
+    scored, others = ([pair for pair in both if bool(pair[0].reference) == wanted] for wanted in (True, False))
+    for where, pairs in ((folder, scored), (folder / "unscored", others)):
+        if pairs:
+            write_interpreted(where, *zip(*pairs, strict=True))
+    if others:
+        print(f"{len(others)} of {len(both)} streams have no reference: logged in {folder / 'unscored'}, not scored")
+    if not scored:
+        return {}
+    sources = (folder / SEGMENTS).with_suffix(f".{streams[0].source_language}")
+    scoring = replace(
+        options,
+        score=folder,
+        language=streams[0].target_language,
+        segments=folder / SEGMENTS,
+        sources=options.sources or (sources if sources.is_file() else None),
+        cumulative_elapsed=True,
+    )
+    scores = score_folder(scoring) | {"skipped": skipped, "unscored": len(others)}
+    write_scores(folder, scores)
+    Console().print(table(scores, str(folder)))
+    return scores
+
+
+def _warm_up(engine: RolloutEngine, stream: Stream, chunks: ChunkConfig) -> None:
+    """A chunk of silence, so that no stream's times hold what the first call of all takes."""
+    silence = AudioClip(array=np.zeros(round(16_000 * chunks.seconds), np.float32), sample_rate=16_000)
+    asked = replace(stream, audio=silence, seconds=chunks.seconds, units=())
+    engine.generate([Request(interpretation(asked, chunks))])
 
 
 def types_of(folder: Path, instances: list[Instance]) -> tuple[SourceType, TargetType]:
@@ -125,14 +298,16 @@ def table(scores: dict[str, Any], title: str) -> Table:
     out = Table(title=title)
     out.add_column("metric")
     out.add_column("value", justify="right")
-    out.add_column("with computation", justify="right")
+    size = scores.get("run", {}).get("batch_size", 1)
+    out.add_column("with computation" if size == 1 else f"with computation ({size} streams at once)", justify="right")
     for name in metric_names(scores):
         if not name.endswith("_CA"):
             aware = scores.get(f"{name}_CA")
             out.add_row(name, _shown(name, scores[name], words), "" if aware is None else _shown(name, aware, words))
     out.add_section()
     for name in _COUNTS:
-        out.add_row(name, str(scores[name]), "")
+        if name in scores:
+            out.add_row(name, str(scores[name]), "")
     return out
 
 
@@ -163,7 +338,7 @@ def _lines(path: Path) -> list[str] | None:
         raise ValueError(f"{path}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
 
 
-def run(options: Options) -> dict[str, Any]:
+def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]:
     """Do what the options say and return the scores (empty where only a picture was drawn)."""
     if options.plot is not None:
         path = plot_tradeoff(options.folders, options.plot, quality=options.plot_quality, latency=options.plot_latency)
@@ -171,8 +346,10 @@ def run(options: Options) -> dict[str, Any]:
         return {}
     if options.folders:
         raise ValueError("folders without an option are those of --plot OUT.png; one folder is scored by --score DIR")
+    if options.model or options.streams:
+        return interpret(options, engine)
     if options.score is None:
-        raise ValueError("give --score DIR to score a log, or --plot OUT.png and scored folders")
+        raise ValueError("give --score DIR to score a log, --plot OUT.png and scored folders, or --model to interpret")
     scores = score_folder(options)
     Console().print(table(scores, str(options.score)))
     return scores
@@ -183,3 +360,5 @@ if __name__ == "__main__":
         run(tyro.cli(Options, description=__doc__))
     except (ValueError, OSError, ImportError) as error:
         raise SystemExit(f"error: {error}") from error
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted; the same command goes on with the streams that are left") from None

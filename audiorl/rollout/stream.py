@@ -45,9 +45,14 @@ class StreamDecoder:
         return out
 
     def _plan(self, request: Request) -> _Plan:
-        chunks = [self.policy.chunk_ids(turn.audio) for turn in request.sample.turns]
+        """Hears all turns, whose times are kept: a chunk's own tokens depend on nothing that comes later."""
+        chunks, hearing = [], []
+        for turn in request.sample.turns:
+            began = time.perf_counter()
+            chunks.append(self.policy.chunk_ids(turn.audio))
+            hearing.append(time.perf_counter() - began)
         prompt = self.policy.prompt_ids(request.sample)
-        return _Plan(request, [torch.cat([prompt, chunks[0]]), *chunks[1:]])
+        return _Plan(request, [torch.cat([prompt, chunks[0]]), *chunks[1:]], hearing)
 
     def _batches(self, plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:
         """Plans in order; one request is never split. Turns are counted with a quarter of the tokens they may take."""
@@ -76,10 +81,13 @@ class StreamDecoder:
         cache, logits = cache.select(repeat.to(logits.device)), logits[repeat.to(logits.device)]
         rows = [_Row(p, k, length=first[i].length) for i, p in enumerate(plans) for k in range(p.request.n)]
         living = rows
+        hearing = 0.0
         while True:
+            turn = living[0].turn
+            hearing += sum(p.hearing[turn] for p in plans if turn < len(p.hearing))
             self._speak(living, cache, logits)
             for row in living:
-                self._close(row, time.perf_counter() - began)
+                self._close(row, hearing + time.perf_counter() - began)
             keep = [b for b, row in enumerate(living) if row.turn < len(row.plan.observed)]
             if not keep:
                 return rows
@@ -232,6 +240,14 @@ class LiveStream:
     @torch.no_grad()
     def hear(self, turn: Turn) -> Segment:
         """What the policy writes after this turn. Emit times count the seconds spent in here."""
+        training = self._policy.model.training
+        self._policy.model.eval()  # in training mode, gradient checkpointing would switch the cache off
+        try:
+            return self._hear(turn)
+        finally:
+            self._policy.model.train(training)
+
+    def _hear(self, turn: Turn) -> Segment:
         began = time.perf_counter()
         plan, sample = self._row.plan, self._row.plan.request.sample
         ids = self._policy.chunk_ids(turn.audio)
@@ -248,10 +264,12 @@ class LiveStream:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a request will hear: the token ids of each turn, the messages before the first."""
+    """What a request will hear: the token ids of each turn, the messages before the first, and the seconds that the
+    audio tower took for each."""
 
     request: Request
     observed: list[Tensor]
+    hearing: list[float] = field(default_factory=list)
 
     def count(self, text: str) -> int:
         assert self.request.schedule is not None

@@ -1,11 +1,20 @@
-"""A policy as an agent of SimulEval (pip install simuleval), which then drives it chunk by chunk:
+"""A policy as an agent of SimulEval 1.1.4, which then drives it chunk by chunk:
 
     simuleval --agent-class audiorl.simulst.agent.InterpreterAgent --model runs/simul/checkpoints/stage2/step_000040 \\
         --source-language en --target-language es --source-segment-size 960 \\
-        --source wavs.txt --target references.txt --output results
+        --source wavs.txt --target references.txt --output results --quality-metrics BLEU
 
-`--source-segment-size` is the chunk in ms that the policy was trained with. Audio of another rate than 16 kHz is
-resampled, several channels are averaged by SimulEval itself.
+`--source-segment-size` is the chunk in ms that the policy was trained with; `--device` is where it lives. Audio of any
+rate and number of channels is heard as the rest of audiorl hears it. `python -m eval.simul --score results` computes
+the same scores and more, `python -m eval.simul --model …` does without SimulEval.
+
+SimulEval pins an older tqdm than `datasets` can use, so it stays beside this environment, not in it:
+
+    python3.11 -m venv /tmp/simuleval
+    /tmp/simuleval/bin/pip install --no-deps simuleval==1.1.4 textgrid==1.6.1 tornado
+    echo "import site; site.addsitedir('$PWD/.venv/lib/python3.11/site-packages')" \\
+        > /tmp/simuleval/lib/python3.11/site-packages/audiorl.pth
+    /tmp/simuleval/bin/python -m pytest tests/unit/simulst/test_simulst_agent.py
 """
 
 from __future__ import annotations
@@ -14,22 +23,26 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 import numpy as np
-import soxr
 from simuleval.agents import SpeechToTextAgent
 from simuleval.agents.actions import Action, ReadAction, WriteAction
 
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.models import load_policy
-from audiorl.simulst.live import RATE, Interpreter
+from audiorl.simulst.evaluate import settled
+from audiorl.simulst.live import Interpreter
 from audiorl.simulst.streams import ChunkConfig
 
 
 class InterpreterAgent(SpeechToTextAgent):  # type: ignore[misc]
-    """Reads a segment, lets the policy listen on or write, until the source and the policy have finished."""
+    """Reads a segment, lets the policy listen on or write, until the source and the policy have finished.
+
+    SimulEval takes every write for whole words. A word at which the policy was cut off is written together with what
+    follows; one that the policy itself ends in the middle and goes on with in a later turn counts as two.
+    """
 
     def __init__(self, args: Namespace):
         # Before SimulEval's own constructor, which calls reset().
-        self._policy = load_policy(args.model, ModelConfig(device=args.device_name))
+        self._policy = load_policy(args.model, ModelConfig(device=args.device))
         self._languages = args.source_language, args.target_language
         self._chunks = ChunkConfig(args.source_segment_size / 1000, args.context)
         self._sampling = SamplingConfig(temperature=0.0, max_new_tokens=args.max_new_tokens)
@@ -42,20 +55,31 @@ class InterpreterAgent(SpeechToTextAgent):  # type: ignore[misc]
         parser.add_argument("--target-language", required=True, help="ISO code")
         parser.add_argument("--context", type=float, default=ChunkConfig().context, help="seconds heard before a chunk")
         parser.add_argument("--max-new-tokens", type=int, default=48, help="most tokens after one chunk")
-        parser.add_argument("--device-name", default="cpu", help="where the model lives")
 
     def reset(self) -> None:
         super().reset()
-        self._interpreter = Interpreter(self._policy, *self._languages, self._chunks, self._sampling)
-        self._taken = 0
+        self._interpreter: Interpreter | None = None  # until the first segment tells the sample rate
+        self._taken = self._written = 0
 
     def policy(self, states: Any = None) -> Action:
         states = self.states if states is None else states
+        self._hear(states)
+        if self._interpreter is None:
+            return WriteAction("", finished=True) if states.source_finished else ReadAction()
+        if states.source_finished:
+            self._interpreter.finish()
+        rollout = self._interpreter.rollout
+        text = rollout.text if states.source_finished else settled(rollout.segments, self._languages[1])
+        new, self._written = text[self._written :], max(self._written, len(text))
+        return WriteAction(new, finished=states.source_finished) if new or states.source_finished else ReadAction()
+
+    def _hear(self, states: Any) -> None:
         new = np.asarray(states.source[self._taken :], dtype=np.float32)
         self._taken = len(states.source)
-        if len(new) and states.source_sample_rate != RATE:
-            new = soxr.resample(new, states.source_sample_rate, RATE)
-        text = self._interpreter.hear(new) if len(new) else ""
-        if states.source_finished:
-            return WriteAction((text + self._interpreter.finish()).strip(), finished=True)
-        return WriteAction(text.strip(), finished=False) if text.strip() else ReadAction()
+        if not len(new):
+            return
+        if self._interpreter is None:
+            self._interpreter = Interpreter(
+                self._policy, *self._languages, self._chunks, self._sampling, rate=states.source_sample_rate
+            )
+        self._interpreter.hear(new if new.ndim == 1 else new.mean(axis=1, dtype=np.float32))

@@ -20,7 +20,10 @@ RATE = 16_000
 
 
 class Interpreter:
-    """Collects audio until a chunk is full, then lets the policy listen on or write; greedy unless told otherwise."""
+    """Collects audio until a chunk is full, then lets the policy listen on or write; greedy unless told otherwise.
+
+    `rate`: of the samples that it hears, Hz. Each chunk is resampled together with its context, as that of a file is.
+    """
 
     def __init__(
         self,
@@ -30,14 +33,17 @@ class Interpreter:
         chunks: ChunkConfig | None = None,
         sampling: SamplingConfig | None = None,
         id: str = "live",
+        rate: int = RATE,
     ):
         chunks = chunks or ChunkConfig()
         sampling = sampling or SamplingConfig(temperature=0.0, max_new_tokens=48)
         self._live = LiveStream(policy, sampling, request_of(id, source_language, target_language))
-        self._chunk, self._context = round(chunks.seconds * RATE), round(chunks.context * RATE)
+        self._rate = rate
+        self._chunk, self._context = round(chunks.seconds * rate), round(chunks.context * rate)
         self._heard = np.zeros(0, np.float32)  # the context of the next chunk
         self._waiting = np.zeros(0, np.float32)
         self._samples = 0
+        self._ended = False
 
     @property
     def rollout(self) -> Rollout:
@@ -45,9 +51,15 @@ class Interpreter:
         return self._live.rollout
 
     def hear(self, samples: np.ndarray) -> str:
-        """Take mono float32 samples [T] at 16 kHz; returns what is written now, often nothing."""
+        """Take mono float samples [T] at `rate` Hz; returns what is written now, often nothing.
+
+        Raises ValueError for samples of another shape or type, and after `finish`.
+        """
+        if self._ended:
+            raise ValueError("this stream has ended; make an Interpreter for the next one")
         if samples.ndim != 1 or samples.dtype.kind != "f":
-            raise ValueError(f"give mono samples [T] of floats at {RATE} Hz, got {samples.dtype} {samples.shape}")
+            wanted = f"give mono samples [T] of floats in [-1, 1] at {self._rate} Hz"
+            raise ValueError(f"{wanted}, got {samples.dtype} {list(samples.shape)}")
         self._waiting = np.concatenate([self._waiting, samples.astype(np.float32)])
         text = ""
         while len(self._waiting) >= self._chunk:
@@ -56,13 +68,16 @@ class Interpreter:
 
     def finish(self) -> str:
         """The stream has ended: returns what is written after the rest of it."""
-        return self._interpret(len(self._waiting)) if len(self._waiting) >= SHORTEST * RATE else ""
+        self._ended = True
+        return self._interpret(len(self._waiting)) if len(self._waiting) >= SHORTEST * self._rate else ""
 
     def _interpret(self, count: int) -> str:
         chunk, self._waiting = self._waiting[:count], self._waiting[count:]
         window = np.concatenate([self._heard, chunk])
-        before = len(self._heard) / RATE
+        before = len(self._heard) / self._rate
         self._samples += count
-        clip = AudioClip(array=window, sample_rate=RATE, start=before, duration=count / RATE, context=before)
+        clip = AudioClip(
+            array=window, sample_rate=self._rate, start=before, duration=count / self._rate, context=before
+        )
         self._heard = window[len(window) - min(self._context, len(window)) :]
-        return self._live.hear(Turn(clip, self._samples / RATE)).text
+        return self._live.hear(Turn(clip, self._samples / self._rate)).text

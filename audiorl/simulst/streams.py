@@ -116,6 +116,8 @@ def chunk_ends(seconds: float, chunk: float, shortest: float = SHORTEST) -> list
     full = int((seconds + _NEAR) / chunk)
     rest = seconds - full * chunk
     ends = [(i + 1) * chunk for i in range(full)]
+    if full and abs(rest) < _NEAR:
+        ends[-1] = seconds  # AL ends with the first word at the source's end: a last bit less would be before it
     return ends if full and rest < shortest else [*ends, seconds]
 
 

@@ -1,0 +1,96 @@
+"""Advantages of rollouts with several turns, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from audiorl.algos.advantages import gae, time_index_relative
+from audiorl.config import RLConfig
+from audiorl.train.credit import assign
+from audiorl.types import Experience, Rollout, Sample, Score, Segment
+
+R = math.sqrt(0.5)
+"""Half the unbiased deviation's inverse of two rewards that differ by 1: their advantages are ±0.5 / √0.5 = ±√0.5."""
+
+
+def test_time_index_by_hand() -> None:
+    """Group a: three rollouts of 3, 2 and 1 turns. Group b: one rollout.
+
+    Turn 0: rewards 1, 0, 2, mean 1, deviation 1: 0, -1, 1. Turn 1: rewards 4, 2: ±1 / √2. Turn 2: one rollout, 0.
+    From each turn on: first 0 + 1/√2 + 0 | 1/√2 | 0; second -1 - 1/√2 | -1/√2; third 1.
+    """
+    rewards = torch.tensor([[1.0, 4.0, 7.0], [0.0, 2.0, 9.0], [2.0, 9.0, 9.0], [5.0, -3.0, 9.0]])
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 0]])
+    groups = ["a", "a", "a", "b"]
+    expected = torch.tensor([[R, R, 0], [-1 - R, -R, 0], [1, 0, 0], [0, 0, 0]])
+    torch.testing.assert_close(time_index_relative(rewards, mask, groups, eps=1e-9), expected)
+    centred = torch.tensor([[1.0, 1, 0], [-2, -1, 0], [1, 0, 0], [0, 0, 0]])
+    torch.testing.assert_close(time_index_relative(rewards, mask, groups, std=False), centred)
+    order = [2, 3, 0, 1]  # groups need not lie together
+    mixed = time_index_relative(rewards[order], mask[order], [groups[i] for i in order], eps=1e-9)
+    torch.testing.assert_close(mixed, expected[order])
+
+
+def streamed(group: str, *turns: tuple[int, float]) -> Experience:
+    """One turn per (sampled tokens, reward), two observed tokens before each."""
+    segments = tuple(Segment(torch.arange(2), torch.arange(n), torch.zeros(n)) for n, _ in turns)
+    rewards = tuple(reward for _, reward in turns)
+    score = Score(sum(rewards), per_segment=rewards)
+    return Experience.from_rollout(Rollout(Sample("s", ()), segments, group, score=score))
+
+
+def test_time_index_on_the_tokens_of_each_turn() -> None:
+    """The same numbers through `assign`: each turn's advantage on its sampled tokens, whatever their number."""
+    experiences = [
+        streamed("a", (1, 1.0), (2, 4.0), (1, 7.0)),
+        streamed("a", (2, 0.0), (1, 2.0)),
+        streamed("a", (3, 2.0)),
+        streamed("b", (1, 5.0), (1, -3.0)),
+    ]
+    config = RLConfig(advantage="time-index", advantage_eps=1e-9)
+    found = [e.advantages.tolist() for e in assign(experiences, config, 0.0) if e.advantages is not None]
+    z = [0.0, 0.0]
+    assert found[0] == pytest.approx([*z, R, *z, R, R, *z, 0.0])
+    assert found[1] == pytest.approx([*z, -1 - R, -1 - R, *z, -R])
+    assert found[2] == pytest.approx([*z, 1.0, 1.0, 1.0])
+    assert found[3] == pytest.approx([0.0] * 6)
+
+
+def test_time_index_with_a_turn_that_sampled_nothing() -> None:
+    """Its reward was moved to the sampled token before it, so it counts for that turn, and it has no token to credit.
+
+    Turn 0: 1 + 3 and 0, mean 2: ±2 without the deviation; turn 1: 0 and 1, ∓0.5; turn 2: 5 and 5.
+    """
+    experiences = [streamed("a", (1, 1.0), (0, 3.0), (1, 5.0)), streamed("a", (1, 0.0), (1, 1.0), (1, 5.0))]
+    config = RLConfig(advantage="time-index", advantage_std=False)
+    first, second = (e.advantages.tolist() for e in assign(experiences, config, 0.0) if e.advantages is not None)
+    assert first == pytest.approx([0, 0, 2 - 0.5, 0, 0, 0, 0, 0.0])
+    assert second == pytest.approx([0, 0, -2 + 0.5, 0, 0, 0.5, 0, 0, 0.0])
+
+
+def test_gae_passes_over_a_turn_that_sampled_nothing() -> None:
+    """Turns of 1, 0 and 2 sampled tokens, rewards 1 and 3 together on the first, 5 on the last; γ = 0.5, λ = 0.5.
+
+    Sampled: r = 4, 0, 5 and V = 1, 2, 3. δ = 4 + 1 - 1, 0 + 1.5 - 2, 5 - 3 = 4, -0.5, 2.
+    A = 4 + A'/4, -0.5 + 2/4, 2 = 4, 0, 2; returns A + V = 5, 2, 5. What was observed between costs no discount.
+    """
+    e = streamed("a", (1, 1.0), (0, 3.0), (2, 5.0))
+    values = torch.zeros(len(e))
+    values[e.loss_mask] = torch.tensor([1.0, 2.0, 3.0])
+    values[~e.loss_mask] = 9.0  # never read
+    config = RLConfig(advantage="gae", gamma=0.5, lam=0.5, whiten=False)
+    (assigned,) = assign([e.replace(values=values)], config, 0.0)
+    assert assigned.advantages is not None and assigned.returns is not None
+    assert assigned.advantages.tolist() == pytest.approx([0, 0, 4, 0, 0, 0, 0, 0, 2])
+    assert assigned.returns.tolist() == pytest.approx([0, 0, 5, 0, 0, 0, 0, 2, 5])
+
+    silent = streamed("a", (0, 1.0), (0, 2.0))  # forced to be silent all along: nothing to credit, nothing breaks
+    both = assign([silent.replace(values=torch.zeros(4)), e.replace(values=values)], config, 0.0)
+    assert both[0].advantages is not None and both[1].advantages is not None
+    assert both[0].advantages.tolist() == [0.0] * 4
+    torch.testing.assert_close(both[1].advantages, assigned.advantages)
+    advantages, _ = gae(torch.zeros(1, 3), torch.ones(1, 3), torch.zeros(1, 3))
+    assert advantages.tolist() == [[0, 0, 0]]

@@ -1,0 +1,218 @@
+"""The command line half that runs a model as an interpreter."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import tyro
+from torch import Tensor
+
+from audiorl.simulst.bundled import bundled_streams
+from audiorl.simulst.formats import write_streams
+from audiorl.simulst.logs import read_log
+from audiorl.simulst.schedules import Offline, WaitK
+from audiorl.simulst.streams import Stream, Unit
+from audiorl.types import AudioClip, Request, Rollout, Schedule, Segment
+from tests.conftest import make_omni
+
+
+@dataclass
+class Echo:
+    """An engine that writes each turn's reference, 0.1 s of computing a turn."""
+
+    asked: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    schedules: list[Schedule | None] = field(default_factory=list)
+    fail_after: int | None = None
+    silent: bool = False
+    policy_version: int = 0
+
+    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
+        if self.fail_after is not None and len(self.asked) >= self.fail_after:
+            raise KeyboardInterrupt
+        if any(t.audio.load().any() for r in requests for t in r.sample.turns):  # silence warms up
+            self.asked += [r.sample.id for r in requests]
+            self.sizes.append(len(requests))
+            self.schedules += [r.schedule for r in requests]
+        return [self._written(r) for r in requests]
+
+    def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        raise NotImplementedError
+
+    def _written(self, request: Request) -> Rollout:
+        segments = tuple(
+            Segment(
+                prompt_ids=torch.arange(3),
+                ids=torch.arange(2),
+                logprobs=torch.zeros(2),
+                text="" if self.silent else turn.reference,
+                source_time=turn.end,
+                emit_time=turn.end + 0.1 * (t + 1),
+            )
+            for t, turn in enumerate(request.sample.turns)
+        )
+        return Rollout(request.sample, segments, request.sample.id)
+
+
+@pytest.fixture
+def simul(load_eval: Callable[[str], types.ModuleType]) -> types.ModuleType:
+    return load_eval("simul")
+
+
+def speak(id: str, *units: Unit, target: str = "es", seconds: float = 3.5) -> Stream:
+    wav = (0.3 * np.sin(np.arange(round(seconds * 16_000)) / 10)).astype(np.float32)
+    return Stream(id, AudioClip(array=wav, sample_rate=16_000), seconds, units, "en", target)
+
+
+UNITS = (Unit(0.0, 0.9, "uno dos", "one two"), Unit(1.0, 2.8, "tres cuatro", "three four"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Three streams, of which "b" has no reference."""
+    write_streams(tmp_path / "data", [speak("a", *UNITS), speak("b"), speak("c", *UNITS[:1])])
+    return tmp_path / "data" / "streams.jsonl"
+
+
+def args(file: Path | str, out: Path, *more: str) -> list[str]:
+    return ["--model", "m", "--streams", str(file), "--out", str(out), "--chunk-seconds", "1", *more]
+
+
+def test_interprets_logs_and_scores(simul: types.ModuleType, file: Path, tmp_path: Path, capsys) -> None:
+    with file.open("a") as rows:
+        row = {"id": "d", "audio": "none.flac", "source_language": "en", "target_language": "es", "units": []}
+        rows.write(json.dumps(row) + "\n")
+    engine = Echo()
+    scores = simul.run(tyro.cli(simul.Options, args=args(file, tmp_path / "out")), engine)
+    assert engine.asked == ["a", "b", "c"] and engine.sizes == [1, 1, 1]
+    out, err = capsys.readouterr()
+    assert "1 of 3 streams have no reference" in out and "│ skipped " in out
+    assert "1 row skipped" in err and "none.flac" in err
+
+    counts = {name: scores[name] for name in ("instances", "silent", "skipped", "unscored")}
+    assert counts == {"instances": 2, "silent": 0, "skipped": 1, "unscored": 1}
+    assert scores["chrF"] == pytest.approx(100) and scores["bleu_tokenizer"] == "13a"
+    # "uno dos" after 1 s and "tres cuatro" after 3 s come after the ends of their units, which began at 0 and 1 s: what
+    # counts is when the first word came, 1000 and 2000 ms from there; "c" again 1000.
+    assert scores["StreamLAAL"] == pytest.approx((1000 + 2000 + 1000) / 3)
+    # Each chunk takes 0.1 s; the second write of "a" is late by the computing since the first: 200 ms.
+    assert scores["StreamLAAL_CA"] == pytest.approx((1100 + 2200 + 1100) / 3)
+    assert scores["cumulative_elapsed"] is True
+    assert json.loads((tmp_path / "out" / "scores.json").read_text()) == scores
+    assert scores["run"]["streams"] == "streams.jsonl" and scores["run"]["batch_size"] == 1
+
+    scored, bare = read_log(tmp_path / "out"), read_log(tmp_path / "out" / "unscored")
+    assert [i.prediction for i in scored] == ["uno dos tres cuatro", "uno dos"]
+    assert (bare[0].source, bare[0].reference) == (str(file.parent / "audio" / "b.flac"), None)
+    again = ["--score", str(tmp_path / "out"), "--language", "es", "--cumulative-elapsed"]
+    again += ["--segments", str(tmp_path / "out" / "segments.yaml")]
+    rescored = simul.run(tyro.cli(simul.Options, args=again))
+    assert rescored == {k: v for k, v in scores.items() if k not in ("skipped", "unscored")}
+
+
+def test_goes_on_where_it_stopped(simul: types.ModuleType, file: Path, tmp_path: Path) -> None:
+    options = tyro.cli(simul.Options, args=args(file, tmp_path / "out"))
+    with pytest.raises(KeyboardInterrupt):
+        simul.run(options, Echo(fail_after=2))
+    with (tmp_path / "out" / "rollouts.jsonl").open("a") as rows:
+        rows.write('{"id": "c", "te')  # torn
+    engine = Echo()
+    scores = simul.run(options, engine)
+    assert engine.asked == ["c"]
+    whole = simul.run(tyro.cli(simul.Options, args=args(file, tmp_path / "whole")), Echo())
+    for name in ("instances.log", "segments.yaml", "rollouts.jsonl", "scores.tsv"):
+        assert (tmp_path / "out" / name).read_text() == (tmp_path / "whole" / name).read_text()
+    assert scores["segments"] != whole["segments"] and scores["StreamLAAL"] == whole["StreamLAAL"]
+    with pytest.raises(ValueError, match=r"other settings \(chunk_seconds: 1.0 -> 2.0\)"):
+        simul.run(tyro.cli(simul.Options, args=[*args(file, tmp_path / "out"), "--chunk-seconds", "2"]), Echo())
+
+
+def test_batches_are_marked(simul: types.ModuleType, file: Path, tmp_path: Path, capsys) -> None:
+    engine = Echo()
+    scores = simul.run(tyro.cli(simul.Options, args=args(file, tmp_path / "out", "--batch-size", "2")), engine)
+    assert engine.sizes == [2, 1] and scores["run"]["batch_size"] == 2
+    assert "2 streams at" in capsys.readouterr().out
+
+
+def test_operating_points(simul: types.ModuleType, file: Path, tmp_path: Path, capsys) -> None:
+    argv = args(file, tmp_path / "out")
+    argv[-1:] = ["1", "2", "--schedule", "wait-2"]
+    engine = Echo()
+    simul.run(tyro.cli(simul.Options, args=argv), engine)
+    assert (tmp_path / "out" / "tradeoff.png").read_bytes().startswith(b"\x89PNG")
+    for seconds in (1, 2):
+        scores = json.loads((tmp_path / "out" / f"chunk-{seconds}" / "scores.json").read_text())
+        assert scores["run"]["chunk_seconds"] == seconds
+    # The references have 4 + 2 words in 3.5 + 3.5 s.
+    assert engine.schedules[0] == WaitK(2, 6 / 7, "es") and engine.schedules[-1] == WaitK(2, 12 / 7, "es")
+    argv[argv.index(str(tmp_path / "out"))] = str(tmp_path / "silent")
+    simul.run(tyro.cli(simul.Options, args=argv), Echo(silent=True))
+    assert "nothing was written in chunk-1, chunk-2" in capsys.readouterr().out
+    assert json.loads((tmp_path / "silent" / "chunk-1" / "scores.json").read_text())["StreamLAAL"] is None
+
+
+def test_schedules(simul: types.ModuleType, tmp_path: Path) -> None:
+    def named(schedule: str | None, rate: float | None = None, streams: list[Stream] | None = None) -> Schedule | None:
+        options = simul.Options(model="m", schedule=schedule, rate=rate)
+        return simul.schedule_of(options, streams or [speak("a", *UNITS)], 0.5)
+
+    assert named(None) is None and named("offline") == Offline("es")
+    assert named("wait-3", 2.0) == WaitK(3, 1.0, "es")
+    assert named("wait-3", streams=[speak("a", *UNITS), speak("b")]) == WaitK(3, 4 * 0.5 / 3.5, "es")
+    with pytest.raises(ValueError, match="no references to take the rate from; give --rate"):
+        named("wait-3", streams=[speak("b")])
+    with pytest.raises(ValueError, match=r"'wait3'; give wait-K, such as wait-3, or offline"):
+        named("wait3")
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        named("wait-0")
+    with pytest.raises(ValueError, match="--rate: belongs to --schedule wait-K"):
+        named("offline", 1.0)
+
+
+def test_nothing_to_score(simul: types.ModuleType, tmp_path: Path, capsys) -> None:
+    write_streams(tmp_path / "data", [speak("b")])
+    assert simul.run(tyro.cli(simul.Options, args=args(tmp_path / "data", tmp_path / "out")), Echo()) == {}
+    assert "1 of 1 streams have no reference" in capsys.readouterr().out
+    assert len(read_log(tmp_path / "out" / "unscored")) == 1
+    assert not (tmp_path / "out" / "scores.json").exists()
+
+
+def test_errors(simul: types.ModuleType, file: Path, tmp_path: Path) -> None:
+    def ask(*argv: str) -> None:
+        simul.run(tyro.cli(simul.Options, args=argv), Echo())
+
+    with pytest.raises(ValueError, match="give --model, --streams and --out"):
+        ask("--model", "m")
+    with pytest.raises(ValueError, match=r"none.jsonl: missing"):
+        ask(*args(tmp_path / "none.jsonl", tmp_path / "out"))
+    with pytest.raises(ValueError, match="bundled:es/all: missing"):
+        ask(*args("bundled:es/all", tmp_path / "out"))
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        ask(*args(file, tmp_path / "out", "--batch-size", "0"))
+    write_streams(tmp_path / "both", [speak("a", *UNITS), speak("f", *UNITS, target="fr")])
+    with pytest.raises(ValueError, match="translations into es, fr; choose by --target-language"):
+        ask(*args(tmp_path / "both", tmp_path / "out"))
+    with pytest.raises(ValueError, match="nothing to interpret"):
+        ask(*args(tmp_path / "both", tmp_path / "out", "--target-language", "de"))
+    ask(*args(tmp_path / "both", tmp_path / "french", "--target-language", "fr"))
+    assert json.loads((tmp_path / "french" / "scores.json").read_text())["skipped"] == 1
+
+
+def test_a_model_on_bundled_streams(simul: types.ModuleType, tmp_path: Path) -> None:
+    """A tiny random model from disk, alone and two streams at once: the same text."""
+    make_omni().save(tmp_path / "model")
+    argv = ["--model", str(tmp_path / "model"), "--streams", "bundled:es/test", "--limit", "2", "--device", "cpu"]
+    argv += ["--max-new-tokens", "3", "--chunk-seconds", "1.92"]
+    simul.run(tyro.cli(simul.Options, args=[*argv, "--out", str(tmp_path / "one")]))
+    simul.run(tyro.cli(simul.Options, args=[*argv, "--out", str(tmp_path / "two"), "--batch-size", "2"]))
+    one, two = read_log(tmp_path / "one"), read_log(tmp_path / "two")
+    assert [(i.prediction, i.delays) for i in one] == [(i.prediction, i.delays) for i in two]
+    assert all(i.timed for i in one) and any(i.prediction for i in one)
+    assert [i.source for i in one] == [s.id for s in bundled_streams("test", "es", count=2)]
