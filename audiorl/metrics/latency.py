@@ -27,6 +27,11 @@ def latency_unit(language: str) -> Unit:
     return "char" if language.replace("_", "-").split("-")[0].lower() in _UNSPACED_LANGUAGES else "word"
 
 
+def separator(language: str) -> str:
+    """What stands between two texts of a language: a space, or nothing where the unit is the character."""
+    return "" if latency_unit(language) == "char" else " "
+
+
 def text_units(text: str, unit: Unit) -> list[str]:
     """The units that each need a delay: words between whitespace, or all characters but spaces."""
     return text.split() if unit == "word" else list(text.replace(" ", ""))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from audiorl.metrics.latency import latency_unit, separator, text_units
 from audiorl.metrics.resegment import chunks, mwer_cuts
-from audiorl.simulst.streams import UNSPACED
 
 Similarity = Callable[[str, str], float]
 """(written, reference) -> [0, 1]"""
@@ -94,7 +94,6 @@ def _comet_model(model: str) -> Any:
 
 def cut_like(written: str, references: Sequence[str], language: str) -> list[str]:
     """A text in as many pieces as there are references, cut where the fewest words (or characters) are wrong."""
-    spaced = language not in UNSPACED
-    units = written.split() if spaced else list(written.replace(" ", ""))
-    wanted = [r.split() if spaced else list(r.replace(" ", "")) for r in references]
-    return [(" " if spaced else "").join(piece) for piece in chunks(units, mwer_cuts(wanted, units))]
+    unit = latency_unit(language)
+    units, wanted = text_units(written, unit), [text_units(r, unit) for r in references]
+    return [separator(language).join(piece) for piece in chunks(units, mwer_cuts(wanted, units))]

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from audiorl.metrics.latency import latency_unit, text_units
-from audiorl.simulst.streams import UNSPACED, Stream
+from audiorl.metrics.latency import latency_unit, separator, text_units
+from audiorl.simulst.streams import Stream
 from audiorl.types import Turn
 
 
@@ -62,8 +62,8 @@ def scheduled(turns: Sequence[Turn], schedule: WaitK) -> tuple[Turn, ...]:
     out = []
     for i, turn in enumerate(turns):
         end = len(pieces) if i == len(turns) - 1 else min(max(schedule.due(i), said), len(pieces))
-        text = ("" if language in UNSPACED else " ").join(pieces[said:end])
-        lead = " " if said and text and language not in UNSPACED else ""
+        text = separator(language).join(pieces[said:end])
+        lead = separator(language) if said and text else ""
         out.append(replace(turn, reference=lead + text, reference_seconds=None, source=""))
         said = end
     return tuple(out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
@@ -40,16 +40,24 @@ def train_stages(
     measure: Callable[[str], None],
     seed: int = 0,
 ) -> None:
-    """Train `policy` in place, stage after stage; the KL of all of them is measured from the policy as it begins."""
+    """Train `policy` in place, stage after stage.
+
+    The KL of all stages is measured from the policy as it begins, and an adaptive β goes on where the stage before left
+    it.
+    """
     start = policy.reference()
+    beta: float | None = None
     asked = [interpretation(s, chunks) for s in streams]
     for number, stage in enumerate(stages):
+        config = stage.config
+        if beta is not None and config.kl_control != "fixed":
+            config = replace(config, kl_beta=beta)
         rl(
             policy,
             asked,
             stage.reward,
             run,
-            config=stage.config,
+            config=config,
             optim=optim,
             sampling=sampling,
             seed=seed + number,
@@ -57,4 +65,5 @@ def train_stages(
             evaluate=probe_streams(policy, held_out, chunks, sampling),
             reference=start,
         )
+        beta = run.result(stage.name)["kl_beta"]
         measure(stage.measured_as)

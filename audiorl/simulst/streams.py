@@ -16,10 +16,9 @@ from typing import Any
 
 from audiorl.data.audio import seconds as clip_seconds
 from audiorl.data.prompts import LANGUAGES
+from audiorl.metrics.latency import separator
 from audiorl.types import AudioClip, Message, Sample, Turn
 
-UNSPACED = ("ja", "th", "yue", "zh")
-"""Languages written without spaces between words."""
 SHORTEST = 0.1
 """Seconds of audio that a stream, and its last chunk, must have at least."""
 FRAME = 0.04
@@ -138,7 +137,7 @@ def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[in
         ready = next((t for t, end in enumerate(ends) if end >= unit.end - _NEAR), len(ends) - 1)
         last = max(last, min(ready + (lags[k] if lags else 0), len(ends) - 1))
         said[last].append(unit)
-    space = "" if stream.target_language in UNSPACED else " "
+    space = separator(stream.target_language)
     out, start, begun = [], 0.0, False
     for end, units in zip(ends, said, strict=True):
         text = joined([u.target for u in units], stream.target_language)
@@ -182,7 +181,7 @@ def request_of(id: str, source_language: str, target_language: str) -> Sample:
 
 def joined(texts: Sequence[str], language: str) -> str:
     """Texts of one language as one text."""
-    return ("" if language in UNSPACED else " ").join(t.strip() for t in texts if t.strip())
+    return separator(language).join(t.strip() for t in texts if t.strip())
 
 
 def stream_of(clip: AudioClip, id: str, source_language: str, target_language: str, units: Sequence[Unit]) -> Stream:

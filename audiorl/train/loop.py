@@ -101,7 +101,7 @@ def rl(
         with worker.ema.swapped_in():
             run.save_model(phase, "ema", policy)
         policy.weights_changed()
-    run.finish(phase, {"steps": config.steps, "seconds": run.seconds(phase)})
+    run.finish(phase, {"steps": config.steps, "seconds": run.seconds(phase), "kl_beta": worker.kl.beta})
 
 
 def scored_experiences(found: Collected, config: RLConfig) -> list[Experience]:

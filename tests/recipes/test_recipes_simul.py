@@ -59,6 +59,9 @@ def test_quickstart_writes_a_whole_run(quickstart: Path) -> None:
         assert first["kl/beta"] == second["kl/beta"]  # a waiting policy does not move β
         assert second["policy/engine_gap"] < 1e-4 and second["grad_norm"] > 0
     assert "reward/latency" not in metrics["stage1"][0]
+    finished = json.loads((quickstart / "state.json").read_text())["finished"]
+    assert metrics["stage2"][0]["kl/beta"] == pytest.approx(finished["stage1"]["kl_beta"])  # β goes on
+    assert finished["stage1"]["kl_beta"] != metrics["stage1"][0]["kl/beta"]
     assert metrics["stage1"][0]["kl"] == pytest.approx(0, abs=1e-6)
     assert (
         "class='timeline" in (quickstart / "report.html").read_text()
