@@ -48,7 +48,7 @@ class AudioClip:
     context: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.context <= self.start:
+        if self.context and not 0 < self.context <= self.start:
             raise ValueError(f"AudioClip: context must be in 0..start, got {self.context} s before {self.start} s")
         if sum(x is not None for x in (self.path, self.data, self.array)) != 1:
             raise ValueError("AudioClip: give exactly one of path, data, array")

@@ -61,7 +61,7 @@ PPO = RLConfig(
     kl_kind="k1",
     kl_beta=0.2,
     kl_control="log-space",
-    kl_target=0.5,
+    kl_target=0.55,
     kl_gain=0.5,
     critic=CriticConfig(warmup_steps=3, optim=OptimConfig(lr=3e-4)),
     micro_batch_tokens=4000,
@@ -106,7 +106,7 @@ class Config:
 
 def tiny() -> Config:
     critic = replace(PPO.critic, warmup_steps=1)
-    step = replace(PPO, steps=2, prompts_per_step=2, group_size=2, eval_every=1, save_every=1, critic=critic)
+    step = replace(PPO, steps=2, prompts_per_step=2, mini_batches=1, eval_every=1, save_every=1, critic=critic)
     return Config(
         seconds=(2.0, 5.0),
         voices=1,
