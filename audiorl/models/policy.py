@@ -219,7 +219,7 @@ class AudioPolicy(nn.Module):
 
     def _hear_anew(self, clip: AudioClip) -> Tensor:
         """[tokens, D] of the clip itself; its context is heard with it and then left out."""
-        heard = self._hear_mel(self._mel(clip.with_context()))
+        heard = self.backbone.hear(self.model, [self._mel(clip.with_context())])[0]
         if not clip.context:
             return heard
         assert self.extractor is not None
@@ -231,9 +231,6 @@ class AudioPolicy(nn.Module):
                 f"context of {clip.context:g} s a multiple of the audio encoder's frame"
             )
         return heard[before:]
-
-    def _hear_mel(self, mel: Tensor) -> Tensor:
-        return self.backbone.hear(self.model, [mel])[0]
 
     def _mel(self, clip: AudioClip) -> Tensor:
         assert self.extractor is not None

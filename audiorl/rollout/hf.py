@@ -22,7 +22,7 @@ from audiorl.config import SamplingConfig
 from audiorl.models.attention import ungrouped
 from audiorl.models.policy import AudioPolicy
 from audiorl.rollout.sampling import choose, filtered_logprobs, uniforms
-from audiorl.rollout.stream import StreamDecoder
+from audiorl.rollout.stream import StreamDecoder, side_by_side
 from audiorl.types import Request, Rollout, Segment, StopReason
 
 
@@ -111,16 +111,8 @@ class HFEngine:
 
     def _batches(self, requests: Sequence[Request], prompts: Sequence[Tensor]) -> Iterator[list[int]]:
         """Requests in order, as many side by side as `max_batch_tokens` allows; one request is never split."""
-        part: list[int] = []
-        for i, request in enumerate(requests):
-            rows = sum(requests[j].n for j in part) + request.n
-            longest = max(len(prompts[j]) for j in [*part, i]) + self.sampling.max_new_tokens
-            if part and rows * longest > self.sampling.max_batch_tokens:
-                yield part
-                part = []
-            part.append(i)
-        if part:
-            yield part
+        lengths = [len(p) + self.sampling.max_new_tokens for p in prompts]
+        return side_by_side([r.n for r in requests], lengths, self.sampling.max_batch_tokens)
 
     def _decode(self, requests: Sequence[Request], prompts: Sequence[Tensor]) -> list[_Row]:
         device, config = self.policy.device, self.sampling

@@ -27,6 +27,19 @@ from audiorl.rollout.sampling import choose, filtered_logprobs, uniforms
 from audiorl.types import Request, Rollout, Sample, Segment, StopReason, Turn
 
 
+def side_by_side(rows: Sequence[int], lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Requests in order, in batches of at most `budget` tokens (all rows times the longest); none is ever split."""
+    part: list[int] = []
+    for i in range(len(rows)):
+        together = [*part, i]
+        if part and sum(rows[j] for j in together) * max(lengths[j] for j in together) > budget:
+            yield part
+            part = []
+        part.append(i)
+    if part:
+        yield part
+
+
 class StreamDecoder:
     """Writes one segment after every turn of its requests' samples."""
 
@@ -56,18 +69,9 @@ class StreamDecoder:
 
     def _batches(self, plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:
         """Plans in order; one request is never split. Turns are counted with a quarter of the tokens they may take."""
-        part: list[_Plan] = []
-        for plan in plans:
-            rows = sum(p.request.n for p in part) + plan.request.n
-            longest = max(
-                sum(map(len, p.observed)) + len(p.observed) * self.sampling.max_new_tokens // 4 for p in [*part, plan]
-            )
-            if part and rows * longest > self.sampling.max_batch_tokens:
-                yield part
-                part = []
-            part.append(plan)
-        if part:
-            yield part
+        lengths = [sum(map(len, p.observed)) + len(p.observed) * self.sampling.max_new_tokens // 4 for p in plans]
+        for part in side_by_side([p.request.n for p in plans], lengths, self.sampling.max_batch_tokens):
+            yield [plans[i] for i in part]
 
     # -- one batch -------------------------------------------------------------------------------------------------
 
