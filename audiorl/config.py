@@ -141,6 +141,8 @@ class RLConfig:
     loss: Literal["clip", "gspo", "cispo", "reinforce"] = "clip"
     """`gspo` wants much narrower clips: its authors use 3e-4 and 4e-4. `cispo` reads ratio_cap. `reinforce` has no
     ratio: the plain policy gradient."""
+    frame_ratio: Literal["code", "frame"] = "code"
+    """Of models that speak: a ratio (and a clip) for every drawn code, or one for a frame's codes together."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     ratio_cap: float = 5.0

@@ -13,6 +13,17 @@ A worked example. An interpreter hears two chunks and speaks after the second::
     advantages . . . A . . A A A     GRPO: the group-relative score on every sampled token
 
 Question answering is the same rollout with one segment.
+
+A model that speaks writes frames of Q codes. A frame is one row like any token: its id is the model's frame token, its
+codes lie beside it, and only codes that were really drawn count, not those that the delay pattern forces (Q = 2, codes
+a b / c d, B and E begin and end a codebook)::
+
+    ids        h  i  [  f  f  f  f  f  ]      [ and ] open and close speech, f is a frame
+    codes      -  -  -  B  a  b  E  E  -      codebook 0
+               -  -  -  B  B  c  d  E  -      codebook 1, one row later
+    drawn      1  1  1  0  1  1  1  0  0      codebook 0; of a text token the first column stands for the token
+               0  0  0  0  0  1  1  0  0      codebook 1
+    loss_mask  1  1  1  0  1  1  1  0  0      any of them drawn
 """
 
 from __future__ import annotations
@@ -127,8 +138,10 @@ class Segment:
 
     prompt_ids [P] int64: observed tokens, audio placeholders already expanded to the encoder's frame count.
     audio: the clips behind those placeholders, in order.
-    ids [N] or [N, Q] int64: sampled tokens (or frames x codebooks), the stop token included.
+    ids [N] int64: sampled tokens, the stop token included.
     logprobs [N] float32: the engine's log-probs under the distribution it sampled from.
+    Of a model that speaks also codes and prompt_codes [N or P, Q] int64 in delayed rows, -1 where a row is no frame,
+    and drawn [N, Q] bool, True for what was sampled; logprobs are [N, Q] then, 0 where nothing was.
     source_time, emit_time: seconds of source heard, and of wall clock passed, when the segment was complete.
     """
 
@@ -141,6 +154,9 @@ class Segment:
     policy_version: int = 0
     source_time: float | None = None
     emit_time: float | None = None
+    codes: Tensor | None = None
+    prompt_codes: Tensor | None = None
+    drawn: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -175,7 +191,13 @@ class Rollout:
 
     @property
     def num_sampled(self) -> int:
+        """Tokens and frames."""
         return sum(len(s.ids) for s in self.segments)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether codes belong to it, written or heard."""
+        return any(s.codes is not None or s.prompt_codes is not None for s in self.segments)
 
     @property
     def audio(self) -> tuple[AudioClip, ...]:
@@ -199,6 +221,8 @@ class Experience:
     prompt_length: tokens before the first sampled one; a group's members share exactly these.
     segment [L] int64: the segment of its rollout that a token belongs to, from 0.
     audio: the clips behind the audio placeholders, in order.
+    Of a model that speaks also codes [L, Q] int64, -1 where a row is no frame, and drawn [L, Q] bool (see above);
+    engine, old and reference log-probs are [L, Q] then, a text token's in column 0.
     name: what errors call it. score: the total of its Score; greedy_score: that of the greedy answer to its prompt,
     where ReMax asks for one.
     """
@@ -219,59 +243,101 @@ class Experience:
     name: str = ""
     score: float = 0.0
     greedy_score: float = 0.0
+    codes: Tensor | None = None
+    drawn: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @classmethod
     def from_rollout(cls, rollout: Rollout) -> Experience:
-        """Lay the segments of a text rollout end to end; its score, if it has one, becomes token rewards."""
-        ids = torch.cat([t for s in rollout.segments for t in (s.prompt_ids, s.ids)])
-        mask = torch.cat(
+        """Lay the segments of a rollout end to end; its score, if it has one, becomes token rewards."""
+        segments = rollout.segments
+        ids = torch.cat([t for s in segments for t in (s.prompt_ids, s.ids)])
+        written = torch.cat(
             [
                 torch.full((len(t),), sampled, dtype=torch.bool)
-                for s in rollout.segments
+                for s in segments
                 for t, sampled in ((s.prompt_ids, False), (s.ids, True))
             ]
         )
-        lengths = torch.tensor([len(s.prompt_ids) + len(s.ids) for s in rollout.segments])
+        lengths = torch.tensor([len(s.prompt_ids) + len(s.ids) for s in segments])
+        mask, codes, drawn = written, None, None
         logprobs = torch.zeros(len(ids))
-        logprobs[mask] = torch.cat([s.logprobs.float() for s in rollout.segments])
+        if rollout.speaks:
+            codes = _laid_out(segments)
+            drawn = torch.zeros_like(codes, dtype=torch.bool)
+            drawn[written] = torch.cat([_drawn(s, codes.shape[1]) for s in segments])
+            mask = drawn.any(1)
+            logprobs = torch.zeros(codes.shape)
+            logprobs[written] = torch.cat([_in_columns(s.logprobs.float(), codes.shape[1]) for s in segments])
+        else:
+            logprobs[written] = torch.cat([s.logprobs.float() for s in segments])
         return cls(
             ids=ids,
             loss_mask=mask,
-            prompt_length=len(rollout.segments[0].prompt_ids),
+            prompt_length=len(segments[0].prompt_ids),
             audio=rollout.audio,
             group_id=rollout.group_id,
             segment=torch.arange(len(lengths)).repeat_interleave(lengths),
             engine_logprobs=logprobs,
-            rewards=None if rollout.score is None else _token_rewards(rollout, rollout.score, mask),
+            rewards=None if rollout.score is None else _token_rewards(rollout, rollout.score, written, mask),
             name=rollout.name,
             score=0.0 if rollout.score is None else rollout.score.total,
+            codes=codes,
+            drawn=drawn,
         )
 
     def replace(self, **changes: Any) -> Experience:
         return dataclasses.replace(self, **changes)
 
 
-def _token_rewards(rollout: Rollout, score: Score, mask: Tensor) -> Tensor:
+def _laid_out(segments: Sequence[Segment]) -> Tensor:
+    """The codes [L, Q] of all rows, -1 where a row is no frame."""
+    width = next(c.shape[1] for s in segments for c in (s.prompt_codes, s.codes) if c is not None)
+    parts = []
+    for s in segments:
+        for ids, codes in ((s.prompt_ids, s.prompt_codes), (s.ids, s.codes)):
+            parts.append(torch.full((len(ids), width), -1) if codes is None else codes)
+    return torch.cat(parts)
+
+
+def _drawn(segment: Segment, width: int) -> Tensor:
+    """[N, Q] bool; of a segment without frames every token, in column 0."""
+    if segment.drawn is not None:
+        return segment.drawn
+    return _in_columns(torch.ones(len(segment.ids), dtype=torch.bool), width)
+
+
+def _in_columns(values: Tensor, width: int) -> Tensor:
+    """[N] in column 0 of [N, Q], with nothing in the others; [N, Q] as it is."""
+    if values.dim() == 2:
+        return values
+    return torch.nn.functional.pad(values[:, None], (0, width - 1))
+
+
+def _token_rewards(rollout: Rollout, score: Score, written: Tensor, mask: Tensor) -> Tensor:
     """The score on its tokens, [L]: per token; else per segment, on the segment's last token; else on the last one.
 
-    A segment that sampled nothing has no token: its reward goes to the sampled token before it, or the first of all.
-    Without any sampled token there is nothing to reward.
+    `written` [L] marks the segments' tokens, `mask` [L] those among them that were drawn. What falls on a token that
+    was forced, or on a segment that wrote nothing, goes to the drawn token before it, or the first of all. Without any
+    drawn token there is nothing to reward.
     """
     rewards = torch.zeros(len(mask))
-    sampled = mask.nonzero().squeeze(-1)
-    if not len(sampled):
+    if not bool(mask.any()):
         return rewards
+    places = written.nonzero().squeeze(-1)
     if score.per_token is not None:
-        rewards[sampled] = torch.tensor(score.per_token, dtype=torch.float32)
+        given = torch.tensor(score.per_token, dtype=torch.float32)
     elif score.per_segment is not None:
         ends = torch.tensor([len(s.ids) for s in rollout.segments]).cumsum(0) - 1
-        rewards.index_add_(0, sampled[ends.clamp(min=0)], torch.tensor(score.per_segment, dtype=torch.float32))
+        places = places[ends.clamp(min=0)]
+        given = torch.tensor(score.per_segment, dtype=torch.float32)
     else:
-        rewards[sampled[-1]] = score.total
-    return rewards
+        places, given = places[-1:], torch.tensor([score.total])
+    drawn = mask.nonzero().squeeze(-1)
+    before = (mask.cumsum(0)[places] - 1).clamp(min=0)
+    return rewards.index_add_(0, drawn[before], given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,6 +351,7 @@ class PackedBatch:
     shared prompt this is not always the row before.
     audio: the clips behind the placeholders, in row order.
     source: per experience, the rows of its L tokens [L]: gathers per-token results back into streams.
+    codes [T, Q] int64, -1 where a row is no frame, and drawn [T, Q] bool; None when no row is a frame.
     """
 
     ids: Tensor
@@ -295,6 +362,8 @@ class PackedBatch:
     predecessor: Tensor
     audio: tuple[AudioClip, ...]
     source: tuple[Tensor, ...]
+    codes: Tensor | None = None
+    drawn: Tensor | None = None
 
 
 class Schedule(Protocol):
@@ -325,11 +394,16 @@ class Request:
 
 @dataclass(frozen=True)
 class PolicyOutput:
-    """Per predicted token, in the order of the batch's True loss_mask rows [N]: log-prob, entropy, value."""
+    """Per predicted token, in the order of the batch's True loss_mask rows [N]: log-prob, entropy, value.
+
+    Of a frame the sums over its drawn codes, whose own log-probs are code_logprobs [N, Q] (a text token's in column 0,
+    0 where nothing was drawn); None when the batch has no frames.
+    """
 
     logprobs: Tensor
     entropy: Tensor
     values: Tensor | None = None
+    code_logprobs: Tensor | None = None
 
 
 class Reward(Protocol):

@@ -33,13 +33,16 @@ def pack_experiences(experiences: Sequence[Experience], share_prompts: bool = Tr
     parent: list[int] = []
     audio: list[AudioClip] = []
     source: list[Tensor] = []
+    members: list[tuple[Experience, slice]] = []
     at = 0
 
-    def add(tokens: Tensor, sampled: Tensor, first_position: int, parent_stretch: int, predecessor: int) -> Tensor:
+    def add(e: Experience, part: slice, first_position: int, parent_stretch: int, predecessor: int) -> Tensor:
         nonlocal at
+        tokens = e.ids[part]
         rows = torch.arange(at, at + len(tokens))
         ids.append(tokens)
-        mask.append(sampled)
+        mask.append(e.loss_mask[part])
+        members.append((e, part))
         position.append(torch.arange(first_position, first_position + len(tokens)))
         stretch.append(torch.full((len(tokens),), len(parent)))
         before.append(torch.cat([torch.tensor([predecessor]), rows[:-1]]) if len(rows) else rows)
@@ -50,16 +53,17 @@ def pack_experiences(experiences: Sequence[Experience], share_prompts: bool = Tr
     for group in shared_groups(experiences) if share_prompts else ([e] for e in experiences):
         first = group[0]
         if len(group) == 1:
-            source.append(add(first.ids, first.loss_mask, 0, -1, -1))
+            source.append(add(first, slice(None), 0, -1, -1))
             audio.extend(first.audio)
             continue
         p = first.prompt_length
         prompt_stretch = len(parent)
-        prompt_rows = add(first.ids[:p], first.loss_mask[:p], 0, -1, -1)
+        prompt_rows = add(first, slice(p), 0, -1, -1)
         audio.extend(first.audio)
         for e in group:
-            rows = add(e.ids[p:], e.loss_mask[p:], p, prompt_stretch, int(prompt_rows[-1]))
+            rows = add(e, slice(p, None), p, prompt_stretch, int(prompt_rows[-1]))
             source.append(torch.cat([prompt_rows, rows]))
+    codes, drawn = _frames(members)
     return PackedBatch(
         ids=torch.cat(ids),
         position_ids=torch.cat(position),
@@ -69,7 +73,28 @@ def pack_experiences(experiences: Sequence[Experience], share_prompts: bool = Tr
         predecessor=torch.cat(before),
         audio=tuple(audio),
         source=tuple(source),
+        codes=codes,
+        drawn=drawn,
     )
+
+
+def _frames(members: Sequence[tuple[Experience, slice]]) -> tuple[Tensor | None, Tensor | None]:
+    """codes and drawn [T, Q] of the row; experiences without frames among others get rows of -1."""
+    widths = {e.codes.shape[1] for e, _ in members if e.codes is not None}
+    if not widths:
+        return None, None
+    assert len(widths) == 1, f"frames of {sorted(widths)} codebooks in one batch"
+    (width,) = widths
+    codes, drawn = [], []
+    for e, part in members:
+        if e.codes is not None and e.drawn is not None:
+            codes.append(e.codes[part])
+            drawn.append(e.drawn[part])
+        else:
+            sampled = e.loss_mask[part]
+            codes.append(torch.full((len(sampled), width), -1))
+            drawn.append(torch.nn.functional.pad(sampled[:, None], (0, width - 1)))
+    return torch.cat(codes), torch.cat(drawn)
 
 
 def shared_groups(experiences: Iterable[Experience]) -> list[list[Experience]]:
@@ -90,11 +115,20 @@ def _same_prompt(a: Experience, b: Experience) -> bool:
     return (
         p == b.prompt_length
         and p > 0
-        and bool(a.loss_mask[p:].all())
-        and bool(b.loss_mask[p:].all())
+        and _one_turn(a)
+        and _one_turn(b)
         and torch.equal(a.ids[:p], b.ids[:p])
         and [c.key for c in a.audio] == [c.key for c in b.audio]
+        and (a.codes is None) == (b.codes is None)
+        and (a.codes is None or b.codes is None or torch.equal(a.codes[:p], b.codes[:p]))
     )
+
+
+def _one_turn(e: Experience) -> bool:
+    """Nothing is observed after the prompt; what a delay pattern forces was written all the same."""
+    if e.codes is None:
+        return bool(e.loss_mask[e.prompt_length :].all())
+    return e.segment is not None and bool((e.segment == 0).all())
 
 
 def attention_mask(sequence: Tensor, parent: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """What all workers do with experiences: fill in fields, gather tokens, and refuse what is not finite.
 
-Shapes: L tokens of an experience, N sampled tokens of a pack.
+Shapes: L tokens of an experience, N sampled tokens of a pack, Q codebooks where frames are among them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from audiorl.algos.packing import micro_batches, pack, pack_experiences
-from audiorl.types import Experience, PackedBatch
+from audiorl.types import Experience, PackedBatch, PolicyOutput
 
 
 def counts(experiences: Sequence[Experience]) -> list[int]:
@@ -25,11 +25,49 @@ def spread(values: Sequence[float], lengths: Sequence[int]) -> Tensor:
 
 
 def gather(experiences: Sequence[Experience], name: str, device: torch.device) -> Tensor | None:
-    """The sampled tokens' entries [N] of a field, in the order of the packed row; None where it is not filled in."""
+    """The sampled tokens' entries [N] of a field, in the order of the packed row; None where it is not filled in.
+
+    [N, Q] where one of them has entries for every codebook; a text token's stands in column 0.
+    """
     streams = [getattr(e, name) for e in experiences]
     if any(s is None for s in streams):
         return None
-    return torch.cat([s[e.loss_mask] for s, e in zip(streams, experiences, strict=True)]).to(device)
+    return torch.cat(widened([s[e.loss_mask] for s, e in zip(streams, experiences, strict=True)])).to(device)
+
+
+def widened(streams: Sequence[Tensor]) -> list[Tensor]:
+    """Streams [L] beside streams [L, Q]: all [L, Q], with zeros behind column 0."""
+    width = max((s.shape[1] for s in streams if s.dim() == 2), default=0)
+    return [s if s.dim() == 2 or not width else nn.functional.pad(s[:, None], (0, width - 1)) for s in streams]
+
+
+def joint(values: Tensor) -> Tensor:
+    """Log-probs [N] of tokens and frames from those of their codes [N, Q], which are independent given the past."""
+    return values if values.dim() == 1 else values.sum(-1)
+
+
+def by_code(out: PolicyOutput) -> Tensor:
+    """Log-probs [N, Q] by code where the batch has frames, else [N]."""
+    return out.logprobs if out.code_logprobs is None else out.code_logprobs
+
+
+def drawn_codes(experiences: Sequence[Experience], device: torch.device) -> Tensor | None:
+    """[N, Q] bool, the codes that were drawn (a text token's column 0); None when no experience has frames."""
+    if all(e.drawn is None for e in experiences):
+        return None
+    drawn = [e.loss_mask[e.loss_mask] if e.drawn is None else e.drawn[e.loss_mask] for e in experiences]
+    return torch.cat(widened(drawn)).to(device)
+
+
+def frames(experiences: Sequence[Experience], device: torch.device) -> Tensor | None:
+    """[N] bool, whether a sampled row is a frame; None when no experience has any."""
+    if all(e.codes is None for e in experiences):
+        return None
+    marks = [
+        torch.zeros(int(e.loss_mask.sum()), dtype=torch.bool) if e.codes is None else e.codes[e.loss_mask, 0] >= 0
+        for e in experiences
+    ]
+    return torch.cat(marks).to(device)
 
 
 @torch.no_grad()
@@ -40,9 +78,10 @@ def fill(
     budget: int,
     share_prompts: bool,
 ) -> list[Experience]:
-    """The experiences with field `name` [L] set to what `forward` gives for their sampled tokens [N], 0 elsewhere.
+    """The experiences with field `name` set to what `forward` gives for their sampled tokens, 0 elsewhere.
 
-    Raises FloatingPointError naming the rollout where a value is not finite.
+    [L] where it gives [N], [L, Q] where it gives [N, Q]. Raises FloatingPointError naming the rollout where a value is
+    not finite.
     """
     filled = list(experiences)
     for indices in micro_batches(experiences, budget, share_prompts):
@@ -50,23 +89,24 @@ def fill(
         flat = forward(pack_experiences(part, share_prompts)).float().cpu()
         check_finite(part, flat, name)
         for i, values in zip(indices, flat.split(counts(part)), strict=True):
-            stream = torch.zeros(len(experiences[i]))
+            stream = torch.zeros(len(experiences[i]), *flat.shape[1:])
             stream[experiences[i].loss_mask] = values
             filled[i] = experiences[i].replace(**{name: stream})
     return filled
 
 
 def check_finite(experiences: Sequence[Experience], flat: Tensor, what: str) -> None:
-    """Raise FloatingPointError naming the first rollout whose entries of `flat` [N] are not all finite."""
+    """Raise FloatingPointError naming the first rollout whose entries of `flat` [N] or [N, Q] are not all finite."""
     if bool(flat.isfinite().all()):
         return
     for e, values in zip(experiences, flat.split(counts(experiences)), strict=True):
         bad = (~values.isfinite()).nonzero()
         if len(bad):
-            at = int(bad[0])
+            at = bad[0].tolist()
+            code = f", codebook {at[1]}" if len(at) > 1 and e.codes is not None else ""
             raise FloatingPointError(
-                f"rollout {e.name}: {what} is {float(values[at])} at its sampled token {at}; the weights were not "
-                "changed, resume from the last checkpoint with a lower learning rate or a smaller clip"
+                f"rollout {e.name}: {what} is {float(values[tuple(at)])} at its sampled token {at[0]}{code}; the "
+                "weights were not changed, resume from the last checkpoint with a lower learning rate or a smaller clip"
             )
 
 

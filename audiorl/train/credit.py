@@ -25,6 +25,7 @@ from audiorl.algos.advantages import (
 )
 from audiorl.algos.kl import kl_estimate
 from audiorl.config import RLConfig
+from audiorl.train.batches import widened
 from audiorl.types import Experience, Score
 
 Reduce = Callable[[Tensor], Tensor]
@@ -59,8 +60,9 @@ def assign(
     rewards = _padded([_of(e, "rewards") for e in experiences])
     scores = torch.tensor([e.score for e in experiences], dtype=torch.float32)
     if config.kl_in == "reward" and beta:
-        old, ref = (_padded([_of(e, n) for e in experiences]) for n in ("old_logprobs", "ref_logprobs"))
-        penalty = torch.where(mask, beta * kl_estimate(old, ref, config.kl_kind), 0.0)
+        old, ref = (_padded(widened([_of(e, n) for e in experiences])) for n in ("old_logprobs", "ref_logprobs"))
+        kl = kl_estimate(old, ref, config.kl_kind)
+        penalty = torch.where(mask, beta * (kl if kl.dim() == 2 else kl.sum(-1)), 0.0)
         rewards, scores = rewards - penalty, scores - penalty.sum(1)
     groups = [e.group_id for e in experiences]
     returns: Tensor | None = None

@@ -2,7 +2,7 @@
 
 It serves the whole family: GRPO, RLOO, REINFORCE, REINFORCE++, ReMax, and PPO with a critic.
 
-Shapes: L tokens of an experience, N sampled tokens of a pack.
+Shapes: L tokens of an experience, N sampled tokens of a pack, Q codebooks where frames are among them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,19 @@ from audiorl.config import OptimConfig, RLConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
 from audiorl.models.value import ValueModel, critic_of
-from audiorl.train.batches import check_finite, check_gradients, check_loss, counts, fill, gather, spread
+from audiorl.train.batches import (
+    by_code,
+    check_finite,
+    check_gradients,
+    check_loss,
+    counts,
+    drawn_codes,
+    fill,
+    frames,
+    gather,
+    joint,
+    spread,
+)
 from audiorl.train.credit import assign, mean_advantage
 from audiorl.train.ema import EMA
 from audiorl.train.optim import Optimizer
@@ -113,10 +125,10 @@ class RLWorker:
         found = list(experiences)
         if self.reference is not None:
             reference = self.reference
-            found = self._filled(found, "ref_logprobs", lambda b: reference.forward(b, self.temperature).logprobs)
+            found = self._filled(found, "ref_logprobs", lambda b: by_code(reference.forward(b, self.temperature)))
         # With a single update the old policy is the current one: its log-probs come with the loss.
         if config.epochs * config.mini_batches > 1 or (config.kl_in == "reward" and self.reference is not None):
-            found = self._filled(found, "old_logprobs", lambda b: self.policy.forward(b, self.temperature).logprobs)
+            found = self._filled(found, "old_logprobs", lambda b: by_code(self.policy.forward(b, self.temperature)))
         if self.critic is not None:
             found = self._filled(found, "values", self.critic)
         return found
@@ -141,7 +153,7 @@ class RLWorker:
             metrics |= _value_metrics(experiences)
         if self.reference is not None:
             if self.config.kl_in == "reward":
-                metrics["kl"] = _mean_kl(experiences, self.config)
+                metrics |= _mean_kl(experiences, self.config)
             metrics["kl/beta"] = self.kl.beta
             if "kl" in metrics and not self.waiting:  # a policy that waits for its critic tells nothing about β
                 self.kl = self.kl.update(metrics["kl"], len(experiences))
@@ -157,6 +169,7 @@ class RLWorker:
         lengths = counts(experiences)
         per_token = token_weights(lengths, self.config.aggregation, self.max_tokens)
         mean_weights = token_weights(lengths, "token-mean")
+        kinds = _share_of_frames(experiences)
         with ExitStack() as hearing:
             for model in {id(m): m for m in (self.policy, self.critic and self.critic.trunk) if m}.values():
                 hearing.enter_context(model.hear_once())
@@ -165,7 +178,7 @@ class RLWorker:
                 n = [lengths[i] for i in indices]
                 weights = spread([per_token[i] for i in indices], n).to(self.policy.device)
                 means = spread([mean_weights[i] for i in indices], n).to(self.policy.device)
-                for name, value in self._backward(part, weights, means, waiting).items():
+                for name, value in self._backward(part, weights, means, kinds, waiting).items():
                     totals[name] += float(value)
             if supervised and self.config.ptx_coef and not waiting:
                 totals["ptx/loss"] += self._supervised(supervised)
@@ -181,10 +194,13 @@ class RLWorker:
             self.critic.weights_changed()
         return totals
 
-    def _backward(self, part: Sequence[Experience], weights: Tensor, means: Tensor, waiting: bool) -> dict[str, Tensor]:
+    def _backward(
+        self, part: Sequence[Experience], weights: Tensor, means: Tensor, kinds: float | None, waiting: bool
+    ) -> dict[str, Tensor]:
         """Add one pack's gradients. Losses are sums of tokens weighted by the counts of the whole mini-batch.
 
-        `means` [N] are the weights under which the metrics are plain means over all tokens of the mini-batch.
+        `means` [N] are the weights under which the metrics are plain means over all tokens of the mini-batch, of which
+        a share of `kinds` are frames.
         """
         packed = pack_experiences(part, self.config.share_prompts)
         losses: list[Tensor] = []
@@ -194,9 +210,10 @@ class RLWorker:
         if not waiting:
             head = self.critic.head if joint and self.critic is not None else None
             out = self.policy.forward(packed, self.temperature, head)
-            check_finite(part, out.logprobs.detach(), "the log-prob")
+            logprobs = by_code(out)
+            check_finite(part, logprobs.detach(), "the log-prob")
             values = out.values
-            loss, metrics = self._policy_loss(part, out.logprobs, out.entropy, weights, means)
+            loss, metrics = self._policy_loss(part, logprobs, out.entropy, weights, means, kinds)
             losses.append(loss)
         if self.critic is not None:
             values = self._values(packed, waiting) if values is None else values
@@ -226,29 +243,38 @@ class RLWorker:
         return loss, {"critic/loss": loss.detach(), "critic/clip_frac": sums["value_clip_frac"]}
 
     def _policy_loss(
-        self, part: Sequence[Experience], logprobs: Tensor, entropy: Tensor, weights: Tensor, means: Tensor
+        self,
+        part: Sequence[Experience],
+        logprobs: Tensor,
+        entropy: Tensor,
+        weights: Tensor,
+        means: Tensor,
+        kinds: float | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`logprobs` [N], or [N, Q] by code; the rest [N]."""
         config = self.config
         old = gather(part, "old_logprobs", logprobs.device)
         old = logprobs.detach() if old is None else old
         advantages = gather(part, "advantages", logprobs.device)
         engine = gather(part, "engine_logprobs", logprobs.device)
         assert advantages is not None and engine is not None
-        counted = weights if config.engine_cap is None else weights * engine_correction(old, engine, config.engine_cap)
+        counted = weights
+        if config.engine_cap is not None:
+            counted = weights * engine_correction(joint(old), joint(engine), config.engine_cap)
         loss, sums = self._surrogate(logprobs, old, advantages, counted, part)
         metrics = {
             "policy/loss": loss.detach(),
-            "policy/entropy": (means * entropy.detach()).sum(),
             "policy/clip_frac": sums["clip_frac"],
             "policy/approx_kl": sums["approx_kl"],
             "policy/ratio": sums["ratio"],
-            "policy/engine_gap": (means * (old - engine).abs()).sum(),
+            "policy/engine_gap": (means * (joint(old) - joint(engine)).abs()).sum(),
+            **_by_kind("policy/entropy", entropy.detach(), means, part, kinds),
         }
         ref = gather(part, "ref_logprobs", logprobs.device)
         if ref is not None and config.kl_in == "loss":
-            kl = kl_estimate(logprobs, ref, config.kl_kind)
+            kl = joint(kl_estimate(logprobs, ref, config.kl_kind))
             loss = loss + self.kl.beta * (weights * kl).sum()
-            metrics["kl"] = (means * kl.detach()).sum()
+            metrics |= _by_kind("kl", kl.detach(), means, part, kinds)
         if config.entropy_coef:
             loss = loss - config.entropy_coef * (weights * entropy).sum()
         return loss, metrics
@@ -257,8 +283,16 @@ class RLWorker:
         self, logprobs: Tensor, old: Tensor, advantages: Tensor, weights: Tensor, part: Sequence[Experience]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
+        sequence = spread(range(len(part)), counts(part)).to(logprobs.device)
+        drawn = drawn_codes(part, logprobs.device)
+        if drawn is not None and config.frame_ratio == "code":
+            # Every drawn code is an action with its frame's advantage and weight.
+            of_code = drawn.nonzero()[:, 0]
+            logprobs, old = logprobs[drawn], old[drawn]
+            advantages, weights, sequence = advantages[of_code], weights[of_code], sequence[of_code]
+        else:
+            logprobs, old = joint(logprobs), joint(old)
         if config.loss == "gspo":
-            sequence = spread(range(len(part)), counts(part)).to(logprobs.device)
             return gspo_loss(logprobs, old, advantages, weights, sequence, config.clip_low, config.clip_high)
         if config.loss == "cispo":
             return cispo_loss(logprobs, old, advantages, weights, config.ratio_cap)
@@ -328,10 +362,36 @@ def _copy_into(critic: ValueModel, weights: dict[str, Tensor], where: str) -> No
     critic.weights_changed()
 
 
-def _mean_kl(experiences: Sequence[Experience], config: RLConfig) -> float:
+def _mean_kl(experiences: Sequence[Experience], config: RLConfig) -> dict[str, float]:
     old, ref = (gather(experiences, name, torch.device("cpu")) for name in ("old_logprobs", "ref_logprobs"))
     assert old is not None and ref is not None
-    return float(kl_estimate(old, ref, config.kl_kind).mean()) if len(old) else 0.0
+    kl = joint(kl_estimate(old, ref, config.kl_kind))
+    means = torch.full_like(kl, 1 / max(len(kl), 1))
+    found = _by_kind("kl", kl, means, experiences, _share_of_frames(experiences))
+    return {name: float(x) for name, x in found.items()}
+
+
+def _share_of_frames(experiences: Sequence[Experience]) -> float | None:
+    """Of the sampled rows; None when no experience can have frames."""
+    spoken = frames(experiences, torch.device("cpu"))
+    return None if spoken is None else float(spoken.float().mean()) if len(spoken) else 0.0
+
+
+def _by_kind(
+    name: str, values: Tensor, means: Tensor, part: Sequence[Experience], kinds: float | None
+) -> dict[str, Tensor]:
+    """Sums of `values` [N] weighted by `means`; of a model that speaks also over text tokens and frames alone.
+
+    The latter are scaled to the means of their kind, whose shares of all rows are 1 - `kinds` and `kinds`.
+    """
+    weighted = means * values
+    out = {name: weighted.sum()}
+    if kinds is not None:
+        spoken = frames(part, values.device)
+        text = torch.ones_like(weighted, dtype=torch.bool) if spoken is None else ~spoken
+        for kind, rows, share in (("text", text, 1 - kinds), ("audio", ~text, kinds)):
+            out[f"{name}_{kind}"] = weighted[rows].sum() / max(share, 1e-9)
+    return out
 
 
 def _value_metrics(experiences: Sequence[Experience]) -> dict[str, float]:

@@ -1,0 +1,206 @@
+"""Frames of codes in rollouts, experiences and packs, by hand.
+
+Two codebooks with 4 codes, B = 4 and E = 5. The model writes "hi", opens speech, two frames follow with their run-out,
+then speech is closed::
+
+    ids    h i [ f f f f f ]
+    q0     - - - B a b E E -      drawn: a b E, the second E is forced
+    q1     - - - B B c d E -      drawn: c d
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from audiorl.algos.kl import kl_estimate
+from audiorl.algos.packing import micro_batches, pack_experiences, shared_groups
+from audiorl.config import RLConfig
+from audiorl.train.batches import check_finite, counts, drawn_codes, fill, frames, gather, joint, widened
+from audiorl.train.credit import assign
+from audiorl.types import Experience, PackedBatch, Rollout, Sample, Score, Segment
+
+H, I, OPEN, F, CLOSE = 1, 2, 3, 9, 4
+B, E = 4, 5
+N = -1
+
+IDS = torch.tensor([H, I, OPEN, F, F, F, F, F, CLOSE])
+CODES = torch.tensor([[N, N], [N, N], [N, N], [B, B], [0, B], [1, 2], [E, 3], [E, E], [N, N]])
+DRAWN = torch.tensor([[1, 0], [1, 0], [1, 0], [0, 0], [1, 0], [1, 1], [1, 1], [0, 0], [0, 0]]).bool()
+LOGPROBS = torch.tensor(
+    [[-1.0, 0], [-2.0, 0], [-3.0, 0], [0, 0], [-0.1, 0], [-0.2, -0.3], [-0.4, -0.5], [0, 0], [0, 0]]
+)
+MASK = [1, 1, 1, 0, 1, 1, 1, 0, 0]
+
+
+def spoken(prompt: tuple[int, ...] = (7, 8), **changes: object) -> Segment:
+    segment = Segment(torch.tensor(prompt), IDS, LOGPROBS, codes=CODES, drawn=DRAWN)
+    return dataclasses.replace(segment, **changes)  # type: ignore[arg-type]
+
+
+def written() -> Segment:
+    return Segment(torch.tensor([7, 8]), torch.tensor([H, I]), torch.tensor([-1.0, -2.0]))
+
+
+def rollout(*segments: Segment, score: Score | None = None, group: str = "g", index: int = 0) -> Rollout:
+    return Rollout(Sample("s", ()), segments, group, index, score)
+
+
+def test_a_spoken_segment_becomes_rows_of_codes() -> None:
+    e = Experience.from_rollout(rollout(spoken()))
+    assert e.codes is not None and e.drawn is not None and e.engine_logprobs is not None
+    assert e.ids.tolist() == [7, 8, *IDS.tolist()]
+    assert e.loss_mask.int().tolist() == [0, 0, *MASK]
+    assert e.codes.tolist() == [[N, N], [N, N], *CODES.tolist()]
+    assert torch.equal(e.drawn[2:], DRAWN) and not e.drawn[:2].any()
+    assert torch.equal(e.engine_logprobs[2:], LOGPROBS)
+
+
+def test_a_text_segment_beside_a_spoken_one_stands_in_column_0() -> None:
+    e = Experience.from_rollout(rollout(written(), spoken((5,))))
+    assert e.codes is not None and e.drawn is not None and e.engine_logprobs is not None
+    assert e.drawn[:5].tolist() == [[False, False]] * 2 + [[True, False]] * 2 + [[False, False]]
+    assert e.engine_logprobs[:4].tolist() == [[0, 0], [0, 0], [-1, 0], [-2, 0]]
+    assert e.segment is not None and e.segment.tolist() == [0] * 4 + [1] * 10
+
+
+def test_codes_that_were_heard_are_observed() -> None:
+    voice = torch.tensor([[0, 1], [2, 3]])
+    e = Experience.from_rollout(rollout(dataclasses.replace(written(), prompt_codes=voice)))
+    assert e.codes is not None and e.drawn is not None
+    assert e.codes.tolist() == [[0, 1], [2, 3], [N, N], [N, N]]
+    assert e.loss_mask.tolist() == [False, False, True, True] and not e.drawn[:2].any()
+
+
+def test_a_reward_falls_on_the_last_drawn_row() -> None:
+    """The closing token and the run-out are forced: the frame before them carries the reward."""
+    e = Experience.from_rollout(rollout(spoken(), score=Score(2.0)))
+    assert e.rewards is not None
+    assert e.rewards.tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0]
+
+
+def test_rewards_of_tokens_on_forced_rows_move_to_the_drawn_row_before() -> None:
+    values = tuple(float(i) for i in range(9))
+    e = Experience.from_rollout(rollout(spoken(), score=Score(0.0, per_token=values)))
+    assert e.rewards is not None
+    # rows 3 (forced BOS) joins row 2; rows 7 and 8 join row 6
+    assert e.rewards.tolist() == [0, 0, 0, 1, 2 + 3, 0, 4, 5, 6 + 7 + 8, 0, 0]
+
+
+def test_rewards_of_segments_with_frames() -> None:
+    e = Experience.from_rollout(rollout(written(), spoken((5,)), score=Score(0.0, per_segment=(1.0, 3.0))))
+    assert e.rewards is not None
+    assert e.rewards.nonzero().squeeze(-1).tolist() == [3, 5 + 6] and float(e.rewards.sum()) == 4
+
+
+def test_packing_carries_codes_and_fills_up_text() -> None:
+    mixed = [Experience.from_rollout(rollout(spoken())), Experience.from_rollout(rollout(written(), group="h"))]
+    packed = pack_experiences(mixed)
+    assert packed.codes is not None and packed.drawn is not None
+    assert packed.codes.shape == (15, 2) and bool((packed.codes[11:] == N).all())
+    assert packed.drawn[11:].tolist() == [[False, False]] * 2 + [[True, False]] * 2
+    assert torch.equal(packed.drawn.any(1), packed.loss_mask)
+    assert pack_experiences(mixed[1:]).codes is None
+
+
+def test_a_group_that_speaks_shares_its_prompt() -> None:
+    """Forced rows behind the prompt are written, not observed, so they do not forbid it."""
+    group = [Experience.from_rollout(rollout(spoken(), index=i)) for i in range(2)]
+    assert len(shared_groups(group)) == 1
+    packed = pack_experiences(group)
+    assert len(packed.ids) == 2 + 9 + 9
+    for e, rows in zip(group, packed.source, strict=True):
+        assert e.codes is not None and packed.codes is not None and torch.equal(packed.codes[rows], e.codes)
+
+
+def test_another_voice_in_the_prompt_is_another_prompt() -> None:
+    def heard(code: int) -> Experience:
+        return Experience.from_rollout(rollout(spoken(prompt_codes=torch.tensor([[N, N], [code, 0]]))))
+
+    assert len(shared_groups([heard(0), heard(0)])) == 1
+    assert len(shared_groups([heard(0), heard(1)])) == 2
+
+
+def test_streams_that_speak_do_not_share() -> None:
+    group = [Experience.from_rollout(rollout(spoken(), spoken((5,)), index=i)) for i in range(2)]
+    assert len(shared_groups(group)) == 2
+
+
+def test_gather_and_joint() -> None:
+    mixed = [Experience.from_rollout(rollout(spoken())), Experience.from_rollout(rollout(written()))]
+    flat = gather(mixed, "engine_logprobs", torch.device("cpu"))
+    assert flat is not None and flat.shape == (8, 2)
+    assert joint(flat).tolist() == pytest.approx([-1, -2, -3, -0.1, -0.5, -0.9, -1, -2])
+    spoke = frames(mixed, torch.device("cpu"))
+    assert spoke is not None and spoke.int().tolist() == [0, 0, 0, 1, 1, 1, 0, 0]
+    drawn = drawn_codes(mixed, torch.device("cpu"))
+    assert drawn is not None and drawn.sum(1).tolist() == [1, 1, 1, 1, 2, 2, 1, 1]
+    assert frames(mixed[1:], torch.device("cpu")) is None and drawn_codes(mixed[1:], torch.device("cpu")) is None
+
+
+def test_fill_keeps_the_columns() -> None:
+    mixed = [Experience.from_rollout(rollout(spoken())), Experience.from_rollout(rollout(written(), group="h"))]
+
+    def forward(batch: PackedBatch) -> Tensor:
+        assert batch.drawn is not None
+        return -batch.drawn[batch.loss_mask].float()
+
+    filled = fill(mixed, "old_logprobs", forward, 1000, True)
+    assert filled[0].old_logprobs is not None and filled[1].old_logprobs is not None
+    assert torch.equal(filled[0].old_logprobs[2:], -DRAWN.float())
+    assert filled[1].old_logprobs.tolist() == [[0, 0], [0, 0], [-1, 0], [-1, 0]]
+
+
+def test_a_code_that_is_not_finite_is_named() -> None:
+    e = Experience.from_rollout(rollout(spoken()))
+    flat = torch.zeros(counts([e])[0], 2)
+    flat[4, 1] = math.nan
+    with pytest.raises(FloatingPointError, match="sampled token 4, codebook 1"):
+        check_finite([e], flat, "the log-prob")
+
+
+def test_the_kl_in_the_reward_is_the_sum_over_a_frames_codes() -> None:
+    e = Experience.from_rollout(rollout(spoken(), score=Score(1.0)))
+    assert e.engine_logprobs is not None and e.drawn is not None
+    reference = torch.where(e.drawn, e.engine_logprobs - 0.5, 0.0)
+    filled = e.replace(old_logprobs=e.engine_logprobs, ref_logprobs=reference, values=torch.zeros(len(e)))
+    config = RLConfig(advantage="gae", kl_in="reward", kl_kind="k1", gamma=1.0, lam=0.0, whiten=False)
+    (given,) = assign([filled], config, beta=0.1)
+    assert given.advantages is not None
+    # k1 is 0.5 for every drawn code; two are drawn in the last two frames
+    expected = [0, 0, -0.05, -0.05, -0.05, 0, -0.05, -0.1, -0.1 + 1, 0, 0]
+    assert given.advantages.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_credit_of_text_beside_frames() -> None:
+    both = [
+        Experience.from_rollout(rollout(spoken(), score=Score(1.0))),
+        Experience.from_rollout(rollout(written(), score=Score(0.0), index=1)),
+    ]
+    filled = [e.replace(old_logprobs=e.engine_logprobs, ref_logprobs=e.engine_logprobs) for e in both]
+    config = RLConfig(advantage="group", kl_in="reward", kl_kind="k1")
+    given = assign(filled, config, beta=0.1)
+    assert given[0].advantages is not None and given[1].advantages is not None
+    assert bool((given[0].advantages[given[0].loss_mask] > 0).all()) and float(given[0].advantages[3 + 2]) == 0
+    assert bool((given[1].advantages[given[1].loss_mask] < 0).all())
+
+
+def test_widened() -> None:
+    narrow, wide = torch.tensor([1.0, 2.0]), torch.tensor([[3.0, 4.0]])
+    assert [w.tolist() for w in widened([narrow, wide])] == [[[1, 0], [2, 0]], [[3, 4]]]
+    assert widened([narrow])[0] is narrow
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_nothing_drawn_costs_nothing(kind: str) -> None:
+    zeros = torch.zeros(3, 2)
+    assert not kl_estimate(zeros, zeros, kind).any()  # type: ignore[arg-type]
+
+
+def test_micro_batches_count_a_spoken_prompt_once() -> None:
+    group = [Experience.from_rollout(rollout(spoken(), index=i)) for i in range(3)]
+    assert micro_batches(group, 2 + 3 * 9) == [[0, 1, 2]]
