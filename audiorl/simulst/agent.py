@@ -8,13 +8,10 @@
 rate and number of channels is heard as the rest of audiorl hears it. `python -m eval.simul --score results` computes
 the same scores and more, `python -m eval.simul --model …` does without SimulEval.
 
-SimulEval pins an older tqdm than `datasets` can use, so it stays beside this environment, not in it:
+SimulEval pins an older tqdm than `datasets` can use, and works with ours all the same; `make install` does this:
 
-    python3.11 -m venv /tmp/simuleval
-    /tmp/simuleval/bin/pip install --no-deps simuleval==1.1.4 textgrid==1.6.1 tornado
-    echo "import site; site.addsitedir('$PWD/.venv/lib/python3.11/site-packages')" \\
-        > /tmp/simuleval/lib/python3.11/site-packages/audiorl.pth
-    /tmp/simuleval/bin/python -m pytest tests/unit/simulst/test_simulst_agent.py
+    pip install textgrid tornado pydub
+    pip install --no-deps simuleval==1.1.4
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """SimulEval drives a policy: the same text, delays and scores as without it.
 
-Where SimulEval is not installed (see `audiorl.simulst.agent` for how to have it beside this environment) this is left
-out.
+Left out where SimulEval is not installed; `make install` does it.
 """
 
 from __future__ import annotations
