@@ -6,7 +6,7 @@ writes a piece of Spanish.
 
   sft      supervised start on interpreted streams whose interpreter lags behind by up to three chunks: mostly robot
            voices, which say all prompts, and a person, who says those of the training split
-  stage1   PPO on human streams with the rewards of single turns: listening, initiative, quality, format
+  stage1   PPO on the same streams with the rewards of single turns: listening, initiative, quality, format
   stage2   PPO with the latency and the quality of the whole stream besides
   wait-k   a baseline of its own: the same start trained on wait-k schedules for random k, then decoded by them
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -59,7 +59,7 @@ PPO = RLConfig(
     aggregation="token-mean",
     kl_in="reward",
     kl_kind="k1",
-    kl_beta=0.2,
+    kl_beta=0.15,
     kl_control="log-space",
     kl_target=0.55,
     kl_gain=0.5,
@@ -98,6 +98,8 @@ class Config:
     wait_k_optim: OptimConfig = OptimConfig(lr=5e-4, warmup_steps=20, schedule="cosine")
     stages: tuple[Literal["stage1", "stage2"], ...] = ("stage1", "stage2")
     """For ablations: one of them alone."""
+    weights: dict[str, float] = field(default_factory=lambda: {"quality": 2.0, "whole": 2.0, "latency": 0.5})
+    """Of the rewards, where not 1. Each is standardised, and detection and initiative ask for speed already."""
     stage1: RLConfig = PPO
     stage2: RLConfig = PPO
     optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=3)
@@ -135,19 +137,20 @@ def main(config: Config, run: Run) -> None:
     def measured(name: str, schedule: Schedule | None = None) -> None:
         measure_streams(run, name, policy, test, config.chunks, config.sampling, multi_turn(), schedule)
 
-    supervised = [] if run.finished("sft") and run.finished("wait_k") else [*robot_streams(config), *train]
+    heard = [*robot_streams(config), *train]
     rng = random.Random(config.seed)
-    lagging = [Example(interpretation(s, config.chunks, _lags(s, config.lag, rng))) for s in supervised]
+    lagging = [Example(interpretation(s, config.chunks, _lags(s, config.lag, rng))) for s in heard]
     sft(policy, lagging, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     measured("before")
 
+    of_turns = {name: w for name, w in config.weights.items() if name not in ("latency", "whole")}
     known = {
-        "stage1": Stage("stage1", single_turn(), config.stage1, "after stage1"),
-        "stage2": Stage("stage2", multi_turn(), config.stage2, "after"),
+        "stage1": Stage("stage1", single_turn(weights=of_turns), config.stage1, "after stage1"),
+        "stage2": Stage("stage2", multi_turn(weights=config.weights), config.stage2, "after"),
     }
     train_stages(
         policy,
-        train,
+        heard,
         test,
         run,
         [known[name] for name in config.stages],
@@ -163,7 +166,7 @@ def main(config: Config, run: Run) -> None:
         rate = words_per_chunk(train, config.chunks.seconds)
         several = [
             Example(replace(s, turns=scheduled(s.turns, WaitK(rng.choice(config.ks), rate, config.target))))
-            for s in (interpretation(s, config.chunks) for s in supervised)
+            for s in (interpretation(s, config.chunks) for s in heard)
         ]
         sft(policy, several, run, config=config.wait_k, optim=config.wait_k_optim, seed=config.seed, phase="wait_k")
         for k in config.ks:
