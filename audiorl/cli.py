@@ -1,4 +1,4 @@
-"""The command line: audiorl train | resume | report | eval | rewards | doctor."""
+"""The command line: audiorl train | resume | report | eval | rewards | codec | doctor."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ USAGE = """audiorl: reinforcement learning for speech language models
   audiorl report DIR                                           write DIR/report.html again
   audiorl eval NAME [options]                                  run eval/NAME.py (mmau, asr); --help lists its options
   audiorl rewards FILE ROLLOUTS.jsonl                          score recorded rollouts with the reward in FILE
+  audiorl codec encode|decode|train …                          audio to codes and back, train our tokenizer
   audiorl doctor                                               what is installed, what is missing, a self-test
 """
 
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "report": _report,
         "eval": _eval,
         "rewards": _rewards,
+        "codec": _codec,
         "doctor": _doctor,
     }
     if not args or args[0] in ("-h", "--help", "help"):
@@ -75,13 +77,14 @@ def _train(args: list[str]) -> int:
         raise ValueError("train: name a recipe first, for example: audiorl train recipes/quickstart.py --out runs/one")
     path, rest = args[0], args[1:]
     if "--help" in rest or "-h" in rest:
-        print("Also: --out DIR (required), --tiny (start from the recipe's tiny configuration)\n")
+        print("Also: --out DIR (required); --tiny or --full: start from the recipe's tiny() or full() configuration\n")
         recipe.parse_config(recipe.load_recipe(path), rest)
     out = _take(rest, "--out")
     if out is None:
         raise ValueError(f"train: say where the run is written: --out runs/{Path(path).stem}")
     run = recipe.start(path, rest, out)
-    print(f"finished: {run.dir}")
+    if run is not None:
+        print(f"finished: {run.dir}")
     return 0
 
 
@@ -91,7 +94,8 @@ def _resume(args: list[str]) -> int:
     if len(args) != 1:
         raise ValueError("resume: name one run folder, for example: audiorl resume runs/quickstart")
     run = recipe.resume(args[0])
-    print(f"finished: {run.dir}")
+    if run is not None:
+        print(f"finished: {run.dir}")
     return 0
 
 
@@ -121,6 +125,14 @@ def _rewards(args: list[str]) -> int:
         raise ValueError("rewards: name a reward file and recorded rollouts: audiorl rewards FILE ROLLOUTS.jsonl")
     print_replay(replay(args[0], args[1]))
     return 0
+
+
+def _codec(args: list[str]) -> int:
+    from audiorl.codec_cli import codec
+
+    if args[:1] == ["train"]:
+        return _train(["recipes/codec.py", *args[1:]])
+    return codec(args)
 
 
 def _doctor(args: list[str]) -> int:

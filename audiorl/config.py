@@ -61,13 +61,37 @@ class SamplingConfig:
     max_new_tokens: int = 256
     stop: tuple[str, ...] = ()
     max_batch_tokens: int = 65_536
-    """Bound on rows x (prompt + max_new_tokens) decoded side by side."""
+    """Bound on rows x (prompt + what may be written) decoded side by side."""
+    max_frames: int = 500
+    """Most codec frames of speech in an answer or a turn of a stream; speech that goes on is ended there."""
+    audio_temperature: float | None = None
+    """Of codes; None takes `temperature`."""
+    audio_top_p: float = 1.0
+    audio_top_k: int = 0
+    ras_window: int = 0
+    """Repetition-aware sampling (VALL-E 2, arXiv 2406.05370) of codes over so many frames, 7 in Higgs Audio; 0 is off.
+    A code that is drawn although it stands `ras_repeats` times in its codebook's window is drawn again from the model's
+    plain distribution. Log-probs are those of this mixture, which is not the one that a trainer computes: for
+    evaluation, or with `engine_cap`."""
+    ras_repeats: int = 2
 
     def __post_init__(self) -> None:
+        _require(self.max_frames > 0, "sampling.max_frames", self.max_frames, "at least 1")
+        if self.audio_temperature is not None:
+            _require(self.audio_temperature >= 0, "sampling.audio_temperature", self.audio_temperature, "at least 0")
+        _require(0 < self.audio_top_p <= 1, "sampling.audio_top_p", self.audio_top_p, "in (0, 1]")
+        _require(self.audio_top_k >= 0, "sampling.audio_top_k", self.audio_top_k, "at least 0 (0 switches it off)")
+        _require(self.ras_window >= 0, "sampling.ras_window", self.ras_window, "at least 0 (0 switches it off)")
+        _require(self.ras_repeats > 0, "sampling.ras_repeats", self.ras_repeats, "at least 1")
         _require(self.temperature >= 0, "sampling.temperature", self.temperature, "at least 0")
         _require(0 < self.top_p <= 1, "sampling.top_p", self.top_p, "in (0, 1]")
         _require(self.top_k >= 0, "sampling.top_k", self.top_k, "at least 0 (0 switches it off)")
         _require(self.max_new_tokens > 0, "sampling.max_new_tokens", self.max_new_tokens, "at least 1")
+
+    def of_codes(self) -> SamplingConfig:
+        """The same for codes: their temperature, top_p and top_k in the place of the text's."""
+        temperature = self.temperature if self.audio_temperature is None else self.audio_temperature
+        return dataclasses.replace(self, temperature=temperature, top_p=self.audio_top_p, top_k=self.audio_top_k)
 
 
 @dataclass(frozen=True)

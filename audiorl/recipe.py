@@ -1,7 +1,8 @@
 """Recipes: Python files that say what one kind of run does.
 
 A recipe has a frozen dataclass `Config` whose fields are the command line's options, a function `main(config, run)`,
-and `tiny()`, a Config that finishes in seconds.
+and `tiny()`, a Config that finishes in seconds; some have `full()`, a Config for real data on GPUs. A recipe that
+torchrun may start in several processes has `follow(config)`: what all but the first do.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import tyro
 
 from audiorl.config import to_json
+from audiorl.runtime.ranks import rank
 from audiorl.train.checkpoint import read_json
 from audiorl.train.run import Run
 
@@ -38,9 +40,12 @@ def load_recipe(path: str | Path) -> ModuleType:
 
 
 def parse_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
-    """The recipe's Config with the overrides of `argv` (`--grpo.lr 1e-6`); `--tiny` starts from `tiny()` instead."""
-    rest = [a for a in argv if a != "--tiny"]
-    default = recipe.tiny() if "--tiny" in argv else recipe.Config()
+    """The recipe's Config with the overrides of `argv` (`--grpo.lr 1e-6`); `--tiny` starts from `tiny()` instead,
+    `--full` from `full()` where the recipe has it."""
+    rest = [a for a in argv if a not in ("--tiny", "--full")]
+    if "--full" in argv and not hasattr(recipe, "full"):
+        raise ValueError(f"{recipe.__file__}: this recipe has no full(); leave --full out")
+    default = recipe.tiny() if "--tiny" in argv else recipe.full() if "--full" in argv else recipe.Config()
     return tyro.cli(
         recipe.Config,
         args=rest,
@@ -51,10 +56,13 @@ def parse_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
     )
 
 
-def start(path: str | Path, argv: Sequence[str], out: str | Path) -> Run:
-    """Run a recipe in a new folder."""
+def start(path: str | Path, argv: Sequence[str], out: str | Path) -> Run | None:
+    """Run a recipe in a new folder. Processes of torchrun beyond the first follow it and have no run."""
     recipe = load_recipe(path)
     config = parse_config(recipe, argv)
+    if rank() > 0:
+        _follow(recipe, config)
+        return None
     run = Run.create(out, str(Path(path).resolve()), argv, config)
     try:
         recipe.main(config, run)
@@ -64,8 +72,13 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path) -> Run:
     return run
 
 
-def resume(folder: str | Path) -> Run:
+def resume(folder: str | Path) -> Run | None:
     """Continue a run where its folder says it is. The recipe must still resolve to the same config."""
+    if rank() > 0:
+        saved = read_json(Path(folder) / "config.json")
+        recipe = load_recipe(saved["recipe"])
+        _follow(recipe, parse_config(recipe, saved["argv"]))
+        return None
     run = Run.open(folder)
     saved = read_json(run.dir / "config.json")
     recipe = load_recipe(saved["recipe"])
@@ -78,6 +91,12 @@ def resume(folder: str | Path) -> Run:
         )
     recipe.main(config, run)
     return run
+
+
+def _follow(recipe: ModuleType, config: Any) -> None:
+    if not hasattr(recipe, "follow"):
+        raise ValueError(f"{recipe.__file__}: this recipe runs in one process; start it without torchrun")
+    recipe.follow(config)
 
 
 def _difference(old: Any, new: Any, path: str = "") -> str | None:

@@ -98,7 +98,8 @@ class Turn:
     """One step of a stream: what is heard, and what can be said when it has been heard (y*_t, "" for nothing yet).
 
     `end`: seconds of the source heard by then. `source`: the words behind the reference, "" if unknown.
-    `reference_seconds`: how long the reference lasts when spoken, None if unknown.
+    `reference_seconds`: how long the reference lasts when spoken, None if unknown. `speech`: recordings of it, in
+    order, for a policy that speaks.
     """
 
     audio: AudioClip
@@ -106,6 +107,7 @@ class Turn:
     reference: str = ""
     source: str = ""
     reference_seconds: float | None = None
+    speech: tuple[AudioClip, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -410,6 +412,19 @@ class Reward(Protocol):
     """Rewards are batched: they see all rollouts of a step at once and return one Score each, in order."""
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]: ...
+
+
+class Voice(Protocol):
+    """Turns what a rollout sampled into sound, as its codec decodes it."""
+
+    @property
+    def sample_rate(self) -> int:
+        """Hz of the waveforms."""
+        ...
+
+    def waveform(self, rollout: Rollout) -> np.ndarray | None:
+        """Everything the rollout said, mono float32 [T]; None if it said nothing."""
+        ...
 
 
 class RolloutEngine(Protocol):

@@ -30,9 +30,12 @@ from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, Sam
 from audiorl.data.augment import augment
 from audiorl.data.corpus import Utterance
 from audiorl.data.synth import Speech, synthesize_many, voices
+from audiorl.models import AudioPolicy
+from audiorl.models.branch import dualize
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.report import write_report
-from audiorl.rewards.simul import multi_turn, single_turn
+from audiorl.rewards.simul import TimeCompliance, multi_turn, single_turn
+from audiorl.rollout.voice import CodecVoice
 from audiorl.simulst.bundled import bundled_streams, prompt_pairs
 from audiorl.simulst.evaluate import measure_streams
 from audiorl.simulst.formats import write_streams
@@ -43,6 +46,7 @@ from audiorl.train.examples import Example
 from audiorl.train.run import Run
 from audiorl.train.sft import sft
 from audiorl.types import Schedule
+from tokenizers_audio import load as load_codec
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -87,6 +91,8 @@ class Config:
     test_streams: int = 40
     lag: int = 3
     """The supervised interpreter says a unit 0 to `lag` chunks after it could be said."""
+    codec: str | None = None
+    """A codec's folder, such as `runs/tts/codec`: the interpreter speaks what it writes, in the recordings' voice."""
     ks: tuple[int, ...] = (1, 2, 3, 5, 8)
     """Of the wait-k baselines; none leaves them out."""
     threads: int = 2
@@ -103,7 +109,7 @@ class Config:
     stage1: RLConfig = PPO
     stage2: RLConfig = PPO
     optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=3)
-    sampling: SamplingConfig = SamplingConfig(max_new_tokens=24, max_batch_tokens=60_000)
+    sampling: SamplingConfig = SamplingConfig(max_new_tokens=24, max_frames=100, max_batch_tokens=60_000)
 
 
 def tiny() -> Config:
@@ -121,7 +127,7 @@ def tiny() -> Config:
         wait_k=SFTConfig(steps=1, batch_size=2, save_every=1),
         stage1=step,
         stage2=step,
-        sampling=SamplingConfig(max_new_tokens=4),
+        sampling=SamplingConfig(max_new_tokens=4, max_frames=8),
     )
 
 
@@ -131,11 +137,12 @@ def main(config: Config, run: Run) -> None:
     policy = tiny_qwen_omni(
         [target.text for _, target in pairs], vocab_size=config.vocabulary, seed=config.seed, config=config.model
     )
+    voice, time = speaking(policy, config) if config.codec else (None, False)
     train = on_disk(run, human_streams("train", config.human_streams, config), "train")
     test = on_disk(run, human_streams("test", config.test_streams, config), "test")
 
     def measured(name: str, schedule: Schedule | None = None) -> None:
-        measure_streams(run, name, policy, test, config.chunks, config.sampling, multi_turn(), schedule)
+        measure_streams(run, name, policy, test, config.chunks, config.sampling, multi_turn(), schedule, voice)
 
     heard = [*robot_streams(config), *train]
     rng = random.Random(config.seed)
@@ -145,8 +152,8 @@ def main(config: Config, run: Run) -> None:
 
     of_turns = {name: w for name, w in config.weights.items() if name not in ("latency", "whole")}
     known = {
-        "stage1": Stage("stage1", single_turn(weights=of_turns), config.stage1, "after stage1"),
-        "stage2": Stage("stage2", multi_turn(weights=config.weights), config.stage2, "after"),
+        "stage1": Stage("stage1", single_turn(time=time, weights=of_turns), config.stage1, "after stage1"),
+        "stage2": Stage("stage2", multi_turn(time=time, weights=config.weights), config.stage2, "after"),
     }
     train_stages(
         policy,
@@ -159,6 +166,7 @@ def main(config: Config, run: Run) -> None:
         sampling=config.sampling,
         measure=measured,
         seed=config.seed,
+        voice=voice,
     )
 
     if config.ks:
@@ -173,6 +181,14 @@ def main(config: Config, run: Run) -> None:
             measured(f"wait-{k}", WaitK(k, rate, config.target))
         measured("offline", Offline(config.target))
     print(write_report(run.dir))
+
+
+def speaking(policy: AudioPolicy, config: Config) -> tuple[CodecVoice, TimeCompliance]:
+    """Teach the policy to write codes after its text; its voice, and the reward for speech of the right length."""
+    codec = load_codec(str(config.codec))
+    dualize(policy, codec.num_codebooks, codec.codebook_size, config.seed)
+    policy.set_codec(codec)
+    return CodecVoice.of(policy), TimeCompliance(codec.frame_rate)
 
 
 def human_streams(split: Split, count: int, config: Config) -> list[Stream]:

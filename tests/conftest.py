@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from audiorl.config import ModelConfig
 from audiorl.data.corpus import Utterance, bundled_speech
-from audiorl.models import AudioPolicy, qwen2_audio, qwen_omni
+from audiorl.models import AudioPolicy, dualize, qwen2_audio, qwen_omni
 from audiorl.models import text as text_decoder
 from audiorl.types import AudioClip, Message, Sample
 
@@ -54,13 +54,18 @@ def make_qwen2_audio(config: ModelConfig | None = None, **kw: object) -> AudioPo
     return qwen2_audio.tiny(TEXTS, hidden=64, layers=2, vocab_size=400, config=config, **kw)  # type: ignore[arg-type]
 
 
+def make_dual_omni(config: ModelConfig | None = None, **kw: object) -> AudioPolicy:
+    """An Omni thinker that has learned to speak in four codebooks of 64 codes."""
+    return dualize(make_omni(config, **kw), 4, 64)
+
+
 def make_text(config: ModelConfig | None = None, **kw: object) -> AudioPolicy:
     return text_decoder.tiny(TEXTS, hidden=64, layers=2, vocab_size=400, config=config, **kw)  # type: ignore[arg-type]
 
 
 TEXTS = ["What is said? Which language is it, and who speaks? yes no why English Spanish French"] * 20
 BACKBONES = {"qwen2.5-omni": make_omni, "qwen2-audio": make_qwen2_audio}
-DECODERS = {**BACKBONES, "text": make_text}
+DECODERS = {**BACKBONES, "text": make_text, "dual-omni": make_dual_omni}
 
 
 def readable(policy: AudioPolicy, samples: list[Sample]) -> list[Sample]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import BinaryIO
 from weakref import WeakKeyDictionary
 
@@ -278,3 +279,9 @@ def _decoder(clip: AudioClip) -> _SoundFile | _Container:
 
 def _source(clip: AudioClip) -> str | BinaryIO:
     return clip.path if clip.path is not None else io.BytesIO(clip.data or b"")
+
+
+def write_wav(path: str | Path, wav: np.ndarray, sample_rate: int) -> None:
+    """Mono float32 [T] in [-1, 1] as a file of 16 bits, in a folder that is made for it."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, wav, sample_rate, subtype="PCM_16")

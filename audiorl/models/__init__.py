@@ -5,41 +5,64 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from audiorl.config import ModelConfig
+from audiorl.models.branch import dualize
 from audiorl.models.loading import naming_damage, read_tensors
 from audiorl.models.policy import BESIDE_ADAPTER, AudioPolicy, Backbone, Reference
+from audiorl.models.speech import CONFIG_KEY, FrameLayout, Prompt
+from tokenizers_audio.protocol import AudioTokenizer
 
-__all__ = ["AudioPolicy", "Backbone", "Reference", "load_policy", "load_weights"]
+__all__ = ["AudioPolicy", "Backbone", "FrameLayout", "Prompt", "Reference", "dualize", "load_policy", "load_weights"]
 
 TEXT_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 
-def load_policy(path: str | Path, config: ModelConfig | None = None) -> AudioPolicy:
+def load_policy(
+    path: str | Path, config: ModelConfig | None = None, codec: AudioTokenizer | None = None
+) -> AudioPolicy:
     """The policy in a Hugging Face folder or hub id: a model, or a LoRA adapter that names its base model.
 
-    The family is read from the folder's `model_type`. Raises ValueError for a folder of another architecture.
+    The family is read from the folder's `model_type`; a model that was dualized comes back as one that speaks. `codec`
+    is for a model that speaks. Raises ValueError for a folder of another architecture and for a codec that is not the
+    model's.
     """
     config = config or ModelConfig()
     folder = Path(path)
     if folder.is_dir() and (folder / "adapter_config.json").exists():
-        return _load_adapter(folder, config)
-    kind = _model_type(path)
+        policy = _load_adapter(folder, config)
+    else:
+        policy = _load_model(path, config)
+    if codec is not None:
+        policy.set_codec(codec)
+    return policy
+
+
+def _load_model(path: str | Path, config: ModelConfig) -> AudioPolicy:
+    found = _config(path)
+    kind = str(found.get("model_type"))
+    speech = None if CONFIG_KEY not in found else _layout(path, found[CONFIG_KEY])
     if kind in ("qwen2_5_omni", "qwen2_5_omni_thinker", "qwen3_omni_moe", "qwen3_omni_moe_thinker"):
         from audiorl.models import qwen_omni
 
-        return qwen_omni.load(path, config, "qwen3" if kind.startswith("qwen3") else "qwen2.5")
+        return qwen_omni.load(path, config, "qwen3" if kind.startswith("qwen3") else "qwen2.5", speech)
     if kind == "qwen2_audio":
         from audiorl.models import qwen2_audio
 
-        return qwen2_audio.load(path, config)
+        return qwen2_audio.load(path, config, speech)
+    if kind == "higgs_audio_v2":
+        from audiorl.models import higgs
+
+        return higgs.load(path, config)
     if kind in TEXT_MODEL_TYPES:
         from audiorl.models import text
 
-        return text.load(path, config)
+        return text.load(path, config, kind, speech)
     raise ValueError(
         f"{path}: model_type {kind!r} is not one of the speech models audiorl trains "
-        f"(qwen2_5_omni, qwen3_omni_moe, qwen2_audio) nor a text decoder it reads ({', '.join(TEXT_MODEL_TYPES)})"
+        "(qwen2_5_omni, qwen3_omni_moe, qwen2_audio, higgs_audio_v2) nor a text decoder it reads "
+        f"({', '.join(TEXT_MODEL_TYPES)})"
     )
 
 
@@ -61,10 +84,19 @@ def load_weights(folder: str | Path, policy: AudioPolicy) -> None:
         raise ValueError(
             f"{folder}: holds a {type(saved.model).__name__}, this run trains a {type(policy.model).__name__}"
         )
+    if saved.speech != policy.speech:
+        raise ValueError(f"{folder}: holds a model that speaks as {saved.speech}, this run trains {policy.speech}")
     policy.load_weights(dict(saved.model.named_parameters()), str(folder))
 
 
-def _model_type(path: str | Path) -> str:
+def _layout(path: str | Path, saved: Any) -> FrameLayout:
+    try:
+        return FrameLayout(**saved)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f'{path}/config.json: "{CONFIG_KEY}" does not say how the model speaks: {error}') from error
+
+
+def _config(path: str | Path) -> dict[str, Any]:
     folder = Path(path)
     if folder.exists():
         config = folder / "config.json"
@@ -76,11 +108,11 @@ def _model_type(path: str | Path) -> str:
             raise ValueError(f"{config}: not valid JSON ({error})") from error
         if not isinstance(content, dict):
             raise ValueError(f"{config}: not a JSON object")
-        return str(content.get("model_type"))
+        return content
     from transformers import PreTrainedConfig
 
     try:
-        return str(PreTrainedConfig.get_config_dict(str(path))[0].get("model_type"))
+        return PreTrainedConfig.get_config_dict(str(path))[0]
     except OSError as error:
         raise ValueError(f"{path}: neither a local folder nor a model that the hub gives ({error})") from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,17 @@ def checkpoint_dtype(config: ModelConfig) -> torch.dtype | str:
     return "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
 
 
-def load_model(model_class: Any, path: str | Path, config: ModelConfig) -> PreTrainedModel:
+def load_model(
+    model_class: Any,
+    path: str | Path,
+    config: ModelConfig,
+    build: Callable[[Any], None] | None = None,
+    fill: Callable[[Any, str], bool] | None = None,
+) -> PreTrainedModel:
     """The model of a local folder or a hub id, on the configured device.
+
+    build(model) changes its structure before the weights are read. fill(model, name) may give a weight that the
+    checkpoint lacks its value and return True.
 
     Raises ValueError when weights are damaged, missing, too many or of another shape than config.json says.
     """
@@ -34,7 +43,7 @@ def load_model(model_class: Any, path: str | Path, config: ModelConfig) -> PreTr
     logging.set_verbosity_error()  # its table of missing and unexpected weights is what the errors below say
     try:
         with naming_damage(path):
-            model, info = model_class.from_pretrained(
+            model, info = (model_class if build is None else _built(model_class, build)).from_pretrained(
                 str(path),
                 dtype=checkpoint_dtype(config),
                 attn_implementation=config.attention,
@@ -43,13 +52,14 @@ def load_model(model_class: Any, path: str | Path, config: ModelConfig) -> PreTr
             )
     finally:
         logging.set_verbosity(verbosity)
+    missing = [key for key in info["missing_keys"] if fill is None or not fill(model, key)]
     strange = [  # buffers that some releases keep and others compute do no harm
         key
         for key in info["unexpected_keys"]
         if key.endswith((".weight", ".bias")) and not key.startswith(SPEECH_OUTPUT)
     ]
     for kind, keys in (
-        ("missing from", info["missing_keys"]),
+        ("missing from", missing),
         ("of another shape in", info["mismatched_keys"]),
         ("not in the model but in", strange),
     ):
@@ -61,6 +71,18 @@ def load_model(model_class: Any, path: str | Path, config: ModelConfig) -> PreTr
                 "do config.json and the weights belong together?"
             )
     return model.to(config.device)
+
+
+def _built(base: Any, build: Callable[[Any], None]) -> Any:
+    """`base` with `build(model)` at the end of its constructor."""
+
+    class Built(base):
+        def __init__(self, config: Any, *args: Any, **kwargs: Any):
+            super().__init__(config, *args, **kwargs)
+            build(self)
+            self.__class__ = base  # nothing else differs, and transformers looks up renamed weights by class
+
+    return Built
 
 
 def load_frontend(path: str | Path) -> tuple[PreTrainedTokenizerBase, WhisperFeatureExtractor]:

@@ -3,7 +3,10 @@
 What differs between model families (where the decoder lives, how the audio tower is called, how a chat is written) is a
 `Backbone`; everything here is the same for all of them.
 
-Shapes: T rows of a packed batch, N sampled tokens, H decoder width, D audio tower width.
+A model that speaks has a `speech` part too, a `FrameLayout`: its decoder embeds and routes frames (`dual.py`), its
+`audio_lm_head` writes their codes, and a codec turns clips into codes.
+
+Shapes: T rows of a packed batch, N sampled rows, H decoder width, D audio tower width, Q codebooks, F codec frames.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from itertools import accumulate
 from math import ceil
 from pathlib import Path
@@ -23,14 +27,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, WhisperFeatureExtractor
 from transformers.utils.logging import disable_progress_bar
 
-from audiorl.algos.logprobs import fused_logprobs
+from audiorl.algos.logprobs import IGNORE, fused_codebook_logprobs, fused_logprobs
 from audiorl.algos.packing import attention_mask
 from audiorl.config import LoraConfig, ModelConfig
 from audiorl.data.audio import name as clip_name
 from audiorl.data.audio import seconds
 from audiorl.models.attention import by_stretch, stretches_of
+from audiorl.models.dual import Routing
 from audiorl.models.features import log_mel
+from audiorl.models.speech import CODEC_KEY, FrameLayout, Prompt, wants_speech
 from audiorl.types import AudioClip, Message, PackedBatch, PolicyOutput, Sample
+from tokenizers_audio.audio import prepare
+from tokenizers_audio.protocol import AudioTokenizer
 
 BESIDE_ADAPTER = "trained.safetensors"
 """In an adapter's folder: what was trained beside the adapter, such as the audio projector."""
@@ -92,6 +100,7 @@ class AudioPolicy(nn.Module):
         extractor: WhisperFeatureExtractor | None,
         backbone: Backbone,
         config: ModelConfig | None = None,
+        speech: FrameLayout | None = None,
     ):
         super().__init__()
         self.config = config or ModelConfig()
@@ -99,12 +108,15 @@ class AudioPolicy(nn.Module):
         self.tokenizer = tokenizer
         self.extractor = extractor
         self.backbone = backbone
+        self.speech = speech
         self.adapter: Any = None
         token = backbone.audio_token
         self.audio_token_id = -1 if token is None else int(tokenizer.convert_tokens_to_ids(token))
         self.stop_ids = _stop_ids(model, tokenizer)
-        self._reserved = tuple(t for t in tokenizer.get_added_vocab() if t.startswith("<|"))
+        self._reserved = _reserved(tokenizer)
         self._cache = _ClipCache(self.config.audio_cache_mb * 2**20)
+        self._codec: tuple[AudioTokenizer, ...] = ()  # one or none; in a tuple, it is no part of this module
+        self._codes = _ClipCache(self.config.audio_cache_mb * 2**20)
         self._update: dict[str, tuple[Tensor, Tensor]] | None = None
         self._set_trainable()
 
@@ -121,6 +133,8 @@ class AudioPolicy(nn.Module):
         else:
             decoder.requires_grad_(True)
             head.requires_grad_(True)
+            if self.speech is not None:
+                self.code_head.requires_grad_(True)
         if self.config.audio in ("projector", "full"):
             for module in self.backbone.projector(self.model):
                 module.requires_grad_(True)
@@ -155,7 +169,7 @@ class AudioPolicy(nn.Module):
     def copy(self) -> AudioPolicy:
         """The policy as it is now, with trained weights of its own; what is never trained is shared."""
         shared: dict[int, Any] = {id(p): p for p in self.model.parameters() if not p.requires_grad}
-        shared |= {id(x): x for x in (self.tokenizer, self.extractor, self.backbone)}
+        shared |= {id(x): x for x in (self.tokenizer, self.extractor, self.backbone, self._codes, *self._codec)}
         if self.config.audio != "full":
             shared[id(self._cache)] = self._cache  # both hear the same; a trained tower soon hears otherwise
         return copy.deepcopy(self, shared)
@@ -240,26 +254,114 @@ class AudioPolicy(nn.Module):
         weight = next(tower.parameters())
         return mel.to(device=weight.device, dtype=weight.dtype)
 
+    # -- speech ----------------------------------------------------------------------------------------------------
+
+    def speaks(self, layout: FrameLayout) -> None:
+        """The model has become one that speaks: its weights and its tokenizer have changed."""
+        self.speech = layout
+        self._reserved = _reserved(self.tokenizer)
+        self._set_trainable()
+
+    @property
+    def code_head(self) -> nn.Linear:
+        """The head of Q·size rows, a codebook after the other, that writes frames."""
+        return self.model.audio_lm_head
+
+    @property
+    def codec(self) -> AudioTokenizer | None:
+        return self._codec[0] if self._codec else None
+
+    def set_codec(self, codec: AudioTokenizer) -> None:
+        """The codec behind the model's codes. Raises ValueError for one that it cannot belong to.
+
+        The first one is remembered with the model; after that only its equals are taken.
+        """
+        if self.speech is None:
+            raise ValueError("the model writes text only; dualize it before it gets a codec")
+        self.speech.check(codec)
+        known = getattr(self.model.config, CODEC_KEY, None)
+        if known not in (None, codec.identity):
+            raise ValueError(
+                f"the model speaks in codes of {known}, not of {codec.identity}; to train it for another codec, take "
+                f'"{CODEC_KEY}" out of its config.json'
+            )
+        setattr(self.model.config, CODEC_KEY, codec.identity)
+        self._codec = (codec,)
+        self._codes.clear()
+
+    def codes(self, clip: AudioClip) -> Tensor:
+        """[Q, F] int64: the clip in the codec's codes, made once."""
+        if self.codec is None:
+            raise ValueError("the model reads and writes codes but has no codec yet: tokenizers_audio.load, set_codec")
+        known = self._codes.get(clip.key)
+        if known is None:
+            rate = self.codec.sample_rate
+            known = self.codec.encode(prepare(clip.load(rate), rate, self.codec))[0].cpu()
+            self._codes.put(clip.key, known)
+        return known
+
     # -- text ------------------------------------------------------------------------------------------------------
 
     def prompt_ids(self, sample: Sample) -> Tensor:
-        """[P] int64: the sample's messages as tokens, each clip's placeholder repeated once per audio token."""
-        text = ""
-        try:
-            for piece in self.backbone.chat(sample.messages):
-                if isinstance(piece, AudioClip):
-                    text += str(self.backbone.audio_token) * len(self._hear(piece))
-                else:
-                    text += piece
-        except ValueError as error:
-            raise ValueError(f"sample {sample.id!r}: {error}") from error
+        """[P] int64: `prompt` without its codes."""
+        return self.prompt(sample).ids
+
+    def prompt(self, sample: Sample) -> Prompt:
+        """The sample's messages as the model reads them.
+
+        A clip that the tower hears is its placeholder repeated once per audio token. Of a model that speaks, a clip of
+        the assistant's is speech, in frames; so is every clip where there is no tower. Where the answer is to be spoken
+        (see `wants_speech`), the prompt ends with the token that opens speech.
+        """
         for message in sample.messages:
             for content in message.content:
                 if isinstance(content, str) and any(token in content for token in self._reserved):
                     raise ValueError(
                         f"sample {sample.id!r}: a message contains a reserved token such as <|im_start|>; remove it"
                     )
-        return torch.tensor(self.tokenizer.encode(text, add_special_tokens=False), dtype=torch.long)
+        text = ""
+        frames: list[Tensor] = []
+        heard: list[AudioClip] = []
+        try:
+            for piece in self.backbone.chat([self._in_frames(m, frames) for m in sample.messages]):
+                if isinstance(piece, AudioClip):
+                    text += str(self.backbone.audio_token) * len(self._hear(piece))
+                    heard.append(piece)
+                else:
+                    text += piece
+        except ValueError as error:
+            raise ValueError(f"sample {sample.id!r}: {error}") from error
+        if wants_speech(sample):
+            if self.speech is None:
+                raise ValueError(f"sample {sample.id!r} asks for speech, but the model writes text only; dualize it")
+            text += self._token(self.speech.begin_id)
+        ids = torch.tensor(self.tokenizer.encode(text, add_special_tokens=False), dtype=torch.long)
+        return Prompt(ids, self._placed(ids, frames), tuple(heard))
+
+    def _in_frames(self, message: Message, frames: list[Tensor]) -> Message:
+        """The message with its spoken clips written as tokens; their codes [N, Q] are added to `frames`."""
+        layout = self.speech
+        if layout is None or not (message.role == "assistant" or self.backbone.audio_token is None):
+            return message
+        content: list[str | AudioClip] = []
+        for piece in message.content:
+            if isinstance(piece, AudioClip):
+                rows = layout.rows(self.codes(piece))
+                frames.append(rows.codes[:-1])
+                piece = "".join(self._token(i) for i in (layout.begin_id, *rows.ids.tolist()))
+            content.append(piece)
+        return replace(message, content=tuple(content))
+
+    def _placed(self, ids: Tensor, frames: Sequence[Tensor]) -> Tensor | None:
+        """Codes [P, Q] for ids [P]: `frames` in order where the ids say that there is one, -1 elsewhere."""
+        if self.speech is None or not frames:
+            return None
+        codes = torch.full((len(ids), self.speech.codebooks), -1)
+        codes[(ids == self.speech.frame_id) | (ids == self.speech.delay_id)] = torch.cat(list(frames))
+        return codes
+
+    def _token(self, id: int) -> str:
+        return str(self.tokenizer.convert_ids_to_tokens(id))
 
     def chunk_ids(self, clip: AudioClip) -> Tensor:
         """[P] int64: a chunk of a stream with its delimiters, ready for the policy's turn."""
@@ -280,13 +382,16 @@ class AudioPolicy(nn.Module):
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
-    def embed(self, ids: Tensor, clips: Sequence[AudioClip], sampled: Tensor | None = None) -> Tensor:
+    def embed(
+        self, ids: Tensor, clips: Sequence[AudioClip], sampled: Tensor | None = None, codes: Tensor | None = None
+    ) -> Tensor:
         """[T, H] for ids [T]: token embeddings with each audio placeholder replaced by what was heard there.
 
-        Where `sampled` [T] is true a placeholder is one that the policy wrote itself: a token like any other.
+        Where `sampled` [T] is true a placeholder is one that the policy wrote itself: a token like any other. Rows with
+        `codes` [T, Q] of 0 or more are frames.
         """
+        embeds = self.embed_rows(ids, codes)
         ids = ids.to(self.device)
-        embeds = self.backbone.decoder(self.model).get_input_embeddings()(ids)
         rows = ids == self.audio_token_id
         if sampled is not None:
             rows &= ~sampled.to(self.device)
@@ -296,16 +401,68 @@ class AudioPolicy(nn.Module):
             embeds = embeds.masked_scatter(rows[:, None], torch.cat(audio).to(embeds.dtype))
         return embeds
 
+    def embed_rows(self, ids: Tensor, codes: Tensor | None) -> Tensor:
+        """[..., H]: embeddings of ids [...], or of codes [..., Q] where these are not -1."""
+        decoder = self.backbone.decoder(self.model)
+        embeds = decoder.get_input_embeddings()(ids.to(self.device))
+        if codes is None:
+            return embeds
+        flat = codes.flatten(0, -2)
+        rows = (flat[:, 0] >= 0).nonzero()[:, 0]
+        frames = decoder.embed_audio_tokens(flat[rows].to(self.device))
+        return embeds.flatten(0, -2).index_copy(0, rows.to(self.device), frames.to(embeds.dtype)).view_as(embeds)
+
+    def routed(self, codes: Tensor | None) -> dict[str, Any]:
+        """What the decoder must be told beside its inputs when their codes are [..., Q] (None: all text)."""
+        if self.speech is None:
+            if codes is not None:
+                raise ValueError("there are frames among the tokens, but the model writes text only; dualize it")
+            return {}
+        return {"routing": Routing.TEXT if codes is None else Routing.of(codes[..., 0] >= 0, self.device)}
+
     def forward(
-        self, batch: PackedBatch, temperature: float = 1.0, value_head: nn.Module | None = None
+        self,
+        batch: PackedBatch,
+        temperature: float = 1.0,
+        value_head: nn.Module | None = None,
+        audio_temperature: float | None = None,
     ) -> PolicyOutput:
-        """Log-probs and entropies of the sampled tokens; with a `value_head` also V of the state before each."""
+        """Log-probs and entropies of the sampled tokens; with a `value_head` also V of the state before each.
+
+        `audio_temperature`: of codes, where it is not the same.
+        """
         with self.autocast():
             before = self.before_sampled(batch)
             targets = batch.ids[batch.loss_mask].to(self.device)
-            head = self.backbone.head(self.model)
-            logprobs, entropy = fused_logprobs(before, head.weight, targets, temperature)
-        return PolicyOutput(logprobs, entropy, None if value_head is None else value_head(before))
+            codes = None
+            if batch.codes is None:
+                head = self.backbone.head(self.model)
+                logprobs, entropy = fused_logprobs(before, head.weight, targets, temperature)
+            else:
+                codes, entropy = self._of_rows(before, targets, batch, temperature, audio_temperature or temperature)
+                logprobs = codes.sum(1)
+        return PolicyOutput(logprobs, entropy, None if value_head is None else value_head(before), codes)
+
+    def _of_rows(
+        self, before: Tensor, targets: Tensor, batch: PackedBatch, temperature: float, audio_temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs [N, Q] by code, a token's in column 0, and joint entropies [N], of text and frames together."""
+        assert batch.codes is not None and batch.drawn is not None and self.speech is not None
+        codes, drawn = batch.codes[batch.loss_mask], batch.drawn[batch.loss_mask]
+        is_frame = codes[:, 0] >= 0
+        text, frames = (~is_frame).nonzero()[:, 0], is_frame.nonzero()[:, 0]
+        # The head without BOS: a code behind it moves up by one.
+        places = codes[frames] - (codes[frames] > self.speech.bos).long()
+        wanted = torch.where(drawn[frames], places, IGNORE).to(self.device)
+        text, frames = text.to(self.device), frames.to(self.device)
+        written = fused_logprobs(before[text], self.backbone.head(self.model).weight, targets[text], temperature)
+        weight = self.speech.offered_head(self.code_head.weight)
+        spoken = fused_codebook_logprobs(before[frames], weight, wanted, self.speech.codebooks, audio_temperature)
+        logprobs = before.new_zeros(codes.shape, dtype=spoken[0].dtype)
+        first = nn.functional.pad(written[0][:, None], (0, codes.shape[1] - 1))
+        logprobs = logprobs.index_copy(0, text, first).index_copy(0, frames, spoken[0])
+        entropy = logprobs.new_zeros(len(codes)).index_copy(0, text, written[1])
+        return logprobs, entropy.index_copy(0, frames, spoken[1].sum(1))
 
     def before_sampled(self, batch: PackedBatch) -> Tensor:
         """The hidden states [N, H] that predict the sampled tokens."""
@@ -313,7 +470,7 @@ class AudioPolicy(nn.Module):
 
     def hidden(self, batch: PackedBatch) -> Tensor:
         """The decoder's last hidden states [T, H] of a packed batch."""
-        decoder = self.backbone.decoder(self.model)
+        decoder, routed = self.backbone.decoder(self.model), self.routed(batch.codes)
         # Checkpointed layers run again in the backward pass, after this block.
         again = self.config.gradient_checkpointing and torch.is_grad_enabled()
         with nullcontext(False) if again else by_stretch(decoder) as possible:
@@ -323,9 +480,10 @@ class AudioPolicy(nn.Module):
                 mask = attention_mask(batch.sequence, batch.parent).to(self.device)
                 seen = {"attention_mask": mask[None, None]}
             out = decoder(
-                inputs_embeds=self.embed(batch.ids, batch.audio, batch.loss_mask)[None],
+                inputs_embeds=self.embed(batch.ids, batch.audio, batch.loss_mask, batch.codes)[None],
                 position_ids=batch.position_ids[None].to(self.device),
                 use_cache=False,
+                **routed,
                 **seen,
             )
         return out.last_hidden_state[0]
@@ -378,9 +536,11 @@ class Reference:
         self._frozen.requires_grad_(False)
 
     @torch.no_grad()
-    def forward(self, batch: PackedBatch, temperature: float = 1.0) -> PolicyOutput:
+    def forward(
+        self, batch: PackedBatch, temperature: float = 1.0, audio_temperature: float | None = None
+    ) -> PolicyOutput:
         with self._base_weights():
-            return self._frozen.forward(batch, temperature)
+            return self._frozen.forward(batch, temperature, audio_temperature=audio_temperature)
 
     @contextmanager
     def _base_weights(self) -> Iterator[None]:
@@ -425,6 +585,11 @@ class _ClipCache:
         while self._bytes > self._max_bytes and len(self._clips) > 1:
             _, dropped = self._clips.popitem(last=False)
             self._bytes -= dropped.nbytes
+
+
+def _reserved(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Special tokens, which no message may contain."""
+    return tuple(t for t in tokenizer.get_added_vocab() if t.startswith("<|"))
 
 
 def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

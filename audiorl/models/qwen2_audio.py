@@ -17,9 +17,11 @@ from transformers import (
 )
 
 from audiorl.config import ModelConfig
+from audiorl.models.branch import branch
 from audiorl.models.chatml import chatml
 from audiorl.models.loading import load_frontend, load_model
 from audiorl.models.policy import AudioPolicy
+from audiorl.models.speech import FrameLayout
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.types import AudioClip, Message
 
@@ -76,11 +78,12 @@ class Qwen2Audio:
         return model.model.multi_modal_projector(heard)
 
 
-def load(path: str | Path, config: ModelConfig) -> AudioPolicy:
+def load(path: str | Path, config: ModelConfig, speech: FrameLayout | None = None) -> AudioPolicy:
     """Qwen2-Audio from a local folder or a hub id."""
-    model = load_model(Qwen2AudioForConditionalGeneration, path, config)
+    backbone = Qwen2Audio()
+    model = load_model(Qwen2AudioForConditionalGeneration, path, config, branch(backbone, speech))
     tokenizer, extractor = load_frontend(path)
-    return AudioPolicy(model, tokenizer, extractor, Qwen2Audio(), config)
+    return AudioPolicy(model, tokenizer, extractor, backbone, config, speech)
 
 
 def tiny(

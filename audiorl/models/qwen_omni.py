@@ -23,10 +23,12 @@ from transformers import (
 )
 
 from audiorl.config import ModelConfig
+from audiorl.models.branch import branch
 from audiorl.models.chatml import chatml
 from audiorl.models.features import flat_mels
 from audiorl.models.loading import load_frontend, load_model
 from audiorl.models.policy import AudioPolicy
+from audiorl.models.speech import FrameLayout
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.types import AudioClip, Message
 
@@ -114,15 +116,15 @@ class Qwen3Omni(QwenOmni):
         return qwen3._get_feat_extract_output_lengths(lengths, model.audio_tower.n_window).tolist()
 
 
-def load(path: str | Path, config: ModelConfig, kind: str) -> AudioPolicy:
+def load(path: str | Path, config: ModelConfig, kind: str, speech: FrameLayout | None = None) -> AudioPolicy:
     """A thinker from a checkpoint of the whole model or of the thinker alone, local or by hub id."""
     model_class: type[PreTrainedModel] = (
         Qwen3OmniMoeThinkerForConditionalGeneration if kind == "qwen3" else Qwen2_5OmniThinkerForConditionalGeneration
     )
-    model = load_model(model_class, path, config)
-    tokenizer, extractor = load_frontend(path)
     backbone = Qwen3Omni() if kind == "qwen3" else QwenOmni()
-    return AudioPolicy(model, tokenizer, extractor, backbone, config)
+    model = load_model(model_class, path, config, branch(backbone, speech))
+    tokenizer, extractor = load_frontend(path)
+    return AudioPolicy(model, tokenizer, extractor, backbone, config, speech)
 
 
 def tiny(

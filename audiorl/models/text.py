@@ -8,14 +8,25 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
 
 from audiorl.config import ModelConfig
+from audiorl.models.branch import branch
 from audiorl.models.chatml import chatml
 from audiorl.models.loading import load_model, load_tokenizer
 from audiorl.models.policy import AudioPolicy
+from audiorl.models.speech import FrameLayout
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.types import AudioClip, Message
+
+MODELS: dict[str, Any] = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM}
+"""By model_type."""
 
 
 class TextDecoder:
@@ -59,11 +70,12 @@ class TextDecoder:
         raise ValueError("a text decoder hears no audio")
 
 
-def load(path: str | Path, config: ModelConfig) -> AudioPolicy:
-    """A Llama or Qwen text decoder from a local folder or a hub id."""
-    model = load_model(AutoModelForCausalLM, path, config)
+def load(path: str | Path, config: ModelConfig, kind: str, speech: FrameLayout | None = None) -> AudioPolicy:
+    """A Llama or Qwen text decoder of model_type `kind` from a local folder or a hub id."""
     tokenizer = load_tokenizer(path)
-    return AudioPolicy(model, tokenizer, None, TextDecoder(tokenizer), config)
+    backbone = TextDecoder(tokenizer)
+    model = load_model(MODELS[kind], path, config, branch(backbone, speech))
+    return AudioPolicy(model, tokenizer, None, backbone, config, speech)
 
 
 def tiny(

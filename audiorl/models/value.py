@@ -67,15 +67,18 @@ class ValueModel(nn.Module):
     def trainable(self) -> dict[str, nn.Parameter]:
         """By name: the head's weights as `value_head.*`, and the trunk's unless it is shared.
 
-        The trunk's vocabulary head is left out where it is not also its embedding: no value depends on it.
+        The trunk's heads are left out where they are not also its embedding: no value depends on them.
         """
         own = {f"value_head.{name}": p for name, p in self.head.named_parameters()}
         if self.shared:
             return own
-        unused = self.trunk.backbone.head(self.trunk.model).weight
-        if unused is self.trunk.backbone.decoder(self.trunk.model).get_input_embeddings().weight:
-            return own | self.trunk.trainable()
-        return own | {name: p for name, p in self.trunk.trainable().items() if p is not unused}
+        trunk = self.trunk
+        heads = [trunk.backbone.head(trunk.model).weight]
+        if trunk.speech is not None:
+            heads.append(trunk.code_head.weight)
+        embedding = trunk.backbone.decoder(trunk.model).get_input_embeddings().weight
+        unused = {id(h) for h in heads if h is not embedding}
+        return own | {name: p for name, p in trunk.trainable().items() if id(p) not in unused}
 
     def weights_changed(self) -> None:
         self.trunk.weights_changed()

@@ -9,10 +9,12 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from audiorl.report.audio import Players
+from audiorl.report.copies import is_copy
 from audiorl.report.figures import draw_bars, draw_tradeoff, svg
 from audiorl.report.result import called, changes, headline, measures, points, show
 from audiorl.report.rollouts import question
 from audiorl.report.run import Row, Run
+from audiorl.report.speech import is_speech
 from audiorl.report.streams import is_stream
 from audiorl.report.text import marked
 from audiorl.report.theme import PAGE
@@ -65,6 +67,8 @@ def changed(run: Run, players: Players) -> str:
     """Answers that went from wrong to right and from right to wrong, with the audio; empty without both files."""
     before, after = run.answers.get("before"), run.answers.get("after")
     if not before or not after or is_stream(after[0].get("sample")):
+        return ""
+    if is_speech(after) or is_copy(after):
         return ""
     found = changes(before, after)
     body = (

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from audiorl.report.audio import Players
+from audiorl.report.copies import copies
 from audiorl.report.curves import curves
 from audiorl.report.evaluation import bars, changed, tables
 from audiorl.report.result import sentence, show
@@ -18,6 +19,7 @@ from audiorl.report.rollouts import rollouts
 from audiorl.report.run import Run, load_run
 from audiorl.report.script import SCRIPT
 from audiorl.report.series import is_control, offsets, series
+from audiorl.report.speech import heard
 from audiorl.report.streams import held_out
 from audiorl.report.style import CSS
 
@@ -43,6 +45,8 @@ def page(run: Run) -> str:
         tables(run),
         curves(run),
         changed(run, players),
+        heard(run, players),
+        copies(run, players),
         held_out(run, players),
         rollouts(run, players),
         _settings(run),

@@ -53,7 +53,13 @@ def headline(evals: Mapping[str, Row]) -> str | None:
 
 def called(metric: str) -> str:
     """What people call a metric."""
-    return {"chrf": "chrF", "bleu": "BLEU", "laal": "LAAL (s)", "stream_laal": "StreamLAAL (s)"}.get(metric, metric)
+    return {
+        "chrf": "chrF",
+        "bleu": "BLEU",
+        "mel_distance": "mel distance",
+        "laal": "LAAL (s)",
+        "stream_laal": "StreamLAAL (s)",
+    }.get(metric, metric)
 
 
 def points(evals: Mapping[str, Row]) -> list[Point]:

@@ -7,6 +7,7 @@ from html import escape
 
 from audiorl.report.audio import Players
 from audiorl.report.run import Row, Run
+from audiorl.report.speech import said
 from audiorl.report.streams import Band, is_stream, stream
 from audiorl.report.text import chip, chips, marked, prompt
 from audiorl.report.timeline import timeline
@@ -69,18 +70,19 @@ def _group(members: Sequence[Row], players: Players) -> str:
         bands = [Band(r, _chips(r), f"response {r.get('index', '')}", r in (shown[0], shown[-1])) for r in shown]
         body = stream(sample, bands, players)
     else:
-        body = "".join(_response(r) for r in ordered[:_MEMBERS])
+        body = "".join(_response(r, players) for r in ordered[:_MEMBERS])
     return f"<article class='card'>{question(sample, players)}{body}{note}</article>"
 
 
-def _response(row: Row) -> str:
+def _response(row: Row, players: Players) -> str:
     segments = row.get("segments") or []
     advantage = _advantage(row)
     text = str(row.get("text") or "".join(str(s.get("text") or "") for s in segments))
     sign = "" if not advantage else " up" if advantage > 0 else " down"
-    written = marked(text) or "<span class='note'>wrote nothing</span>"
+    sound = said(row, players)
+    written = marked(text) or ("" if sound else "<span class='note'>wrote nothing</span>")
     return (
-        f"<div class='response{sign}'><p class='written'>{written}</p>{timeline(segments)}"
+        f"<div class='response{sign}'><p class='written'>{written}</p>{sound}{timeline(segments)}"
         f"<p class='chips'>{_chips(row)}</p></div>"
     )
 

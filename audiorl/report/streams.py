@@ -20,6 +20,7 @@ import numpy as np
 from audiorl.report.audio import Players
 from audiorl.report.result import show
 from audiorl.report.run import Row, Run
+from audiorl.report.speech import said
 from audiorl.report.text import chips, marked
 
 _SHOWN = 4
@@ -122,11 +123,11 @@ def stream(sample: Row, bands: Sequence[Band], players: Players) -> str:
     return (
         f"<div class='stream'><div class='audio'>{asked}{player}</div>"
         f"<div class='scroll' tabindex='0' role='region' aria-label='timeline of {name}'><div class='inner'>"
-        f"<div class='playhead' hidden></div>{top}{''.join(_band(b, axis) for b in bands)}</div></div></div>"
+        f"<div class='playhead' hidden></div>{top}{''.join(_band(b, axis, players) for b in bands)}</div></div></div>"
     )
 
 
-def _band(band: Band, axis: _Axis) -> str:
+def _band(band: Band, axis: _Axis, players: Players) -> str:
     score = band.row.get("score") or {}
     rows = _written(axis, band.row.get("segments") or ())
     parts = dict(score.get("segment_parts") or {})
@@ -135,7 +136,7 @@ def _band(band: Band, axis: _Axis) -> str:
     rewards = "".join(_rewards(axis, part, values) for part, values in parts.items())
     return (
         f"<details class='band'{' open' if band.open else ''}><summary><span class='chips'>{band.head}</span></summary>"
-        f"{_table(axis, f'{band.name}: segments and rewards', rows + rewards)}</details>"
+        f"{_table(axis, f'{band.name}: segments and rewards', rows + rewards)}{said(band.row, players)}</details>"
     )
 
 

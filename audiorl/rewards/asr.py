@@ -38,13 +38,20 @@ class CharAccuracy:
 
 
 def _accuracy(rollout: Rollout, errors: Callable[..., ErrorCounts], normalizer: Normalizer, clip: bool) -> float:
-    language = _language(rollout.sample)
-    hypothesis = final_text(rollout.text)
-    rates = []
-    for reference in _references(rollout.sample, normalizer, language):
-        rates.append(errors(reference, hypothesis, normalizer, language).rate)
-    accuracy = 1.0 - min(rates)
+    accuracy = 1.0 - error_rate(rollout.sample, final_text(rollout.text), errors, normalizer)
     return max(0.0, accuracy) if clip else accuracy
+
+
+def error_rate(
+    sample: Sample, hypothesis: str, errors: Callable[..., ErrorCounts], normalizer: Normalizer = "basic"
+) -> float:
+    """The lowest rate of `errors` (`word_errors` or `char_errors`) of a text over the sample's references.
+
+    Raises ValueError for a sample without references or with one that is empty after normalisation.
+    """
+    language = language_of(sample)
+    references = _references(sample, normalizer, language)
+    return min(errors(reference, hypothesis, normalizer, language).rate for reference in references)
 
 
 def _references(sample: Sample, normalizer: Normalizer, language: str | None) -> tuple[str, ...]:
@@ -59,6 +66,7 @@ def _references(sample: Sample, normalizer: Normalizer, language: str | None) ->
     return sample.references
 
 
-def _language(sample: Sample) -> str | None:
+def language_of(sample: Sample) -> str | None:
+    """sample.metadata["language"], where it is a code."""
     language = sample.metadata.get("language")
     return language if isinstance(language, str) and language else None

@@ -20,6 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from audiorl.rewards.combine import StandardisedSum, Term
 from audiorl.rewards.similarity import Metric, Pair, Similarity, cut_like, sentence_chrf, similarities
 from audiorl.simulst.streams import joined
@@ -112,7 +115,7 @@ class Quality:
 class TimeCompliance:
     """`time_compliance` after each turn with a reference of known length; silence there has none.
 
-    Codes (2-D ids) last frames / `frame_rate` seconds; of text the spoken length is estimated with
+    Speech lasts frames / `frame_rate` seconds; of text alone the spoken length is estimated with
     `characters_per_second`.
     """
 
@@ -123,9 +126,18 @@ class TimeCompliance:
         return [_per_turn(r, self._value) for r in rollouts]
 
     def _value(self, segment: Segment, turn: Turn) -> float:
-        coded = segment.ids.dim() == 2
-        seconds = len(segment.ids) / self.frame_rate if coded else len(segment.text) / self.characters_per_second
+        if segment.codes is None:
+            seconds = len(segment.text) / self.characters_per_second
+        else:
+            seconds = spoken_frames(segment.codes) / self.frame_rate
         return time_compliance(seconds, turn.reference_seconds or 0.0)
+
+
+def spoken_frames(codes: Tensor) -> int:
+    """Frames in rows [N, Q], -1 where a row is no frame: each speech has Q + 1 rows more, for its delay pattern."""
+    said = (codes[:, 0] >= 0).int()
+    speeches = int((torch.diff(said, prepend=said.new_zeros(1)) == 1).sum())
+    return max(int(said.sum()) - speeches * (codes.shape[1] + 1), 0)
 
 
 @dataclass(frozen=True)
@@ -197,11 +209,11 @@ class SequenceQuality:
 
 def single_turn(
     metric: Metric | Similarity = "chrf",
-    time: bool = False,
+    time: bool | TimeCompliance = False,
     weights: Weights | None = None,
     pattern: str = FormatMatch.pattern,
 ) -> StandardisedSum:
-    """The rewards of stage 1. `time` adds time compliance; `weights` by name differ from 1."""
+    """The rewards of stage 1. `time` adds time compliance, the default or the one given; `weights`, by name, not 1."""
     terms: dict[str, Reward] = {
         "detection": Detection(),
         "initiative": Initiative(),
@@ -209,13 +221,13 @@ def single_turn(
         "format": FormatMatch(pattern),
     }
     if time:
-        terms["time"] = TimeCompliance()
+        terms["time"] = TimeCompliance() if time is True else time
     return _weighted(terms, weights)
 
 
 def multi_turn(
     metric: Metric | Similarity = "chrf",
-    time: bool = False,
+    time: bool | TimeCompliance = False,
     longest: float = 0.0,
     weights: Weights | None = None,
     pattern: str = FormatMatch.pattern,

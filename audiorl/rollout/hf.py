@@ -1,9 +1,9 @@
 """Rollouts with the transformers model itself: the engine that runs everywhere.
 
 Each prompt is encoded and prefilled once; its key-value cache then serves all n samples. Rows that have finished leave
-the batch as soon as half of it is idle.
+the batch as soon as half of it is idle. What a row writes, tokens or frames, is a pen's business (`pen.py`).
 
-Shapes: R prompts, B = sum of n rows, S cached length, V vocabulary.
+Shapes: R prompts, B = sum of n rows, S cached length, H decoder width.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from transformers.cache_utils import DynamicLayer
 from audiorl.config import SamplingConfig
 from audiorl.models.attention import ungrouped
 from audiorl.models.policy import AudioPolicy
-from audiorl.rollout.sampling import choose, filtered_logprobs, uniforms
+from audiorl.models.speech import Prompt, padded_codes, wants_speech
+from audiorl.rollout.pen import Author, Line, Pen, most_rows, pen_for
 from audiorl.rollout.stream import StreamDecoder, side_by_side
 from audiorl.types import Request, Rollout, Segment, StopReason
 
@@ -32,10 +33,13 @@ class _Row:
 
     request: Request
     index: int
-    prompt: Tensor
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    prompt: Prompt
+    line: Line = field(default_factory=Line)
     stop_reason: StopReason | None = None
+
+    def author(self) -> Author:
+        r = self.request
+        return Author(r.seed, r.sample.id, self.index, r.greedy, wants_speech(r.sample))
 
 
 class _RoomyLayer(DynamicLayer):
@@ -101,7 +105,7 @@ class HFEngine:
             return StreamDecoder(self.policy, self.sampling, self.policy_version).rollouts(requests)
 
     def _answer(self, requests: Sequence[Request]) -> list[Rollout]:
-        prompts = [self.policy.prompt_ids(r.sample) for r in requests]
+        prompts = [self.policy.prompt(r.sample) for r in requests]
         rollouts: list[Rollout] = []
         for part in self._batches(requests, prompts):
             with self.policy.autocast(), ungrouped(self.policy.backbone.decoder(self.policy.model)):
@@ -109,103 +113,96 @@ class HFEngine:
             rollouts.extend(self._rollout(row) for row in rows)
         return rollouts
 
-    def _batches(self, requests: Sequence[Request], prompts: Sequence[Tensor]) -> Iterator[list[int]]:
+    def _batches(self, requests: Sequence[Request], prompts: Sequence[Prompt]) -> Iterator[list[int]]:
         """Requests in order, as many side by side as `max_batch_tokens` allows; one request is never split."""
-        lengths = [len(p) + self.sampling.max_new_tokens for p in prompts]
+        most = [most_rows(self.policy, self.sampling, wants_speech(r.sample)) for r in requests]
+        lengths = [len(p) + n for p, n in zip(prompts, most, strict=True)]
         return side_by_side([r.n for r in requests], lengths, self.sampling.max_batch_tokens)
 
-    def _decode(self, requests: Sequence[Request], prompts: Sequence[Tensor]) -> list[_Row]:
-        device, config = self.policy.device, self.sampling
+    def _decode(self, requests: Sequence[Request], prompts: Sequence[Prompt]) -> list[_Row]:
+        device = self.policy.device
         decoder = self.policy.backbone.decoder(self.policy.model)
-        head = self.policy.backbone.head(self.policy.model)
         cache = DynamicCache(config=decoder.config)
-        logits, mask, position = self._prefill(requests, prompts, cache)
+        hidden, mask, position = self._prefill(prompts, cache)
 
         rows = [_Row(r, k, p) for r, p in zip(requests, prompts, strict=True) for k in range(r.n)]
+        pen = pen_for(self.policy, self.sampling, [row.author() for row in rows])
         repeat = torch.tensor([i for i, r in enumerate(requests) for _ in range(r.n)], device=device)
         for i, layer in enumerate(cache.layers):
             if type(layer) is DynamicLayer:
-                cache.layers[i] = _RoomyLayer(layer, repeat, config.max_new_tokens)
+                cache.layers[i] = _RoomyLayer(layer, repeat, pen.most)
             else:  # sliding windows and linear attention keep their own kind
                 layer.batch_select_indices(repeat)
         length = mask.shape[1]
-        logits, mask, position = logits[repeat], mask[repeat], position[repeat]
-        mask = torch.cat([mask, mask.new_ones(len(mask), config.max_new_tokens)], dim=1)
-        noise = torch.stack(
-            [uniforms(r.request.seed, r.request.sample.id, r.index, config.max_new_tokens) for r in rows]
-        ).to(device)
-
-        greedy = torch.tensor([config.temperature == 0 or r.request.greedy for r in rows], device=device)
+        hidden, mask, position = hidden[repeat], mask[repeat], position[repeat]
+        mask = torch.cat([mask, mask.new_ones(len(mask), pen.most)], dim=1)
 
         active = torch.arange(len(rows))  # which rollout each row of the batch belongs to
         done = [False] * len(rows)
-        for step in range(config.max_new_tokens):
-            logprobs = filtered_logprobs(logits, config)
-            tokens = choose(logprobs, noise[active.to(device), step], greedy[active.to(device)])
-            chosen = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
-            for b, (row, token, logprob) in enumerate(
-                zip((rows[i] for i in active.tolist()), tokens.tolist(), chosen.tolist(), strict=True)
-            ):
+        for step in range(pen.most):
+            written = pen.write(hidden, active)
+            for b, (i, row) in enumerate(zip(active.tolist(), written.rows(), strict=True)):
                 if not done[b]:
-                    row.ids.append(token)
-                    row.logprobs.append(logprob)
-                    row.stop_reason = self._stop_reason(row)
-                    done[b] = row.stop_reason is not None
+                    rows[i].line.add(*row)
+                    rows[i].stop_reason = self._stop_reason(pen, i, rows[i].line)
+                    done[b] = rows[i].stop_reason is not None
             if all(done):
                 break
+            keep = torch.arange(len(done))
             if sum(done) * 2 >= len(done):
                 keep = torch.tensor([b for b, finished in enumerate(done) if not finished])
                 cache.batch_select_indices(keep.to(device))
-                tokens, mask, position = (x[keep.to(device)] for x in (tokens, mask, position))
+                mask, position = (x[keep.to(device)] for x in (mask, position))
                 active, done = active[keep], [False] * len(keep)
             position = position + 1
             out = decoder(
-                inputs_embeds=decoder.get_input_embeddings()(tokens[:, None]),
+                **written.embedded(self.policy, keep),
                 attention_mask=mask[:, : length + step + 1],
                 position_ids=position[:, None],
                 past_key_values=cache,
                 use_cache=True,
             )
-            logits = head(out.last_hidden_state[:, -1])
+            hidden = out.last_hidden_state[:, -1]
         return rows
 
-    def _prefill(
-        self, requests: Sequence[Request], prompts: Sequence[Tensor], cache: DynamicCache
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Left-padded prompts through the decoder: next-token logits [R, V], mask [R, S], last positions [R]."""
-        device = self.policy.device
+    def _prefill(self, prompts: Sequence[Prompt], cache: DynamicCache) -> tuple[Tensor, Tensor, Tensor]:
+        """Left-padded prompts through the decoder: last hidden states [R, H], mask [R, S], last positions [R]."""
+        policy, device = self.policy, self.policy.device
         longest = max(len(p) for p in prompts)
         lengths = torch.tensor([len(p) for p in prompts], device=device)
-        embeds = [self.policy.embed(p, r.sample.audio) for p, r in zip(prompts, requests, strict=True)]
+        embeds = [policy.embed(p.ids, p.audio, codes=p.codes) for p in prompts]
         padded = torch.stack(
             [torch.cat([e.new_zeros(longest - len(e), e.shape[1]), e]) if len(e) < longest else e for e in embeds]
         )
         mask = (torch.arange(longest, device=device)[None] >= (longest - lengths)[:, None]).long()
         positions = (torch.arange(longest, device=device)[None] - (longest - lengths)[:, None]).clamp(min=0)
-        out = self.policy.backbone.decoder(self.policy.model)(
-            inputs_embeds=padded, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+        out = policy.backbone.decoder(policy.model)(
+            inputs_embeds=padded,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            **policy.routed(padded_codes([p.codes for p in prompts], [len(p) for p in prompts], left=True)),
         )
-        logits = self.policy.backbone.head(self.policy.model)(out.last_hidden_state[:, -1])
-        return logits, mask, lengths - 1
+        return out.last_hidden_state[:, -1], mask, lengths - 1
 
-    def _stop_reason(self, row: _Row) -> StopReason | None:
-        if row.ids[-1] in self.policy.stop_ids:
-            return "eos"
-        if self.sampling.stop:
+    def _stop_reason(self, pen: Pen, i: int, line: Line) -> StopReason | None:
+        reason = pen.ended(i, line)
+        if self.sampling.stop and reason != "eos":
             # a stop string spans a bounded number of tokens; byte-level tokens are at least one byte each
-            tail = self.policy.decode(row.ids[-max(len(s.encode()) for s in self.sampling.stop) - 1 :])
+            tail = self.policy.decode(line.ids[-max(len(s.encode()) for s in self.sampling.stop) - 1 :])
             if any(s in tail for s in self.sampling.stop):
                 return "stop"
-        return "length" if len(row.ids) >= self.sampling.max_new_tokens else None
+        return reason
 
     def _rollout(self, row: _Row) -> Rollout:
         assert row.stop_reason is not None
         segment = Segment(
-            prompt_ids=row.prompt,
-            ids=torch.tensor(row.ids),
-            logprobs=torch.tensor(row.logprobs),
-            text=self.policy.decode(row.ids),
-            audio=row.request.sample.audio,
+            prompt_ids=row.prompt.ids,
+            prompt_codes=row.prompt.codes,
+            **row.line.fields(),
+            text=self.policy.decode(row.line.ids),
+            audio=row.prompt.audio,
             stop_reason=row.stop_reason,
             policy_version=self.policy_version,
         )

@@ -2,9 +2,10 @@
 
 Everything that has been heard and written stays in one key-value cache, in which the token at position p of a row lies
 in column p: rows may have different lengths, and nothing is ever computed twice. All streams of a batch take their
-turns together; after the first token of a turn only those that speak go on.
+turns together; after the first token of a turn only those that speak go on. A model that speaks may add speech to its text in
+any turn (`pen.py`).
 
-Shapes: B rows, L new tokens, S cached columns, V vocabulary, H decoder width.
+Shapes: B rows, L new tokens, S cached columns, H decoder width, Q codebooks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from transformers.cache_utils import DynamicLayer
 from audiorl.config import SamplingConfig
 from audiorl.models.attention import ungrouped
 from audiorl.models.policy import AudioPolicy
-from audiorl.rollout.sampling import choose, filtered_logprobs, uniforms
+from audiorl.models.speech import Prompt, padded_codes
+from audiorl.rollout.pen import Author, Line, Pen, most_rows, pen_for
 from audiorl.types import Request, Rollout, Sample, Segment, StopReason, Turn
 
 
@@ -46,8 +48,6 @@ class StreamDecoder:
     def __init__(self, policy: AudioPolicy, sampling: SamplingConfig, policy_version: int = 0):
         self.policy, self.sampling, self.policy_version = policy, sampling, policy_version
         self._decoder = policy.backbone.decoder(policy.model)
-        self._head = policy.backbone.head(policy.model)
-        self._tokens = self._decoder.get_input_embeddings()
 
     def rollouts(self, requests: Sequence[Request]) -> list[Rollout]:
         """All rollouts, request by request, index ascending; as many side by side as `max_batch_tokens` allows."""
@@ -64,12 +64,12 @@ class StreamDecoder:
             began = time.perf_counter()
             chunks.append(self.policy.chunk_ids(turn.audio))
             hearing.append(time.perf_counter() - began)
-        prompt = self.policy.prompt_ids(request.sample)
-        return _Plan(request, [torch.cat([prompt, chunks[0]]), *chunks[1:]], hearing)
+        return _Plan(request, self.policy.prompt(request.sample), chunks, hearing)
 
     def _batches(self, plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:
         """Plans in order; one request is never split. Turns are counted with a quarter of the tokens they may take."""
-        lengths = [sum(map(len, p.observed)) + len(p.observed) * self.sampling.max_new_tokens // 4 for p in plans]
+        most = most_rows(self.policy, self.sampling)
+        lengths = [len(p.prompt) + sum(map(len, p.chunks)) + len(p.chunks) * most // 4 for p in plans]
         for part in side_by_side([p.request.n for p in plans], lengths, self.sampling.max_batch_tokens):
             yield [plans[i] for i in part]
 
@@ -79,33 +79,37 @@ class StreamDecoder:
         began = time.perf_counter()
         cache = _Cache(self._decoder.config)
         first = [_Row(p, 0) for p in plans]
-        logits = self._hear(first, cache)
+        hidden = self._hear(first, cache)
         # The first chunk is heard once for all rollouts of a request.
         repeat = torch.tensor([i for i, p in enumerate(plans) for _ in range(p.request.n)])
-        cache, logits = cache.select(repeat.to(logits.device)), logits[repeat.to(logits.device)]
+        cache, hidden = cache.select(repeat.to(hidden.device)), hidden[repeat.to(hidden.device)]
         rows = [_Row(p, k, length=first[i].length) for i, p in enumerate(plans) for k in range(p.request.n)]
         living = rows
         hearing = 0.0
         while True:
             turn = living[0].turn
             hearing += sum(p.hearing[turn] for p in plans if turn < len(p.hearing))
-            self._speak(living, cache, logits)
+            self._speak(living, cache, hidden)
             for row in living:
                 self._close(row, hearing + time.perf_counter() - began)
-            keep = [b for b, row in enumerate(living) if row.turn < len(row.plan.observed)]
+            keep = [b for b, row in enumerate(living) if row.turn < len(row.plan.chunks)]
             if not keep:
                 return rows
             if len(keep) < len(living):
                 cache = cache.select(torch.tensor(keep, device=self.policy.device))
                 living = [living[b] for b in keep]
-            logits = self._hear(living, cache)
+            hidden = self._hear(living, cache)
 
     def _hear(self, rows: Sequence[_Row], cache: _Cache) -> Tensor:
-        """What each row has not read yet, up to and including its next chunk. Returns next-token logits [B, V]."""
-        embeds, lengths, starts = [], [], []
+        """What each row has not read yet, up to and including its next chunk. Returns the last hidden states [B, H]."""
+        embeds, codes, lengths, starts = [], [], [], []
         for row in rows:
-            ids = torch.cat([torch.tensor(row.unread, dtype=torch.long), row.observed(self.policy)])
-            embeds.append(self._embedded(ids, row))
+            observed = row.observed(self.policy)
+            ids = torch.cat([torch.tensor(row.unread, dtype=torch.long), observed.ids])
+            # A placeholder among the unread tokens is one that the policy wrote itself.
+            own = torch.arange(len(ids)) < len(row.unread)
+            embeds.append(self.policy.embed(ids, observed.audio, own, observed.codes))
+            codes.append(observed.codes)
             lengths.append(len(ids))
             starts.append(row.length)
             row.length, row.unread = row.length + len(ids), []
@@ -113,22 +117,18 @@ class StreamDecoder:
         places = torch.tensor(starts, device=padded.device)[:, None] + torch.arange(
             padded.shape[1], device=padded.device
         )
-        hidden = self._forward(padded, places, cache)
+        inputs = {"inputs_embeds": padded, **self.policy.routed(padded_codes(codes, lengths))}
+        hidden = self._forward(inputs, places, cache)
         last = torch.tensor(lengths, device=padded.device) - 1
-        logits: Tensor = self._head(hidden[torch.arange(len(rows), device=padded.device), last])
-        return logits
+        return hidden[torch.arange(len(rows), device=padded.device), last]
 
-    def _embedded(self, ids: Tensor, row: _Row) -> Tensor:
-        """[L, H]; a placeholder among the unread tokens is one that the policy wrote itself."""
-        return self.policy.embed(ids, row.clips(), sampled=torch.arange(len(ids)) < len(row.unread))
-
-    def _forward(self, embeds: Tensor, places: Tensor, cache: _Cache) -> Tensor:
+    def _forward(self, inputs: dict[str, Any], places: Tensor, cache: _Cache) -> Tensor:
         """Hidden states [B, L, H] of new tokens at positions `places` [B, L]; padding lies behind a row's last token,
         where nothing looks and where the next tokens overwrite it."""
         cache.at(places)
         visible = torch.arange(cache.width, device=places.device) <= places[:, :, None]
         out = self._decoder(
-            inputs_embeds=embeds,
+            **inputs,
             attention_mask=visible[:, None],
             position_ids=places,
             past_key_values=cache.layers,
@@ -137,78 +137,59 @@ class StreamDecoder:
         hidden: Tensor = out.last_hidden_state
         return hidden
 
-    def _speak(self, rows: Sequence[_Row], cache: _Cache, logits: Tensor) -> None:
+    def _speak(self, rows: Sequence[_Row], cache: _Cache, hidden: Tensor) -> None:
         """One turn of every row: tokens until the turn ends or has its most tokens."""
-        config, device = self.sampling, self.policy.device
-        noise = torch.stack(
-            [
-                uniforms(r.plan.request.seed, f"{r.plan.request.sample.id}\0{r.turn}", r.index, config.max_new_tokens)
-                for r in rows
-            ]
-        ).to(device)
-        greedy = torch.tensor([config.temperature == 0 or r.plan.request.greedy for r in rows], device=device)
+        device = self.policy.device
+        pen = pen_for(self.policy, self.sampling, [row.author() for row in rows])
         allowed = [row.allowed() for row in rows]
         for row, words in zip(rows, allowed, strict=True):
             row.stop_reason = "stop" if words == 0 else None
+        # Rows that must write a number of words may not end their turn themselves.
+        forced = torch.tensor([words is not None for words in allowed])
         part, active = cache, torch.arange(len(rows))
-        for step in range(config.max_new_tokens):
-            logprobs = filtered_logprobs(logits, config)
-            here = active.to(device)
-            tokens = choose(self._without_end(logprobs, allowed, active), noise[here, step], greedy[here])
-            chosen = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
-            for i, token, logprob in zip(active.tolist(), tokens.tolist(), chosen.tolist(), strict=True):
+        for _ in range(pen.most):
+            written = pen.write(hidden, active, forced[active])
+            for i, now in zip(active.tolist(), written.rows(), strict=True):
                 if rows[i].stop_reason is None:
-                    self._take(rows[i], token, logprob, allowed[i])
+                    self._take(rows[i], pen, i, now, allowed[i])
             going = torch.tensor([rows[i].stop_reason is None for i in active.tolist()])
             if not bool(going.any()):
                 break
+            keep = torch.arange(len(active))
             if int(going.sum()) * 2 <= len(active):
                 # Those that have ended their turn wait; a turn's first token ends most of them.
                 if part is not cache:
                     cache.write_back(part, active.to(device))
-                active, tokens = active[going], tokens[going.to(device)]
+                active, keep = active[going], keep[going]
                 part = cache.select(active.to(device))
             places = torch.tensor([[rows[i].length] for i in active.tolist()], device=device)
-            hidden = self._forward(self._tokens(tokens[:, None]), places, part)
-            logits = self._head(hidden[:, -1])
+            hidden = self._forward(written.embedded(self.policy, keep), places, part)[:, -1]
             for i in active.tolist():
                 if rows[i].stop_reason is None:
                     rows[i].length, rows[i].unread = rows[i].length + 1, []
         if part is not cache:
             cache.write_back(part, active.to(device))
 
-    def _without_end(self, logprobs: Tensor, allowed: Sequence[int | None], active: Tensor) -> Tensor:
-        """Rows that must write a number of words may not end their turn themselves."""
-        forced = torch.tensor([allowed[i] is not None for i in active.tolist()], device=logprobs.device)
-        if not bool(forced.any()):
-            return logprobs
-        ends = torch.zeros(logprobs.shape[-1], dtype=torch.bool, device=logprobs.device)
-        ends[list(self.policy.stop_ids)] = True
-        return logprobs.masked_fill(forced[:, None] & ends, -torch.inf)
-
-    def _take(self, row: _Row, token: int, logprob: float, words: int | None) -> None:
-        if words is not None and row.plan.count(self.policy.decode([*row.ids, token])) > words:
+    def _take(self, row: _Row, pen: Pen, i: int, now: tuple[Any, ...], words: int | None) -> None:
+        """A turn's row as the pen gives it; it ends with a token, never in the middle of speech."""
+        if words is not None and row.plan.count(self.policy.decode([*row.line.ids, now[0]])) > words:
             row.stop_reason = "stop"  # the token would begin one word too many
             return
-        row.ids.append(token)
-        row.logprobs.append(logprob)
-        row.unread = [token]
-        if token in self.policy.stop_ids:
-            row.stop_reason = "eos"
-        elif len(row.ids) >= self.sampling.max_new_tokens:
-            row.stop_reason = "length"
+        row.line.add(*now)
+        row.unread = [now[0]]
+        row.stop_reason = pen.ended(i, row.line)
 
     def _close(self, row: _Row, seconds: float) -> None:
         """The turn as a segment, and the row ready for the next one. `seconds` of computing went by until now."""
         assert row.stop_reason is not None
         turn = row.plan.request.sample.turns[row.turn]
-        asked = row.plan.request.sample.audio[: -len(row.plan.observed)] if row.turn == 0 else ()
+        observed = row.observed(self.policy)
         segment = Segment(
-            prompt_ids=row.observed(self.policy),
-            ids=torch.tensor(row.ids, dtype=torch.long),
-            logprobs=torch.tensor(row.logprobs),
-            text=self.policy.decode(row.ids),
-            audio=(*asked, turn.audio),
+            prompt_ids=observed.ids,
+            prompt_codes=observed.codes,
+            **row.line.fields(),
+            text=self.policy.decode(row.line.ids),
+            audio=observed.audio,
             stop_reason=row.stop_reason,
             policy_version=self.policy_version,
             source_time=turn.end,
@@ -216,7 +197,7 @@ class StreamDecoder:
         )
         row.segments.append(segment)
         row.turn += 1
-        row.ids, row.logprobs, row.stop_reason = [], [], None
+        row.line, row.stop_reason = Line(), None
 
     def _rollout(self, row: _Row) -> Rollout:
         request = row.plan.request
@@ -232,7 +213,10 @@ class LiveStream:
     def __init__(self, policy: AudioPolicy, sampling: SamplingConfig, sample: Sample, seed: int = 0):
         self._decoder = StreamDecoder(policy, sampling)
         self._policy = policy
-        self._row = _Row(_Plan(Request(replace(sample, turns=()), seed=seed), []), 0)
+        request = Request(replace(sample, turns=()), seed=seed)
+        with torch.no_grad():
+            prompt = policy.prompt(request.sample)
+        self._row = _Row(_Plan(request, prompt, []), 0)
         self._cache = _Cache(policy.backbone.decoder(policy.model).config)
         self._seconds = 0.0
 
@@ -254,11 +238,8 @@ class LiveStream:
     def _hear(self, turn: Turn) -> Segment:
         began = time.perf_counter()
         plan, sample = self._row.plan, self._row.plan.request.sample
-        ids = self._policy.chunk_ids(turn.audio)
-        if not plan.observed:
-            ids = torch.cat([self._policy.prompt_ids(sample), ids])
         request = replace(plan.request, sample=replace(sample, turns=(*sample.turns, turn)))
-        self._row.plan = _Plan(request, [*plan.observed, ids])
+        self._row.plan = replace(plan, request=request, chunks=[*plan.chunks, self._policy.chunk_ids(turn.audio)])
         with self._policy.autocast(), ungrouped(self._policy.backbone.decoder(self._policy.model)):
             self._decoder._speak([self._row], self._cache, self._decoder._hear([self._row], self._cache))
         self._seconds += time.perf_counter() - began
@@ -268,11 +249,12 @@ class LiveStream:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a request will hear: the token ids of each turn, the messages before the first, and the seconds that the
-    audio tower took for each."""
+    """What a request will hear: its messages, the token ids of each turn's chunk, and the seconds that the audio tower
+    took for each."""
 
     request: Request
-    observed: list[Tensor]
+    prompt: Prompt
+    chunks: list[Tensor]
     hearing: list[float] = field(default_factory=list)
 
     def count(self, text: str) -> int:
@@ -282,30 +264,29 @@ class _Plan:
 
 @dataclass
 class _Row:
-    """One rollout being written. `length` tokens of it are in the cache; `unread` was sampled after them."""
+    """One rollout being written. `length` rows of it are in the cache; the token `unread` was written after them."""
 
     plan: _Plan
     index: int
     length: int = 0
     turn: int = 0
     segments: list[Segment] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    line: Line = field(default_factory=Line)
     unread: list[int] = field(default_factory=list)
     stop_reason: StopReason | None = None
 
-    def observed(self, policy: AudioPolicy) -> Tensor:
-        """What comes before this turn's tokens. A turn that did not end itself is ended here."""
-        chunk = self.plan.observed[self.turn]
-        if self.segments and self.segments[-1].stop_reason != "eos":
-            return torch.cat([torch.tensor([policy.end_id]), chunk])
-        return chunk
+    def author(self) -> Author:
+        request = self.plan.request
+        return Author(request.seed, f"{request.sample.id}\0{self.turn}", self.index, request.greedy)
 
-    def clips(self) -> tuple[Any, ...]:
-        sample = self.plan.request.sample
+    def observed(self, policy: AudioPolicy) -> Prompt:
+        """What comes before this turn's tokens. A turn that did not end itself is ended here."""
+        chunk, clip = self.plan.chunks[self.turn], self.plan.request.sample.turns[self.turn].audio
         if self.turn == 0:
-            return sample.audio[: len(sample.audio) - len(sample.turns) + 1]
-        return (sample.turns[self.turn].audio,)
+            return self.plan.prompt.followed_by(chunk, (clip,))
+        if self.segments[-1].stop_reason != "eos":
+            chunk = torch.cat([torch.tensor([policy.end_id]), chunk])
+        return Prompt(chunk, audio=(clip,))
 
     def allowed(self) -> int | None:
         """How many words a forced schedule wants now; None: the policy decides."""
@@ -313,7 +294,7 @@ class _Row:
         if schedule is None:
             return None
         written = schedule.count("".join(s.text for s in self.segments))
-        return schedule.words(self.turn, len(self.plan.observed), written)
+        return schedule.words(self.turn, len(self.plan.chunks), written)
 
 
 class _Layer(DynamicLayer):

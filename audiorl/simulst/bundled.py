@@ -17,6 +17,7 @@ Stream number i of a seed is the same whatever other streams are asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -151,11 +152,18 @@ def lay_out(
 
 
 def trimmed(wav: np.ndarray, rate: int = RATE) -> np.ndarray:
-    """`wav` [T] without the silence around the speech but for 50 ms, in which soft consonants begin and end.
+    """`wav` [T] without the silence around the speech (see `speech_in`)."""
+    first, end = speech_in(wav, rate)
+    return wav[first:end]
 
-    Half of the English recordings carry 0.2 s of silence, one 1.6 s. Cut off, a unit ends when its last word does, so
-    that latency is counted from there, and pauses last as long as they say. Silence: 10 ms frames more than 40 dB below
-    the loudest one. Raises ValueError when there is nothing else.
+
+def speech_in(wav: np.ndarray, rate: int = RATE) -> tuple[int, int]:
+    """First sample of the speech in `wav` [T], and the one behind its last.
+
+    They leave 50 ms of silence on either side, in which soft consonants begin and end. Half of the English recordings
+    carry 0.2 s of silence, one 1.6 s. Cut off, a unit ends when its last word does, so that latency is counted from
+    there, and pauses last as long as they say. Silence: 10 ms frames more than 40 dB below the loudest one. Raises
+    ValueError when there is nothing else.
     """
     frame, frames = _FRAME * rate // RATE, len(wav) * RATE // (_FRAME * rate)
     power = np.square(wav[: frames * frame], dtype=np.float64).reshape(frames, frame).mean(1)
@@ -163,7 +171,7 @@ def trimmed(wav: np.ndarray, rate: int = RATE) -> np.ndarray:
         raise ValueError(f"{len(wav) / rate:.2f} s of silence; give speech")
     heard = np.nonzero(power > power.max() * 10 ** (_BELOW / 10))[0]
     margin = round(_MARGIN * rate)
-    return wav[max(0, heard[0] * frame - margin) : (heard[-1] + 1) * frame + margin]
+    return max(0, int(heard[0]) * frame - margin), min((int(heard[-1]) + 1) * frame + margin, len(wav))
 
 
 def _drawn(
@@ -223,7 +231,8 @@ def _laid_out(
     for speech, pause, (source, target) in zip(cut, pauses, pairs, strict=True):
         wav[at : at + len(speech)] += speech
         end = at + len(speech)
-        units.append(Unit(at / RATE, end / RATE, target.text, source.text, spoken_seconds(target)))
+        said = spoken(target)
+        units.append(Unit(at / RATE, end / RATE, target.text, source.text, said.duration, said))
         at = end + pause
     source, target = pairs[0]
     return Stream(
@@ -237,15 +246,26 @@ def _laid_out(
     )
 
 
-_seconds: dict[str, float] = {}
+_spoken: dict[str, AudioClip] = {}
+
+
+def spoken(utterance: Utterance) -> AudioClip:
+    """The recording without silence around its speech, by reference. Decoded once per process to find where that is."""
+    key = utterance.clip.key
+    if key not in _spoken:
+        try:
+            first, end = speech_in(utterance.clip.load(RATE))
+        except ValueError as error:
+            raise ValueError(f"{utterance.id}: {error}") from error
+        _spoken[key] = replace(utterance.clip, start=utterance.clip.start + first / RATE, duration=(end - first) / RATE)
+    return _spoken[key]
 
 
 def spoken_seconds(utterance: Utterance) -> float:
-    """How long the recording's speech lasts, without silence around it. Decoded once per process."""
-    key = utterance.clip.key
-    if key not in _seconds:
-        _seconds[key] = len(_cut(utterance.clip.load(RATE), utterance)) / RATE
-    return _seconds[key]
+    """How long the recording's speech lasts, without silence around it."""
+    duration = spoken(utterance).duration
+    assert duration is not None
+    return duration
 
 
 def _recordings() -> Speak:

@@ -31,9 +31,11 @@ from audiorl.rewards.replay import read_rollouts
 from audiorl.rewards.similarity import sentence_chrf
 from audiorl.rollout.batch import generate_all
 from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.voice import CodecVoice
 from audiorl.simulst.logs import Instance, write_log
 from audiorl.simulst.schedules import words_of
 from audiorl.simulst.scoring import score
+from audiorl.simulst.speech import write_spoken
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
 from audiorl.train.run import Run, rollout_row
 from audiorl.types import Request, Reward, Rollout, RolloutEngine, Schedule, Segment
@@ -180,13 +182,21 @@ def measure_streams(
     sampling: SamplingConfig,
     reward: Reward,
     schedule: Schedule | None = None,
+    voice: CodecVoice | None = None,
 ) -> dict[str, Any]:
-    """Measure once, as a phase of the run: eval/NAME.jsonl, a SimulEval log in eval/NAME/, an entry in eval.json."""
+    """Measure once, as a phase of the run: eval/NAME.jsonl, a SimulEval log in eval/NAME/, an entry in eval.json.
+
+    With the `voice` of a policy that speaks also what it said, with a log of its own, in eval/NAME/speech/.
+    """
     if not run.finished(name):
         rollouts = interpret(policy, streams, chunks, sampling, schedule)
         scored = [r.with_score(s) for r, s in zip(rollouts, reward(rollouts), strict=True)]
         write_interpreted(run.dir / "eval" / name, streams, rollouts)
         rows = [rollout_row(r, 0, 0.0) for r in scored]
+        if voice is not None:
+            tracks = write_spoken(run.dir / "eval" / name / "speech", rollouts, voice)
+            for row, track in zip(rows, tracks, strict=True):
+                row["said"] = {"path": str(track.relative_to(run.dir))}
         path = run.dir / "eval" / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         result = measure(streams, rollouts)

@@ -9,7 +9,8 @@
 What a file holds tells its format:
 
     ours      {"id", "audio", "source_language", "target_language", "units": [{"start", "end", "source"?, "target",
-              "target_seconds"?}], "start"?, "duration"?, "sample_rate"?, "seconds"?, "metadata"?}; times in seconds
+              "target_seconds"?, "target_audio"?: {"path", "start"?, "duration"?}}], "start"?, "duration"?,
+              "sample_rate"?, "seconds"?, "metadata"?}; times in seconds
     pairs     {"audio", "source", "target", "words"?: [{"word", "start", "end"}], "id"?, "start"?, "duration"?}; one
               sentence a row, in one unit or in clauses (the rule is in `audiorl.simulst.clauses`)
     RealSI    {"vid", "duration", "segment": [{"utterance": [{"sub_start_time", "sub_end_time", "sub_src_text",
@@ -115,7 +116,8 @@ def write_streams(
         if clip.path is None:
             clip = AudioClip(path=str(folder / "audio" / f"{name}{suffix}"))
             _write_audio(Path(str(clip.path)), stream.audio)
-        out.append(replace(stream, audio=clip))
+        units = tuple(_kept(u, folder / "audio" / f"{name}.unit{k}{suffix}") for k, u in enumerate(stream.units, 1))
+        out.append(replace(stream, audio=clip, units=units))
         lines.append(json.dumps(_as_row(out[-1], folder), ensure_ascii=False) + "\n")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "streams.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -187,7 +189,7 @@ def _draft(row: Row, asked: Asked) -> Draft:
         field,
         name,
         clip,
-        _units(data["units"]) if "units" in data else _pair(data),
+        _units(data["units"], root) if "units" in data else _pair(data),
         claimed,
         asked.language(data.get("source_language"), "source_language"),
         asked.language(data.get("target_language"), "target_language"),
@@ -205,7 +207,7 @@ def _name(row: Row, field: str) -> str:
     return f"{given}:{row.number}" if isinstance(given, str) else f"{Path(row.file).stem}:{row.number}"
 
 
-def _units(value: Any) -> tuple[Unit, ...]:
+def _units(value: Any, root: Path) -> tuple[Unit, ...]:
     if value is None:
         return ()
     if not isinstance(value, list | tuple):
@@ -217,10 +219,22 @@ def _units(value: Any) -> tuple[Unit, ...]:
                 raise FieldError("", f"{entry!r} is no object; give {{start, end, source, target}}")
             lasts = None if entry.get("target_seconds") is None else time(entry, "target_seconds")
             source = "" if entry.get("source") is None else text(entry, "source")
-            units.append(Unit(time(entry, "start"), time(entry, "end"), text(entry, "target"), source, lasts))
+            start, end, said = time(entry, "start"), time(entry, "end"), _target_audio(entry.get("target_audio"), root)
+            units.append(Unit(start, end, text(entry, "target"), source, lasts, said))
         except FieldError as error:
             raise FieldError("units", f"unit {number}{error.field and ', ' + error.field}: {error.message}") from error
     return tuple(units)
+
+
+def _target_audio(value: Any, root: Path) -> AudioClip | None:
+    """A unit's spoken translation by reference; the file is not looked at."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not isinstance(value.get("path"), str) or not value["path"].strip():
+        raise FieldError("target_audio", f"{value!r}; give {{path, start, duration}}, or leave it out")
+    start = 0.0 if value.get("start") is None else time(value, "start")
+    duration = None if value.get("duration") is None else time(value, "duration")
+    return AudioClip(path=str(root / value["path"]), start=start, duration=duration)
 
 
 def _pair(data: Mapping[str, Any]) -> tuple[Unit, ...] | Unit:
@@ -295,13 +309,28 @@ def _as_row(stream: Stream, folder: Path) -> dict[str, Any]:
     if clip.sample_rate is not None:
         row["sample_rate"] = clip.sample_rate
     row |= {"seconds": stream.seconds, "source_language": stream.source_language}
-    row |= {"target_language": stream.target_language, "units": [_unit_row(u) for u in stream.units]}
+    row |= {"target_language": stream.target_language, "units": [_unit_row(u, folder) for u in stream.units]}
     return row | ({"metadata": dict(stream.metadata)} if stream.metadata else {})
 
 
-def _unit_row(unit: Unit) -> dict[str, Any]:
+def _unit_row(unit: Unit, folder: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"start": unit.start, "end": unit.end, "source": unit.source, "target": unit.target}
-    return row if unit.target_seconds is None else {**row, "target_seconds": unit.target_seconds}
+    if unit.target_seconds is not None:
+        row["target_seconds"] = unit.target_seconds
+    said = unit.target_audio
+    if said is not None:
+        row["target_audio"] = {"path": Path(os.path.relpath(str(said.path), folder)).as_posix()}
+        if said.start or said.duration is not None:
+            row["target_audio"] |= {"start": said.start, "duration": said.duration}
+    return row
+
+
+def _kept(unit: Unit, path: Path) -> Unit:
+    """The unit with its spoken translation by path, written there when it is in memory."""
+    if unit.target_audio is None or unit.target_audio.path is not None:
+        return unit
+    _write_audio(path, unit.target_audio)
+    return replace(unit, target_audio=AudioClip(path=str(path)))
 
 
 def _write_audio(path: Path, clip: AudioClip) -> None:

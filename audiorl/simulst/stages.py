@@ -12,7 +12,7 @@ from audiorl.simulst.evaluate import probe_streams
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
 from audiorl.train.loop import rl
 from audiorl.train.run import Run
-from audiorl.types import Reward
+from audiorl.types import Reward, Voice
 
 Name = Literal["stage1", "stage2"]
 
@@ -39,8 +39,9 @@ def train_stages(
     sampling: SamplingConfig,
     measure: Callable[[str], None],
     seed: int = 0,
+    voice: Voice | None = None,
 ) -> None:
-    """Train `policy` in place, stage after stage.
+    """Train `policy` in place, stage after stage. `voice`: of a policy that speaks.
 
     The KL of all stages is measured from the policy as it begins, and an adaptive β goes on where the stage before left
     it.
@@ -64,6 +65,7 @@ def train_stages(
             phase=stage.name,
             evaluate=probe_streams(policy, held_out, chunks, sampling),
             reference=start,
+            voice=voice,
         )
         beta = run.result(stage.name)["kl_beta"]
         measure(stage.measured_as)

@@ -30,7 +30,7 @@ _NEAR = 1e-6
 class Unit:
     """A piece of source speech from `start` to `end` (seconds in the stream) and what it is in the target language.
 
-    `target_seconds`: how long the translation lasts when spoken, None if unknown.
+    `target_seconds`: how long the translation lasts when spoken, None if unknown. `target_audio`: a recording of it.
     """
 
     start: float
@@ -38,6 +38,7 @@ class Unit:
     target: str
     source: str = ""
     target_seconds: float | None = None
+    target_audio: AudioClip | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +151,7 @@ def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[in
                 reference=space + text if begun and text else text,
                 source=joined([u.source for u in units], stream.source_language),
                 reference_seconds=spoken,
+                speech=tuple(u.target_audio for u in units if u.target_audio is not None),
             )
         )
         start, begun = end, begun or bool(text)

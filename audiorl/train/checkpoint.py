@@ -17,9 +17,10 @@ from torch import Tensor
 from audiorl.models import AudioPolicy, load_weights
 from audiorl.models.loading import read_tensors
 from audiorl.models.value import ValueModel
+from tokenizers_audio.unified import UnifiedTokenizer
 
 TrainerState = dict[str, dict[str, Tensor]]
-Saved = AudioPolicy | ValueModel
+Saved = AudioPolicy | ValueModel | UnifiedTokenizer
 """What a phase trains and its checkpoints hold."""
 
 
@@ -68,10 +69,10 @@ def load_checkpoint(folder: Path, model: Saved) -> tuple[TrainerState, dict[str,
 
 def load_into(folder: Path, model: Saved) -> None:
     """Copy the weights of a model folder into `model`, by the same code that loads a model for use."""
-    if isinstance(model, ValueModel):
-        model.restore(folder)
-    else:
+    if isinstance(model, AudioPolicy):
         load_weights(folder, model)
+    else:
+        model.restore(folder)
 
 
 def write_json(path: Path, value: Any) -> None:

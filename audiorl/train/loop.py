@@ -25,7 +25,7 @@ from audiorl.train.examples import Example, experience
 from audiorl.train.logging import Progress
 from audiorl.train.rl import RLWorker, Shard
 from audiorl.train.run import Interrupted, Run
-from audiorl.types import Experience, Reward, Rollout, Sample
+from audiorl.types import Experience, Reward, Rollout, Sample, Voice
 
 Evaluate = Callable[[], Mapping[str, float]]
 """Held-out metrics of the policy as it is now."""
@@ -45,11 +45,13 @@ def rl(
     evaluate: Evaluate | None = None,
     supervised: Sequence[Example] = (),
     reference: Reference | None = None,
+    voice: Voice | None = None,
 ) -> None:
     """Policy gradient training of `policy` in place, from its last checkpoint on. See `RLConfig` for the estimators.
 
     `supervised`: the examples of the ptx term. `reference`: what the KL is measured from, if not the policy as it
-    begins: a second phase may still be held to the start of the first.
+    begins: a second phase may still be held to the start of the first. `voice`: of a policy that speaks, so that what
+    recorded rollouts said is kept with them.
     """
     if run.finished(phase):
         run.load_result(phase, policy)
@@ -57,7 +59,8 @@ def rl(
     if config.ptx_coef and not supervised:
         raise ValueError("ptx_coef is set, but there are no supervised examples for it")
     # Reference and critic begin as the policy does, so the worker is made before weights are restored.
-    worker = RLWorker(policy, config, optim, sampling.temperature, sampling.max_new_tokens, reference)
+    most = sampling.max_new_tokens if policy.speech is None else sampling.max_new_tokens + sampling.max_frames
+    worker = RLWorker(policy, config, optim, sampling.temperature, most, reference, sampling.audio_temperature)
     trainers = LocalGroup([worker])
     engine = HFEngine(policy, sampling)
     start = restore(run, phase, policy, trainers)
@@ -92,7 +95,7 @@ def rl(
             if evaluate and config.eval_every and done % config.eval_every == 0 and done < config.steps:
                 metrics |= {f"eval/{name}": value for name, value in evaluate().items()}
             if done % config.rollouts_every == 0 or done in (1, config.steps):
-                run.write_rollouts(done, found.rollouts, advantages)
+                run.write_rollouts(done, found.rollouts, advantages, voice)
             run.log(phase, done, metrics)
             progress.update(done, metrics)
             run.add_seconds(phase, ended - began)

@@ -47,7 +47,7 @@ from audiorl.train.batches import (
 from audiorl.train.credit import assign, mean_advantage
 from audiorl.train.ema import EMA
 from audiorl.train.optim import Optimizer
-from audiorl.types import Experience, PackedBatch
+from audiorl.types import Experience, PackedBatch, PolicyOutput
 
 State = dict[str, dict[str, Tensor]]
 Sums = dict[str, float]
@@ -72,7 +72,8 @@ class Trained:
 class RLWorker:
     """Updates a policy from scored experiences.
 
-    `temperature` is the one that rollouts are sampled at: log-probs are taken under the same distribution. Made before
+    `temperature` (and `audio_temperature`, of codes, where it is another) is the one that rollouts are sampled at:
+    log-probs are taken under the same distribution. Made before
     a checkpoint is restored: the critic, and the reference if none is given, begin as the policy is now.
     """
 
@@ -84,10 +85,12 @@ class RLWorker:
         temperature: float,
         max_tokens: int,
         reference: Reference | None = None,
+        audio_temperature: float | None = None,
     ):
         self.policy = policy
         self.config = config
         self.temperature = temperature or 1.0
+        self.audio_temperature = self.temperature if audio_temperature is None else audio_temperature or 1.0
         self.max_tokens = max_tokens
         self.steps = 0
         self.kl = _controller(config)
@@ -125,13 +128,16 @@ class RLWorker:
         found = list(experiences)
         if self.reference is not None:
             reference = self.reference
-            found = self._filled(found, "ref_logprobs", lambda b: by_code(reference.forward(b, self.temperature)))
+            found = self._filled(found, "ref_logprobs", lambda b: by_code(self._forward(reference, b)))
         # With a single update the old policy is the current one: its log-probs come with the loss.
         if config.epochs * config.mini_batches > 1 or (config.kl_in == "reward" and self.reference is not None):
-            found = self._filled(found, "old_logprobs", lambda b: by_code(self.policy.forward(b, self.temperature)))
+            found = self._filled(found, "old_logprobs", lambda b: by_code(self._forward(self.policy, b)))
         if self.critic is not None:
             found = self._filled(found, "values", self.critic)
         return found
+
+    def _forward(self, model: AudioPolicy | Reference, batch: PackedBatch) -> PolicyOutput:
+        return model.forward(batch, self.temperature, audio_temperature=self.audio_temperature)
 
     def _filled(self, experiences: Sequence[Experience], name: str, forward: Any) -> list[Experience]:
         return fill(experiences, name, forward, self.config.micro_batch_tokens, self.config.share_prompts)
@@ -209,7 +215,7 @@ class RLWorker:
         values: Tensor | None = None
         if not waiting:
             head = self.critic.head if joint and self.critic is not None else None
-            out = self.policy.forward(packed, self.temperature, head)
+            out = self.policy.forward(packed, self.temperature, head, self.audio_temperature)
             logprobs = by_code(out)
             check_finite(part, logprobs.detach(), "the log-prob")
             values = out.values

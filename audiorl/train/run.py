@@ -29,6 +29,7 @@ from types import FrameType
 from typing import Any
 
 from audiorl.config import to_json
+from audiorl.data.audio import write_wav
 from audiorl.train.checkpoint import (
     Saved,
     TrainerState,
@@ -39,7 +40,7 @@ from audiorl.train.checkpoint import (
     write_json,
 )
 from audiorl.train.logging import MetricsLog, truncate_from
-from audiorl.types import AudioClip, Rollout, Sample, Score, Turn
+from audiorl.types import AudioClip, Rollout, Sample, Score, Turn, Voice
 
 VERSIONS = ("audiorl", "torch", "transformers", "peft", "numpy")
 
@@ -168,9 +169,18 @@ class Run:
         self._log.write({"seq": self._seq, "phase": phase, "step": step, **metrics})
         self._seq += 1
 
-    def write_rollouts(self, step: int, rollouts: Sequence[Rollout], advantages: Sequence[float]) -> None:
+    def write_rollouts(
+        self, step: int, rollouts: Sequence[Rollout], advantages: Sequence[float], voice: Voice | None = None
+    ) -> None:
+        """rollouts/step_N.jsonl, and with a `voice` what each of them said beside it, as a file that its row names."""
         path = self.dir / "rollouts" / f"step_{step:06d}.jsonl"
         rows = [rollout_row(r, step, a) for r, a in zip(rollouts, advantages, strict=True)]
+        for number, (rollout, row) in enumerate(zip(rollouts, rows, strict=True)):
+            wav = None if voice is None else voice.waveform(rollout)
+            if voice is not None and wav is not None:
+                said = Path("rollouts") / path.stem / f"{number:04d}.wav"
+                write_wav(self.dir / said, wav, voice.sample_rate)
+                row["said"] = {"path": str(said)}
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
     def write_eval(self, name: str, results: Mapping[str, Any], rollouts: Sequence[Rollout], metric: str) -> None:

@@ -28,6 +28,7 @@ from audiorl.rewards.simul import (
     quality,
     sentence_chrf,
     single_turn,
+    spoken_frames,
     time_compliance,
     waits_in_silence,
     waits_since_available,
@@ -103,7 +104,7 @@ def interpreted(
     id: str = "talk",
 ) -> Rollout:
     """One turn per (written, reference). `cut`: turns without room to end; `lasts`: seconds of the references;
-    `frames`: of codes [frames, 2] in place of `tokens` text tokens."""
+    `frames`: of two codebooks, in place of `tokens` text tokens."""
     heard = tuple(
         Turn(CLIP, t + 1.0, reference, f"source {t}", lasts[t] if lasts else None)
         for t, (_, reference) in enumerate(turns)
@@ -111,9 +112,11 @@ def interpreted(
     segments = tuple(
         Segment(
             prompt_ids=torch.arange(3),
-            ids=torch.zeros(frames, 2) if frames is not None else torch.arange(tokens),
-            logprobs=torch.zeros(tokens if frames is None else frames),
+            ids=torch.arange(tokens if frames is None else frames + 5),
+            logprobs=torch.zeros(tokens if frames is None else frames + 5),
             text=written,
+            # between two tokens; the delay pattern of two codebooks has three more rows than frames
+            codes=None if frames is None else torch.tensor([[-1, -1], *[[0, 0]] * (frames + 3), [-1, -1]]),
             stop_reason="length" if t in cut else "eos",
         )
         for t, (written, _) in enumerate(turns)
@@ -154,6 +157,14 @@ def test_quality_asks_once_for_the_batch_and_only_where_both_are_there() -> None
     first, second = Quality(metric)([TALK, interpreted(("no", "sí"))])
     assert asked == [("hola", "hola"), ("adiós", "adiós"), ("no", "sí")]
     assert first.per_segment is not None and first.per_segment[1:4] == (0.1, 0, 0.2) and second.total == 0.3
+
+
+def test_frames_are_counted_speech_by_speech() -> None:
+    """Q = 2: three rows of each speech are not frames. A speech that was cut off early has none."""
+    frame, token = [0, 0], [-1, -1]
+    assert spoken_frames(torch.tensor([token, *[frame] * 7, token, *[frame] * 4])) == 4 + 1
+    assert spoken_frames(torch.tensor([frame, frame])) == 0
+    assert spoken_frames(torch.tensor([token])) == 0
 
 
 def test_time_compliance_of_codes_and_of_text() -> None:

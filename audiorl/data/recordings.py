@@ -1,0 +1,206 @@
+"""Speech without labels, for training and measuring codecs: files, folders and manifests in, crops out.
+
+    found = read_recordings(("LibriTTS/train-clean-100", "own.jsonl"), sample_rate=24_000)
+    print(found.summary())                      # 33 236 recordings, 53.8 h; 12 too short, 310 resampled from 16000 Hz …
+    crops = Crops(found.clips, 24_000, seconds=1.0)
+    wavs = crops.read(places, step=17)          # [B, T] float32
+
+Any sample rate and number of channels is heard; what was done to the recordings is counted, never silent.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from audiorl.data.audio import AudioError, load_clip, name, probe, seconds
+from audiorl.data.corpus import bundled_speech
+from audiorl.data.formats import FieldError, Style, audio_field, clip_of
+from audiorl.data.rows import BadRow, read_rows
+from audiorl.types import AudioClip
+
+AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3", ".m4a", ".aiff", ".webm")
+SHORTEST = 0.1
+"""Seconds; shorter recordings are left out."""
+SILENT = 1e-3
+"""Recordings that never get louder than this, -60 dB, are left out."""
+CLIPPED = 0.001
+"""Recordings with more than this share of samples at full scale are counted as clipped; they stay."""
+FULL_SCALE = 2.0
+"""Recordings that go beyond are on another scale; up to here what is beyond 1 is cut off."""
+
+
+@dataclass(frozen=True)
+class Recordings:
+    """Usable recordings in order with their lengths, what was left out and why, and what had to be done to the rest."""
+
+    clips: tuple[AudioClip, ...]
+    lengths: tuple[float, ...]
+    skipped: tuple[str, ...] = ()
+    noted: Counter[str] = field(default_factory=Counter)
+
+    def summary(self) -> str:
+        """One line with every count."""
+        hours = sum(self.lengths) / 3600
+        size = f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.1f} min"
+        notes = [f"{count} {what}" for what, count in sorted(self.noted.items())]
+        return "; ".join([f"{len(self.clips)} recordings, {size}", *([", ".join(notes)] if notes else [])])
+
+
+def read_recordings(
+    paths: Sequence[str],
+    sample_rate: int,
+    *,
+    audio_root: str | Path | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+    check_audio: bool = True,
+) -> Recordings:
+    """All recordings of audio files, folders of them, manifests (a row's `audio`, or `bundled` by name).
+
+    check_audio: decode everything now, which finds damaged, silent and clipped recordings before training does.
+    Recordings that are silent or shorter than SHORTEST are left out and counted. Unusable ones raise ValueError naming
+    the file, or are counted with `on_error="skip"`.
+    """
+    clips: list[AudioClip] = []
+    lengths: list[float] = []
+    skipped: list[str] = []
+    noted: Counter[str] = Counter()
+    for path in paths:
+        for item in _clips(path, audio_root):
+            try:
+                if isinstance(item, BadRow):
+                    raise ValueError(str(item))
+                reason = _look(item, sample_rate, check_audio, noted)
+            except ValueError as error:
+                if on_error == "raise":
+                    raise
+                skipped.append(str(error))
+                noted["unusable"] += 1
+                continue
+            if reason:
+                skipped.append(f"{name(item)}: {reason}")
+                noted[reason] += 1
+            else:
+                clips.append(item)
+                lengths.append(seconds(item))
+    return Recordings(tuple(clips), tuple(lengths), tuple(skipped), noted)
+
+
+def _look(clip: AudioClip, sample_rate: int, decode: bool, noted: Counter[str]) -> str | None:
+    """Why a readable recording is left out, if it is; notes what will be done to it."""
+    about = probe(clip)
+    if seconds(clip) < SHORTEST:
+        return f"shorter than {SHORTEST:g} s"
+    if decode:
+        wav = np.abs(load_clip(clip, about.sample_rate, max_seconds=float("inf")))
+        if wav.max() < SILENT:
+            return "silent"
+        if wav.max() > FULL_SCALE:
+            raise AudioError(f"{name(clip)}: samples reach {wav.max():.4g}, far beyond 1; scale the file to [-1, 1]")
+        if (wav >= 0.999).mean() > CLIPPED:
+            noted["clipped"] += 1
+    if about.sample_rate != sample_rate:
+        noted[f"resampled from {about.sample_rate} Hz"] += 1
+    if about.channels > 1:
+        noted["mixed down to mono"] += 1
+    return None
+
+
+def _clips(path: str, audio_root: str | Path | None) -> list[AudioClip | BadRow]:
+    if path == "bundled":
+        return [u.clip for u in bundled_speech()]
+    file = Path(path)
+    if file.is_dir():
+        found = sorted(p for p in file.rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES)
+        if not found:
+            raise ValueError(f"{path}: no audio files below it ({', '.join(AUDIO_SUFFIXES)})")
+        return [AudioClip(path=str(p)) for p in found]
+    if file.suffix.lower() in AUDIO_SUFFIXES:
+        return [AudioClip(path=path)]
+    style = Style(Path(audio_root) if audio_root is not None else file.parent, think=False, question=None)
+    rows: list[AudioClip | BadRow] = []
+    for row in read_rows(file):
+        if isinstance(row, BadRow):
+            rows.append(row)
+            continue
+        try:
+            rows.append(clip_of(row, style, audio_field(row)))
+        except FieldError as error:
+            rows.append(BadRow(row.file, row.number, error.field, error.message))
+    return rows
+
+
+@dataclass(frozen=True)
+class Place:
+    """Piece number `piece` of `pieces` of a recording."""
+
+    clip: int
+    piece: int
+    pieces: int
+
+
+class Crops(Sequence[Place]):
+    """Every recording cut into pieces of about `seconds`: an item is the place of one, `read` gives the sounds.
+
+    Recordings that fit into `cache_mb` all together are decoded once and kept; of larger sets only what is cropped is
+    read, in `threads` at a time.
+    """
+
+    def __init__(
+        self,
+        recordings: Recordings,
+        sample_rate: int,
+        samples: int,
+        seed: int = 0,
+        cache_mb: int = 1024,
+        threads: int = 4,
+    ):
+        if not recordings.clips:
+            raise ValueError("nothing to train on: no recording is left")
+        self.recordings, self.sample_rate, self.samples, self.seed = recordings, sample_rate, samples, seed
+        length = samples / sample_rate
+        self._ends = list(accumulate(max(round(s / length), 1) for s in recordings.lengths))
+        # Decided by the data alone: a part decoded on its own differs in its last bits from a part of the whole.
+        self._keep = sum(recordings.lengths) * sample_rate * 4 <= cache_mb * 1e6
+        self._kept: dict[int, np.ndarray] = {}
+        self._pool = ThreadPoolExecutor(threads)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Place:  # type: ignore[override]
+        clip = bisect_right(self._ends, index)
+        before = self._ends[clip - 1] if clip else 0
+        return Place(clip, index - before, self._ends[clip] - before)
+
+    def read(self, places: Sequence[Place], step: int) -> np.ndarray:
+        """[B, samples] float32 in [-1, 1]: from somewhere in each place's piece, drawn anew each step; zeros follow a
+        recording that is too short. Equal calls give equal crops."""
+        jobs = [(place, random.Random(f"{self.seed}/{step}/{k}").random()) for k, place in enumerate(places)]
+        return np.stack(list(self._pool.map(lambda job: self._crop(*job), jobs)))
+
+    def _crop(self, place: Place, where: float) -> np.ndarray:
+        total = self.recordings.lengths[place.clip]
+        length = self.samples / self.sample_rate
+        start = min((place.piece + where) * total / place.pieces, max(total - length, 0.0))
+        clip = self.recordings.clips[place.clip]
+        if self._keep:
+            if place.clip not in self._kept:
+                self._kept[place.clip] = load_clip(clip, self.sample_rate, max_seconds=float("inf"))
+            wav = self._kept[place.clip][round(start * self.sample_rate) :][: self.samples]
+        else:
+            part = AudioClip(
+                path=clip.path, data=clip.data, array=clip.array, sample_rate=clip.sample_rate,
+                start=clip.start + start, duration=min(length, total - start),
+            )  # fmt: skip
+            wav = load_clip(part, self.sample_rate)[: self.samples]
+        return np.pad(wav.clip(-1, 1), (0, self.samples - len(wav)))

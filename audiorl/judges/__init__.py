@@ -1,0 +1,19 @@
+"""Judges of speech: what was said, who said it, and how good it sounds. Importing this loads no model.
+
+    recogniser = load_recogniser("judges/whisper-base", language="en")
+    recogniser.transcribe([wav], sample_rate=24_000)        # ["hello world"]
+
+`tools/fetch_judges.py` fetches small ones where there is no model hub.
+"""
+
+from audiorl.judges.loading import load_quality_model, load_recogniser, load_speaker_encoder
+from audiorl.judges.protocol import QualityModel, Recogniser, SpeakerEncoder
+
+__all__ = [
+    "QualityModel",
+    "Recogniser",
+    "SpeakerEncoder",
+    "load_quality_model",
+    "load_recogniser",
+    "load_speaker_encoder",
+]

@@ -1,0 +1,172 @@
+"""A small recogniser that is trained in a minute: characters by CTC on the bundled encoder of Whisper tiny.
+
+For speech rewards where no recogniser is at hand, and as a second opinion beside one that is. Only the head learns; the
+encoder's frames are computed once for each clip::
+
+    judge = train_character_ctc(clips, texts, sample_rate=16_000, steps=400, seed=0)
+    judge.transcribe([wav], sample_rate=24_000)      # ["the conference is now locked"]
+    judge.save("judges/prompts");  load_recogniser("judges/prompts")
+
+Shapes: T mel frames (100 a second), F encoder frames (25 a second), V characters. Two labels a frame are read, 50 a
+second, since CTC needs more frames than characters.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from audiorl.judges.protocol import Waveform
+from audiorl.judges.waves import at_least, prepared
+from audiorl.metrics.text import normalize, spell_numbers
+from audiorl.models.features import log_mel
+from audiorl.models.loading import read_tensors
+from audiorl.models.qwen_omni import QwenOmni, tiny
+
+MODEL_TYPE = "audiorl_character_ctc"
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz' "
+BLANK = 0
+RATE = 16_000
+SHORTEST = 1600
+"""Samples (0.1 s) to which shorter clips are filled with silence."""
+
+
+def plain(text: str) -> str:
+    """The text as `CHARACTERS` say it: lower case, numbers spelled out, nothing else."""
+    spelled = normalize(spell_numbers(text, "en"), "basic")
+    return " ".join("".join(c if c in CHARACTERS else " " for c in spelled).split())
+
+
+class Head(nn.Module):
+    """Encoder frames [B, F, 384] to labels [B, 2F, V + 1]; it sees five frames (0.2 s) to either side."""
+
+    def __init__(self, width: int = 384, hidden: int = 256):
+        super().__init__()
+        self.before = nn.Conv1d(width, hidden, 5, padding=2)
+        self.between = nn.Conv1d(hidden, hidden, 7, padding=3)
+        self.labels = nn.Linear(hidden, 2 * (len(CHARACTERS) + 1))
+
+    def forward(self, heard: Tensor) -> Tensor:
+        x = nn.functional.gelu(self.before(heard.transpose(1, 2)))
+        x = (x + nn.functional.gelu(self.between(x))).transpose(1, 2)
+        return self.labels(x).reshape(len(x), 2 * heard.shape[1], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class CharacterCTC:
+    """A `Recogniser` of English: greedy CTC, repeats and blanks removed (Graves et al. 2006)."""
+
+    head: Head
+    name: str = "character-ctc"
+
+    @torch.no_grad()
+    def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
+        return [_text(self.head(heard[None])[0]) if len(heard) else "" for heard in hear(waveforms, sample_rate)]
+
+    def save(self, folder: str | Path) -> None:
+        """config.json and head.safetensors; the encoder comes with the package."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({n: p.detach().contiguous() for n, p in self.head.named_parameters()}, folder / "head.safetensors")
+        (folder / "config.json").write_text(json.dumps({"model_type": MODEL_TYPE, "characters": CHARACTERS}) + "\n")
+
+
+def load(folder: str | Path) -> CharacterCTC:
+    """A recogniser that was saved. Raises ValueError for weights of another shape."""
+    head = Head()
+    weights = read_tensors(Path(folder) / "head.safetensors")
+    own = dict(head.named_parameters())
+    if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in own.items()}:
+        raise ValueError(f"{folder}/head.safetensors: its weights are not those of this recogniser; train it again")
+    head.load_state_dict(weights)
+    return CharacterCTC(head.eval().requires_grad_(False), Path(folder).name)
+
+
+def train_character_ctc(
+    waveforms: Sequence[Waveform],
+    texts: Sequence[str],
+    sample_rate: int,
+    *,
+    steps: int = 400,
+    batch_size: int = 32,
+    lr: float = 2e-3,
+    seed: int = 0,
+    progress: Callable[[int, float], None] | None = None,
+) -> CharacterCTC:
+    """A recogniser of clips like these. `progress(step, loss)` is told about every step.
+
+    Raises ValueError for a text without letters and for one that is longer than its clip allows.
+    """
+    targets = [torch.tensor([CHARACTERS.index(c) + 1 for c in plain(text)]) for text in texts]
+    heard = hear(waveforms, sample_rate)
+    for text, target, frames in zip(texts, targets, heard, strict=True):
+        if not len(target):
+            raise ValueError(f"text {text!r} has no letters to recognise; leave its clip out")
+        needed = len(target) + int((target[1:] == target[:-1]).sum())
+        if needed > 2 * len(frames):
+            raise ValueError(f"text {text!r} is too long for its clip of {len(frames) / 25:.2f} s; leave it out")
+    rng = random.Random(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = Head(heard[0].shape[1])
+    optimizer = torch.optim.AdamW(head.parameters(), lr=lr, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
+    for step in range(steps):
+        batch = rng.choices(range(len(heard)), k=batch_size)
+        labels = head(pad_sequence([heard[i] for i in batch], batch_first=True)).log_softmax(-1)
+        loss = nn.functional.ctc_loss(
+            labels.transpose(0, 1),
+            torch.cat([targets[i] for i in batch]),
+            torch.tensor([2 * len(heard[i]) for i in batch]),
+            torch.tensor([len(targets[i]) for i in batch]),
+            blank=BLANK,
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if progress is not None:
+            progress(step + 1, float(loss.detach()))
+    return CharacterCTC(head.eval().requires_grad_(False))
+
+
+@torch.no_grad()
+def hear(waveforms: Sequence[Waveform], sample_rate: int) -> list[Tensor]:
+    """The encoder's frames [F, 384] of each clip; none for no samples."""
+    policy = _ear()
+    out = []
+    for wav in prepared(waveforms, sample_rate, RATE):
+        if not len(wav):
+            out.append(torch.zeros(0, 384))
+            continue
+        assert policy.extractor is not None
+        mel = log_mel(policy.extractor, at_least(wav, SHORTEST))
+        out.append(policy.backbone.hear(policy.model, [mel])[0])
+    return out
+
+
+_EAR: list[Any] = []
+
+
+def _ear() -> Any:
+    """The bundled encoder, read once."""
+    if not _EAR:
+        _EAR.append(tiny(hidden=16, layers=1))
+        assert isinstance(_EAR[0].backbone, QwenOmni)
+    return _EAR[0]
+
+
+def _text(labels: Tensor) -> str:
+    best = labels.argmax(-1)
+    kept = best[torch.cat([best.new_ones(1, dtype=torch.bool), best[1:] != best[:-1]])]
+    return " ".join("".join(CHARACTERS[i - 1] for i in kept.tolist() if i != BLANK).split())

@@ -1,0 +1,56 @@
+"""CTranslate2 folders of Whisper as recognisers, through faster-whisper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from audiorl.judges.protocol import Waveform
+from audiorl.judges.waves import prepared
+
+RATE = 16_000
+
+
+@dataclass(frozen=True)
+class FasterWhisper:
+    """Greedy transcripts at temperature 0, without retries or the text before. Clips are heard one by one.
+
+    `compute_type` as CTranslate2 names it; "default" is that of the folder.
+    """
+
+    path: str
+    language: str | None = None
+    device: str = "auto"
+    compute_type: str = "default"
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+    @cached_property
+    def model(self) -> Any:
+        try:
+            from faster_whisper import WhisperModel
+        except ImportError as error:
+            raise ImportError("CTranslate2 folders need faster-whisper: pip install 'audiorl[speech]'") from error
+        try:
+            return WhisperModel(self.path, device=self.device, compute_type=self.compute_type, local_files_only=True)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise ValueError(f"{self.path}: cannot be read as a CTranslate2 folder of Whisper ({error})") from error
+
+    def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
+        return [self._text(wav) if len(wav) else "" for wav in prepared(waveforms, sample_rate, RATE)]
+
+    def _text(self, wav: Waveform) -> str:
+        segments, _ = self.model.transcribe(
+            wav,
+            language=self.language,
+            beam_size=1,
+            best_of=1,
+            temperature=0.0,
+            condition_on_previous_text=False,
+        )
+        return "".join(segment.text for segment in segments).strip()

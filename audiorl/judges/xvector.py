@@ -1,0 +1,56 @@
+"""X-vectors of transformers (WavLM, Wav2Vec2, UniSpeech-SAT …) as speaker encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from audiorl.judges.checkpoint import beside, load_judge, torch_device
+from audiorl.judges.ctc import inputs
+from audiorl.judges.protocol import Waveform
+from audiorl.judges.waves import prepared, refuse_empty
+
+SHORTEST = 8000
+"""Samples (0.5 s) to which shorter clips are filled with silence: the time-delay layers look that far."""
+
+
+@dataclass(frozen=True)
+class XVector:
+    """The model's embedding at length 1. Source: Snyder et al. 2018, on self-supervised features.
+
+    Clips are heard one by one: in a padded batch transformers pools frames of padding, since it forgets the dilation of
+    the time-delay layers when it counts them.
+    """
+
+    path: str
+    device: str = "auto"
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+    @cached_property
+    def parts(self) -> tuple[Any, Any]:
+        """Model and feature extractor."""
+        from transformers import AutoModelForAudioXVector, Wav2Vec2FeatureExtractor
+
+        model = load_judge(AutoModelForAudioXVector, self.path, torch_device(self.device))
+        return model, beside(Wav2Vec2FeatureExtractor, self.path, "feature extractor")
+
+    @torch.no_grad()
+    def embed(self, waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[Any]:
+        model, extractor = self.parts
+        waves = prepared(waveforms, sample_rate, extractor.sampling_rate)
+        refuse_empty(waves)
+        out = np.zeros((len(waves), model.config.xvector_output_dim), np.float32)
+        for i, wav in enumerate(waves):
+            found = model(**inputs(model, extractor, [wav], SHORTEST)).embeddings[0].float()
+            out[i] = torch.nn.functional.normalize(found, dim=-1).cpu().numpy()
+        return out

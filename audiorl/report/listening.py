@@ -1,0 +1,87 @@
+"""A page to listen to: the same recordings by several systems side by side, with what was measured and understood."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+from audiorl.report.audio import Players
+from audiorl.report.result import show
+from audiorl.report.style import CSS
+
+_STYLE = """
+.listen th { width: 11em; overflow-wrap: anywhere; } .listen td:nth-child(2) { width: 320px; }
+.listen audio { width: 300px; height: 34px; display: block; } .listen .heard { margin: 4px 0 0; }
+.listen table { table-layout: fixed; } .listen { margin-top: 16px; }
+.scroll-x { overflow-x: auto; }
+"""
+
+
+@dataclass(frozen=True)
+class Take:
+    """One recording of a card. `path` is relative to the page; None where there is none, which the page says."""
+
+    system: str
+    path: str | None
+    values: Mapping[str, float] = field(default_factory=dict)
+    heard: str | None = None
+
+
+@dataclass(frozen=True)
+class Card:
+    """Recordings of the same words."""
+
+    title: str
+    text: str
+    takes: tuple[Take, ...]
+
+
+def listening_page(
+    title: str,
+    lead: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    cards: Sequence[Card],
+    folder: Path,
+    max_bytes: int = 24_000_000,
+) -> str:
+    """A self-contained page: a table (`head`, `rows` of text), then the cards with players for files in `folder`."""
+    players = Players(folder, max_clips=400, max_bytes=max_bytes, max_file=1_500_000)
+    table = (
+        "<div class='card scroll-x'><table class='numbers'><thead><tr>"
+        + "".join(f"<th>{escape(cell)}</th>" for cell in head)
+        + "</tr></thead><tbody>"
+        + "".join(_row(row) for row in rows)
+        + "</tbody></table></div>"
+    )
+    body = "".join(_card(card, players) for card in cards)
+    left = f" {players.skipped} more recordings lie in the folder." if players.skipped else ""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{CSS}{_STYLE}</style></head><body><main>"
+        f"<header><p class='over'>audiorl evaluation</p><h1>{escape(title)}</h1>"
+        f"<p class='sub'>{escape(lead)}</p></header><section>{table}</section>"
+        f"<section><h2>Listen</h2>{body}</section>"
+        f"<footer>Written by audiorl.{left}</footer></main></body></html>\n"
+    )
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"<tr><th>{escape(cells[0])}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells[1:]) + "</tr>"
+
+
+def _card(card: Card, players: Players) -> str:
+    takes = "".join(_take(take, players) for take in card.takes)
+    text = f"<p class='sub'>{escape(card.text)}</p>" if card.text else ""
+    table = f"<table><tbody>{takes}</tbody></table>"
+    return f"<article class='card listen'><h3>{escape(card.title)}</h3>{text}{table}</article>"
+
+
+def _take(take: Take, players: Players) -> str:
+    player = "<span class='note'>nothing was said</span>" if take.path is None else players.player({"path": take.path})
+    values = " · ".join(f"{escape(name)} <b>{escape(show(value))}</b>" for name, value in take.values.items())
+    heard = "" if take.heard is None else f"<p class='heard'>“{escape(take.heard)}”</p>"
+    return f"<tr><th>{escape(take.system)}</th><td>{player}</td><td><small>{values}</small>{heard}</td></tr>"

@@ -1,0 +1,309 @@
+"""What is written next: a token from the text head, or, in speech, a frame of codes.
+
+A pen holds the state of the rollouts of one decoding loop. `TextPen` serves models that write text; `SpeechPen` those
+that also speak, where every rollout is in one of three modes::
+
+    text    a token is drawn; `begin_id` opens speech
+    frame   the delay pattern's next row: its open codes are drawn, the rest is forced (`tokenizers_audio.delay.step`)
+    end     `end_id` is forced after the row that is all EOS, then text again
+
+Speech that reaches `max_frames` ends as if EOS had been drawn there. A rollout's random numbers are its own, one a
+token and one a code, so it does not depend on its batch.
+
+Shapes: R rollouts, B of them in a step, H decoder width, V vocabulary, Q codebooks, W frames of a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from audiorl.config import SamplingConfig
+from audiorl.models.policy import AudioPolicy
+from audiorl.rollout.sampling import choose, filtered_logprobs, uniforms
+from audiorl.types import StopReason
+from tokenizers_audio.delay import step
+
+
+@dataclass(frozen=True)
+class Author:
+    """Whose rollout it is: what fixes its random numbers, and how it is to be written."""
+
+    seed: int
+    name: str
+    index: int
+    greedy: bool = False
+    spoken: bool = False
+    """The prompt has opened speech, and the answer ends with it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """One row of each rollout: ids [B], logprobs [B]; in speech logprobs [B, Q] and drawn [B, Q].
+
+    codes [B, Q] (-1 where a row is no frame) are None when none of them is.
+    """
+
+    ids: Tensor
+    logprobs: Tensor
+    codes: Tensor | None = None
+    drawn: Tensor | None = None
+
+    def embedded(self, policy: AudioPolicy, rows: Tensor) -> dict[str, Any]:
+        """These rows [n] of it as the decoder's next inputs: inputs_embeds [n, 1, H] and what goes with them."""
+        ids = self.ids[rows.to(self.ids.device)]
+        codes = None if self.codes is None else self.codes[rows][:, None]
+        return {"inputs_embeds": policy.embed_rows(ids[:, None], codes), **policy.routed(codes)}
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """(id, logprob), or (id, logprobs, codes or None, drawn), of each rollout, as numbers."""
+        ids, logprobs = self.ids.tolist(), self.logprobs.tolist()
+        if self.drawn is None:
+            return list(zip(ids, logprobs, strict=True))
+        codes = [None] * len(ids) if self.codes is None else self.codes.tolist()
+        return list(zip(ids, logprobs, codes, self.drawn.tolist(), strict=True))
+
+
+@dataclass
+class Line:
+    """What one rollout has written of a segment."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    codes: list[list[int] | None] = field(default_factory=list)
+    drawn: list[list[bool]] = field(default_factory=list)
+
+    def add(self, id: int, logprob: Any, codes: list[int] | None = None, drawn: list[bool] | None = None) -> None:
+        self.ids.append(id)
+        self.logprobs.append(logprob)
+        if drawn is not None:
+            self.codes.append(codes)
+            self.drawn.append(drawn)
+
+    def fields(self) -> dict[str, Tensor]:
+        """ids, logprobs and, where there are frames, codes and drawn: fields of a `Segment`."""
+        ids, logprobs = torch.tensor(self.ids, dtype=torch.long), torch.tensor(self.logprobs)
+        if not self.drawn:
+            return {"ids": ids, "logprobs": logprobs}
+        nothing = [-1] * len(self.drawn[0])
+        codes = torch.tensor([nothing if c is None else c for c in self.codes])
+        if not bool((codes >= 0).any()):
+            return {"ids": ids, "logprobs": logprobs[:, 0]}
+        return {"ids": ids, "logprobs": logprobs, "codes": codes, "drawn": torch.tensor(self.drawn)}
+
+
+class Pen(Protocol):
+    """State of the R rollouts of one loop, which names them by their place `i` among them."""
+
+    @property
+    def most(self) -> int:
+        """Rows that any of them can have at most."""
+        ...
+
+    def write(self, hidden: Tensor, active: Tensor, going: Tensor | None = None) -> Written:
+        """The next row of rollouts `active` [B] from hidden states [B, H]; those `going` [B] may not end the turn."""
+        ...
+
+    def ended(self, i: int, line: Line) -> StopReason | None:
+        """Whether rollout i ends with the last row of its `line`."""
+        ...
+
+
+def pen_for(policy: AudioPolicy, config: SamplingConfig, authors: Sequence[Author]) -> Pen:
+    return TextPen(policy, config, authors) if policy.speech is None else SpeechPen(policy, config, authors)
+
+
+def most_rows(policy: AudioPolicy, config: SamplingConfig, spoken: bool = False) -> int:
+    """How many an answer or a turn can have, a `spoken` answer or any other."""
+    if policy.speech is None:
+        return config.max_new_tokens
+    one_speech = config.max_frames + policy.speech.codebooks + 2
+    if spoken:
+        return one_speech
+    # Every token may open speech, which an `end_id` closes; one speech without frames ends the turn.
+    return 2 * config.max_new_tokens + one_speech + policy.speech.codebooks + 1
+
+
+class TextPen:
+    def __init__(self, policy: AudioPolicy, config: SamplingConfig, authors: Sequence[Author]):
+        device = policy.device
+        self.most = most_rows(policy, config)
+        self._policy, self._config = policy, config
+        self._head = policy.backbone.head(policy.model)
+        self._noise = torch.stack([uniforms(a.seed, a.name, a.index, config.max_new_tokens) for a in authors]).to(
+            device
+        )
+        self._greedy = torch.tensor([config.temperature == 0 or a.greedy for a in authors], device=device)
+        self._written = 0
+
+    def write(self, hidden: Tensor, active: Tensor, going: Tensor | None = None) -> Written:
+        here = active.to(hidden.device)
+        noise = self._noise[here, self._written]
+        self._written += 1
+        return Written(*_token(self._head(hidden), self._policy, self._config, noise, self._greedy[here], going))
+
+    def ended(self, i: int, line: Line) -> StopReason | None:
+        if line.ids[-1] in self._policy.stop_ids:
+            return "eos"
+        return "length" if len(line.ids) >= self._config.max_new_tokens else None
+
+
+def _token(
+    logits: Tensor, policy: AudioPolicy, config: SamplingConfig, noise: Tensor, greedy: Tensor, going: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Tokens [B] and log-probs [B] from logits [B, V]. A token that was forbidden to `going` counts in the latter."""
+    logprobs = filtered_logprobs(logits, config)
+    offered = logprobs
+    if going is not None and bool(going.any()):
+        ends = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+        ends[list(policy.stop_ids)] = True
+        offered = logprobs.masked_fill(going.to(logits.device)[:, None] & ends, -torch.inf)
+    tokens = choose(offered, noise, greedy)
+    return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+
+
+class SpeechPen:
+    """The state of the modes is kept on the CPU, where the loop decides by it."""
+
+    def __init__(self, policy: AudioPolicy, config: SamplingConfig, authors: Sequence[Author]):
+        assert policy.speech is not None
+        layout, device, count = policy.speech, policy.device, len(authors)
+        self.most = max(most_rows(policy, config, a.spoken) for a in authors)
+        self._policy, self._config, self._layout = policy, config, layout
+        self._text_head = policy.backbone.head(policy.model)
+        self._code_head = policy.code_head
+        self._code_config = config.of_codes()
+        self._spoken = [a.spoken for a in authors]
+        self._greedy = torch.tensor([config.temperature == 0 or a.greedy for a in authors], device=device)
+        self._greedy_codes = torch.tensor(
+            [self._code_config.temperature == 0 or a.greedy for a in authors], device=device
+        )
+        frame_rows = config.max_frames + layout.codebooks + 1
+        self._noise = torch.stack([uniforms(a.seed, a.name, a.index, config.max_new_tokens) for a in authors]).to(
+            device
+        )
+        self._code_noise = (
+            torch.stack([uniforms(a.seed, f"{a.name}\0codes", a.index, frame_rows * layout.codebooks) for a in authors])
+            .view(count, frame_rows, layout.codebooks)
+            .to(device)
+        )
+        self._tokens = torch.zeros(count, dtype=torch.long)  # drawn so far
+        self._frames = torch.zeros(count, dtype=torch.long)  # rows of frames so far
+        self._row = torch.full((count,), -1)  # the next row of this speech, -1 in text
+        self._closing = torch.zeros(count, dtype=torch.bool)  # `end_id` is next
+        self._limit = torch.zeros(count, dtype=torch.long)  # the row in which codebook 0 ends at the latest …
+        self._end = torch.zeros(count, dtype=torch.long)  # … and in which it does, as far as is known
+        self._just_closed = torch.zeros(count, dtype=torch.bool)
+        self._recent = torch.full((count, config.ras_window, layout.codebooks), -1)
+        self._open(torch.tensor([i for i, a in enumerate(authors) if a.spoken], dtype=torch.long))
+
+    def write(self, hidden: Tensor, active: Tensor, going: Tensor | None = None) -> Written:
+        count, width = len(active), self._layout.codebooks
+        closing = self._closing[active]
+        in_frame = (self._row[active] >= 0) & ~closing
+        in_text = ~in_frame & ~closing
+        ids = torch.full((count,), self._layout.end_id)
+        logprobs = torch.zeros(count, width)
+        drawn = torch.zeros(count, width, dtype=torch.bool)
+        codes = None
+        if bool(in_text.any()):
+            tokens, of_tokens = self._write_tokens(hidden, active, in_text, going)
+            ids[in_text], logprobs[in_text, 0], drawn[in_text, 0] = tokens, of_tokens, True
+        if bool(in_frame.any()):
+            codes = torch.full((count, width), -1)
+            codes[in_frame], logprobs[in_frame], drawn[in_frame] = self._write_frames(hidden, active, in_frame)
+            ids[in_frame] = self._layout.ids(codes[in_frame])
+        self._close(active[closing])
+        self._open(active[in_text & (ids == self._layout.begin_id)])
+        self._just_closed[active] = closing
+        return Written(ids.to(hidden.device), logprobs, codes, drawn)
+
+    def ended(self, i: int, line: Line) -> StopReason | None:
+        if self._row[i] >= 0:
+            return None
+        if self._just_closed[i]:
+            if self._end[i] == self._limit[i]:
+                return "length"  # nobody drew an EOS
+            if self._spoken[i]:
+                return "eos"
+        elif line.ids[-1] in self._policy.stop_ids:
+            return "eos"
+        return "length" if self._tokens[i] >= self._config.max_new_tokens else None
+
+    # -- modes -----------------------------------------------------------------------------------------------------
+
+    def _open(self, rollouts: Tensor) -> None:
+        """Speech begins, with the frames that are left."""
+        self._row[rollouts] = 0
+        self._limit[rollouts] = (self._config.max_frames - self._frames[rollouts]).clamp(min=0) + 1
+        self._end[rollouts] = self._limit[rollouts]
+        self._recent[rollouts] = -1
+
+    def _close(self, rollouts: Tensor) -> None:
+        self._row[rollouts], self._closing[rollouts] = -1, False
+
+    def _write_tokens(
+        self, hidden: Tensor, active: Tensor, where: Tensor, going: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        rollouts = active[where]
+        # A rollout that has ended may still be in the batch: what it gets there is left out.
+        number = self._tokens[rollouts].clamp(max=self._config.max_new_tokens - 1)
+        self._tokens[rollouts] += 1
+        here, number = rollouts.to(hidden.device), number.to(hidden.device)
+        logits = self._text_head(hidden[where.to(hidden.device)])
+        going = None if going is None else going[where]
+        noise, greedy = self._noise[here, number], self._greedy[here]
+        tokens, logprobs = _token(logits, self._policy, self._config, noise, greedy, going)
+        return tokens.cpu(), logprobs.float().cpu()
+
+    def _write_frames(self, hidden: Tensor, active: Tensor, where: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes, log-probs and what was drawn, [n, Q] each, of the n rollouts that are in speech."""
+        layout, rollouts = self._layout, active[where]
+        number = self._frames[rollouts].clamp(max=self._code_noise.shape[1] - 1)
+        here = rollouts.to(hidden.device)
+        logits = self._code_head(hidden[where.to(hidden.device)]).float().view(-1, layout.size)
+        logits = logits.index_fill(-1, torch.tensor([layout.bos], device=logits.device), -torch.inf)
+        noise = self._code_noise[here, number.to(hidden.device)].flatten()
+        greedy = self._greedy_codes[here].repeat_interleave(layout.codebooks)
+        sampled = filtered_logprobs(logits, self._code_config)
+        if self._config.ras_window:
+            often = self._often(rollouts).to(logits.device).flatten(0, 1)
+            sampled = repetition_aware(sampled, logits.log_softmax(-1), often, greedy)
+            greedy = torch.zeros_like(greedy)
+        chosen = choose(sampled, noise, greedy)
+        logprobs = sampled.gather(-1, chosen[:, None])
+        draws, logprobs = (x.view(-1, layout.codebooks).cpu() for x in (chosen, logprobs))
+        row = self._row[rollouts]
+        codes, drawn, end = step(row[:, None], draws, self._end[rollouts], layout.bos, layout.eos)
+        if self._config.ras_window:
+            self._recent[rollouts, row % self._config.ras_window] = codes
+        self._end[rollouts] = end
+        self._row[rollouts] += 1
+        self._frames[rollouts] += 1
+        self._closing[rollouts] = row + 1 == end + layout.codebooks
+        return codes, logprobs.masked_fill(~drawn, 0.0), drawn
+
+    def _often(self, rollouts: Tensor) -> Tensor:
+        """[n, Q, size] bool: the codes that stand too often in the window of their codebook."""
+        window = self._recent[rollouts].transpose(1, 2)  # [n, Q, W]
+        counted = (window >= 0) & (window != self._layout.bos) & (window != self._layout.eos)
+        counts = torch.zeros(*window.shape[:2], self._layout.size, dtype=torch.long)
+        counts.scatter_add_(2, window.clamp(min=0), counted.long())
+        return counts >= self._config.ras_repeats
+
+
+def repetition_aware(sampled: Tensor, plain: Tensor, often: Tensor, greedy: Tensor) -> Tensor:
+    """Log-probs [N, size] of drawing from `sampled` and, when that gives a code of `often` [N, size], from `plain`.
+
+    q(c) = p(c)·[c not often] + plain(c)·Σ p(often). Where `greedy` [N] is true, p is the most probable code alone.
+    """
+    first = sampled.exp()
+    if bool(greedy.any()):
+        peak = torch.zeros_like(first).scatter_(-1, sampled.argmax(-1, keepdim=True), 1.0)
+        first = torch.where(greedy[:, None], peak, first)
+    again = (first * often).sum(-1, keepdim=True)
+    return (first.masked_fill(often, 0.0) + plain.exp() * again).log()

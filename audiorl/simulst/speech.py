@@ -1,0 +1,69 @@
+"""Interpretation that is heard: what the policy said in its turns, played at their times, and SimulEval's log of it.
+
+|chunk 1|chunk 2|chunk 3|chunk 4|        source
+        |un momento…|  |adiós|    speech of a turn: when its chunk has been heard, after the one before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from audiorl.data.audio import write_wav
+from audiorl.metrics.playback import Interval, play
+from audiorl.rollout.voice import CodecVoice
+from audiorl.simulst.logs import Instance, write_log
+from audiorl.types import Rollout
+
+
+def played(rollout: Rollout, voice: CodecVoice) -> tuple[np.ndarray, list[Interval]]:
+    """The interpreter's track, float32 [T] from the source's beginning on, and when each turn's speech is heard (ms).
+
+    A turn that said nothing has no interval. An empty track for a rollout that said nothing at all.
+    """
+    said = [(s.source_time or 0.0, wav) for s, wav in zip(rollout.segments, voice.by_segment(rollout), strict=True)]
+    said = [(heard, wav) for heard, wav in said if len(wav)]
+    rate = voice.sample_rate
+    intervals = play([1000 * heard for heard, _ in said], [1000 * len(wav) / rate for _, wav in said])
+    starts = [round(start / 1000 * rate) for start, _ in intervals]
+    track = np.zeros(max((at + len(wav) for at, (_, wav) in zip(starts, said, strict=True)), default=0), np.float32)
+    for at, (_, wav) in zip(starts, said, strict=True):
+        track[at : at + len(wav)] += wav
+    return track, intervals
+
+
+def write_spoken(
+    folder: Path, rollouts: Sequence[Rollout], voice: CodecVoice, sources: Sequence[str] = ()
+) -> list[Path]:
+    """folder/wavs/INDEX_pred.wav, the tracks, and SimulEval's log of speech output, its delays those of the chunks.
+
+    A stream that got no speech is in the log without delays. `sources`: names of the recordings, by default the ids.
+    Returns the paths of the tracks.
+    """
+    instances, paths = [], []
+    for index, rollout in enumerate(rollouts):
+        track, intervals = played(rollout, voice)
+        path = folder / "wavs" / f"{index}_pred.wav"
+        write_wav(path, track, voice.sample_rate)
+        paths.append(path)
+        turns = [s for s, wav in zip(rollout.segments, voice.by_segment(rollout), strict=True) if len(wav)]
+        sample = rollout.sample
+        instances.append(
+            Instance(
+                index=index,
+                prediction=str(path),
+                delays=tuple(1000 * (s.source_time or 0.0) for s in turns),
+                elapsed=(),
+                prediction_length=len(track) / voice.sample_rate,
+                reference=" ".join(sample.references) or None,
+                source=sources[index] if sources else sample.id,
+                source_length=1000 * float(sample.metadata.get("seconds", sample.turns[-1].end)),
+                durations=tuple(duration for _, duration in intervals),
+                prediction_offset=intervals[0][0] if intervals else 0.0,
+                intervals=tuple(intervals),
+            )
+        )
+    write_log(folder, instances, "speech", "speech")
+    return paths

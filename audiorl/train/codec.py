@@ -1,0 +1,205 @@
+"""Training our tokenizer on recordings, as a phase of a run, and measuring what it makes of held-out ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from audiorl.data.audio import name as clip_name
+from audiorl.data.audio import write_wav
+from audiorl.data.recordings import Crops, Place, Recordings
+from audiorl.metrics.codes import bitrate, codebook_use, count_codes
+from audiorl.metrics.interval import bootstrap_interval
+from audiorl.metrics.spectral import mel_distance, stft_distance
+from audiorl.runtime.ranks import Ranks, follow, process_group, ranks, share
+from audiorl.train.checkpoint import TrainerState, load_checkpoint
+from audiorl.train.fit import fit
+from audiorl.train.run import Run
+from audiorl.types import AudioClip
+from tokenizers_audio.audio import prepare
+from tokenizers_audio.protocol import AudioTokenizer
+from tokenizers_audio.unified import UnifiedTokenizer
+from tokenizers_audio.unified.train import TrainConfig, Trainer
+
+LONGEST = 10.0
+"""Seconds of a held-out recording that are measured."""
+
+
+@dataclass(frozen=True)
+class CodecConfig:
+    """A phase that trains the tokenizer. `batch_size` counts crops over all GPUs."""
+
+    batch_size: int = 32
+    crop_seconds: float = 1.0
+    save_every: int = 1000
+    eval_every: int = 0
+    """Held-out measurements during training, in steps; 0 only before and after."""
+    cache_mb: int = 1024
+    """Recordings are kept in memory when all of them fit into this."""
+    threads: int = 4
+    """That read audio."""
+    train: TrainConfig = TrainConfig()
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "save_every", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.crop_seconds <= 0:
+            raise ValueError(f"crop_seconds is {self.crop_seconds}; it must be greater than 0")
+
+    @property
+    def steps(self) -> int:
+        return self.train.steps
+
+    @property
+    def sort(self) -> bool:
+        return False
+
+
+class CodecWorker:
+    """A trainer that reads its own crops."""
+
+    def __init__(
+        self, tokenizer: UnifiedTokenizer, recordings: Recordings, config: CodecConfig, seed: int, trained: bool = False
+    ):
+        self.tokenizer = tokenizer
+        self.trainer = Trainer(tokenizer, config.train, seed, trained)
+        frames = max(round(config.crop_seconds * tokenizer.frame_rate), 1)
+        samples = frames * tokenizer.config.hop
+        self.crops = Crops(recordings, tokenizer.sample_rate, samples, seed, config.cache_mb, config.threads)
+
+    def train(self, items: Sequence[Place]) -> dict[str, float]:
+        return self.trainer.step(torch.from_numpy(self.crops.read(items, self.trainer.steps_done)))
+
+    def state(self) -> TrainerState:
+        return self.trainer.state()
+
+    def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
+        self.trainer.load(state, where)
+
+    def resume(self, where: str) -> None:
+        state, _ = load_checkpoint(Path(where), self.tokenizer)
+        self.trainer.load(state, where)
+
+
+def train_codec(
+    tokenizer: UnifiedTokenizer,
+    recordings: Recordings,
+    run: Run,
+    *,
+    config: CodecConfig,
+    seed: int = 0,
+    phase: str = "codec",
+    held_out: Sequence[AudioClip] = (),
+    trained: bool = False,
+    max_seconds: float | None = None,
+) -> None:
+    """Train `tokenizer` in place, from the phase's last checkpoint on. `trained` keeps the codebooks it comes with.
+
+    Under torchrun this is rank 0's part; see `audiorl.runtime.ranks` for the others'.
+    """
+    finished = run.finished(phase)
+    with process_group(tokenizer.device):
+        if ranks() > 1:
+            share(None if finished else recordings)
+        if finished:
+            run.load_result(phase, tokenizer)
+            return
+        own = CodecWorker(tokenizer, recordings, config, seed, trained)
+        with Ranks(own) if ranks() > 1 else nullcontext(own) as worker:
+            fit(
+                worker,
+                tokenizer,
+                own.crops,
+                run,
+                config,
+                phase=phase,
+                seed=seed,
+                length=lambda place: 1,
+                max_seconds=max_seconds,
+                evaluate=(lambda: measures(tokenizer, held_out)[0]) if held_out else None,
+                eval_every=config.eval_every,
+            )
+
+
+def follow_codec(tokenizer: UnifiedTokenizer, config: CodecConfig, seed: int = 0, trained: bool = False) -> None:
+    """What every rank but the first does while that one is in `train_codec`."""
+    with process_group(tokenizer.device):
+        recordings = share()
+        if recordings is not None:
+            follow(CodecWorker(tokenizer, recordings, config, seed, trained))
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A held-out recording and what the codec made of it, mono [T] at the codec's rate, and how far they are apart."""
+
+    original: np.ndarray
+    decoded: np.ndarray
+    mel: float
+    stft: float
+
+
+def measures(tokenizer: AudioTokenizer, clips: Sequence[AudioClip]) -> tuple[dict[str, float], list[Copy]]:
+    """Means over recordings of mel and STFT distance, and how much of the codebooks they use, with the copies."""
+    copies, codes = [], []
+    for clip in clips:
+        wav = prepare(clip.load(tokenizer.sample_rate), tokenizer.sample_rate, tokenizer)
+        wav = wav[: round(LONGEST * tokenizer.sample_rate)]
+        found = tokenizer.encode(wav)
+        codes.append(found[0].cpu().numpy())
+        original, decoded = wav.numpy(), tokenizer.decode(found)[0, : len(wav)].cpu().numpy()
+        mel, stft = mel_distance(original, decoded, tokenizer.sample_rate), stft_distance(original, decoded)
+        copies.append(Copy(original, decoded, mel, stft))
+    if not copies:
+        raise ValueError("nothing to measure: no recording is held out")
+    use = codebook_use(count_codes(codes, tokenizer.num_codebooks, tokenizer.codebook_size))
+    return {
+        "mel_distance": float(np.mean([c.mel for c in copies])),
+        "stft_distance": float(np.mean([c.stft for c in copies])),
+        "codebook_entropy": float(np.mean([u.entropy for u in use])),
+    }, copies
+
+
+def measure_codec(
+    run: Run,
+    name: str,
+    tokenizer: AudioTokenizer,
+    clips: Sequence[AudioClip],
+    texts: Sequence[str] = (),
+    heard: int = 8,
+) -> dict[str, Any]:
+    """Measure once, as a phase of the run: the entry NAME of eval.json, and `heard` copies to listen to.
+
+    Copies and originals are eval/NAME/*.wav, named by the lines of eval/NAME.jsonl.
+    """
+    if not run.finished(name):
+        found, copies = measures(tokenizer, clips)
+        low, high = bootstrap_interval([c.mel for c in copies])
+        rate = bitrate(tokenizer.frame_rate, tokenizer.num_codebooks, tokenizer.codebook_size)
+        rows = []
+        for number, (clip, copy) in enumerate(zip(clips, copies, strict=True)):
+            row: dict[str, Any] = {"id": f"{number:03d} {Path(clip_name(clip)).stem}"}
+            row |= {"text": texts[number] if texts else "", "mel_distance": copy.mel, "stft_distance": copy.stft}
+            if number < heard:
+                for part in ("original", "decoded"):
+                    path = Path("eval") / name / f"{number:03d}_{part}.wav"
+                    write_wav(run.dir / path, getattr(copy, part), tokenizer.sample_rate)
+                    row[part] = {"path": str(path)}
+            rows.append(row)
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (run.dir / "eval" / f"{name}.jsonl").write_text(lines)
+        results = {**found, "low": low, "high": high, "n": len(copies), "bitrate": rate}
+        run.write_result(name, results)
+        run.finish(name, results)
+    result: dict[str, Any] = run.result(name)
+    print(f"{name}: mel distance {result['mel_distance']:.3f} on {result['n']} held-out recordings", flush=True)
+    return result

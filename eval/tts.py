@@ -1,0 +1,362 @@
+"""Text to speech: is it understood, and is it the right voice? Seed-TTS-eval's protocol, and conversations.
+
+    python -m eval.tts --meta seedtts_testset/en/meta.lst --audio generated/ --asr openai/whisper-large-v3 \
+        --speaker microsoft/wavlm-base-plus-sv --out results/tts
+    python -m eval.tts --turns talks.jsonl --asr judges/whisper-base --speaker judges/speaker --out results/talks
+
+--meta: a line name|prompt text|prompt wav|text an utterance; NAME.wav (or .flac, .ogg, .opus, .mp3) in --audio is what
+was generated. The word error rate is the mean of the utterances' rates, the similarity the mean cosine with the prompt.
+--turns: conversations as `audiorl.data.seedtts` reads them, scored by their word errors and by
+sqrt(intra · (1 - inter)) of the mean cosines between turns of one speaker and of two.
+
+A recording that is missing, or cannot be read, counts as nothing said: all of its words are wrong and its voice is
+nobody's. Writes to --out: results.jsonl (one line an utterance or turn), scores.json and page.html (the worst to hear).
+A second call goes on where the first stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import tyro
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from audiorl.data.audio import AudioError
+from audiorl.data.seedtts import read_conversations, read_meta
+from audiorl.judges import Recogniser, SpeakerEncoder, load_recogniser, load_speaker_encoder
+from audiorl.metrics.interval import bootstrap_interval
+from audiorl.metrics.seedtts import Language, compared, utterance_errors
+from audiorl.metrics.speaker import cosine, voice_cosines
+from audiorl.metrics.text import CorpusErrors, ErrorCounts
+from audiorl.report.listening import Card, Take, listening_page
+from audiorl.rollout.batch import check_settings, finished_rows
+from audiorl.types import AudioClip
+
+Row = dict[str, Any]
+RATE = 16_000
+SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Score generated speech."""
+
+    asr: str
+    """A recogniser, as `audiorl.judges.load_recogniser` reads it."""
+    out: Path
+    meta: Path | None = None
+    """Seed-TTS-eval's meta.lst."""
+    audio: Path | None = None
+    """The folder of what was generated for it."""
+    turns: Path | None = None
+    """Conversations, in place of --meta and --audio."""
+    speaker: str | None = None
+    """A speaker encoder, as `audiorl.judges.load_speaker_encoder` reads it."""
+    language: Language = "en"
+    limit: int | None = None
+    """Only the first utterances or conversations."""
+    batch_size: int = 8
+    """Recordings that judges hear at once."""
+    worst: int = 20
+    """How many recordings, or conversations, the page lets hear."""
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A text that should be heard in a recording, None where there is no file; `prompt` is the voice wanted."""
+
+    id: str
+    text: str
+    clip: AudioClip | None
+    prompt: AudioClip | None = None
+    group: str = ""
+    speaker: str = ""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the recording as it is now: what was judged before must be the same."""
+        assert self.clip is not None and self.clip.path is not None
+        content = Path(self.clip.path).read_bytes()
+        return hashlib.sha256(content + f"{self.clip.start} {self.clip.duration}".encode()).hexdigest()[:16]
+
+
+def items_of(options: Options) -> list[Item]:
+    """What is to be judged, in order."""
+    if (options.meta is None) == (options.turns is None):
+        raise ValueError("give --meta with --audio, or --turns")
+    if options.limit is not None and options.limit < 1:
+        raise ValueError("--limit: give at least 1")
+    if options.turns is not None:
+        if options.audio is not None:
+            raise ValueError("--audio: belongs to --meta; conversations name their recordings themselves")
+        return [
+            Item(f"{talk.id}/{i}", turn.text, _present(turn.audio), group=talk.id, speaker=turn.speaker)
+            for talk in read_conversations(options.turns)[: options.limit]
+            for i, turn in enumerate(talk.turns)
+        ]
+    assert options.meta is not None
+    if options.audio is None or not options.audio.is_dir():
+        raise ValueError(f"--audio: {options.audio} is no folder; name the one that holds what was generated")
+    items = [
+        Item(u.name, u.text, _generated(options.audio, u.name), u.prompt)
+        for u in read_meta(options.meta)[: options.limit]
+    ]
+    if all(item.clip is None for item in items):
+        raise ValueError(f"{options.audio}: none of the {len(items)} recordings is there, such as {items[0].id}.wav")
+    return items
+
+
+def _generated(folder: Path, name: str) -> AudioClip | None:
+    return next((AudioClip(path=str(p)) for s in SUFFIXES if (p := folder / f"{name}{s}").is_file()), None)
+
+
+def _present(clip: AudioClip) -> AudioClip | None:
+    return clip if clip.path is not None and Path(clip.path).is_file() else None
+
+
+Heard = tuple[Item, Row, ErrorCounts]
+"""What should be heard, what was, and the errors."""
+
+
+# -- judging -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Judges:
+    recogniser: Recogniser
+    encoder: SpeakerEncoder | None
+
+    def hear(self, items: Sequence[Item], waves: Sequence[np.ndarray]) -> list[Row]:
+        """{"id", "file", "hypothesis", "voice"?, "similarity"?} of each; the voice only where there is no prompt."""
+        texts = self.recogniser.transcribe(waves, RATE)
+        rows: list[Row] = [
+            {"id": item.id, "file": item.fingerprint, "seconds": len(wav) / RATE, "hypothesis": text}
+            for item, wav, text in zip(items, waves, texts, strict=True)
+        ]
+        if self.encoder is None:
+            return rows
+        for item, row, voice in zip(items, rows, self.encoder.embed(waves, RATE), strict=True):
+            if item.prompt is not None:
+                row["similarity"] = cosine(voice, self.encoder.embed([item.prompt.load(RATE)], RATE)[0])
+            elif item.group:
+                row["voice"] = [round(float(x), 6) for x in voice]
+        return rows
+
+
+def judged(options: Options, items: Sequence[Item], judges: Judges) -> dict[str, Row]:
+    """A row an item by id: what was heard, or {"problem"} for a recording that is missing or cannot be read."""
+    path = options.out / "results.jsonl"
+    done = finished_rows(path)
+    rows: dict[str, Row] = {}
+    waiting: list[tuple[Item, np.ndarray]] = []
+    with path.open("a", encoding="utf-8") as file:
+
+        def judge() -> None:
+            for row in judges.hear([i for i, _ in waiting], [w for _, w in waiting]):
+                rows[row["id"]] = row
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.flush()
+            waiting.clear()
+
+        for item in track(items, "listening", console=Console(stderr=True)):
+            if item.clip is None:
+                rows[item.id] = {"id": item.id, "problem": "missing"}
+            elif done.get(item.id, {}).get("file") == item.fingerprint:
+                rows[item.id] = done[item.id]
+            else:
+                try:
+                    waiting.append((item, item.clip.load(RATE)))
+                except AudioError as error:
+                    rows[item.id] = {"id": item.id, "problem": str(error)}
+            if len(waiting) == options.batch_size:
+                judge()
+        if waiting:
+            judge()
+    return rows
+
+
+def simplified(text: str) -> str:
+    """Traditional Chinese characters as simplified ones, as the benchmark does with what was recognised."""
+    try:
+        from zhconv import convert
+    except ImportError as error:
+        raise ImportError("Chinese needs zhconv: pip install 'audiorl[speech]'") from error
+    return convert(text, "zh-cn")
+
+
+def scored(items: Sequence[Item], rows: dict[str, Row], language: Language) -> list[Heard]:
+    """Each item with its row and its errors; nothing is understood of a recording that could not be heard."""
+    found = []
+    for item in items:
+        if not compared(item.text, language):
+            raise ValueError(f"{item.id!r}: the text {item.text!r} is nothing but punctuation; no error rate exists")
+        heard = rows[item.id].get("hypothesis", "")
+        heard = simplified(heard) if language == "zh" and heard else heard
+        found.append((item, rows[item.id], utterance_errors(item.text, heard, language)))
+    return found
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+
+
+def grouped(found: Sequence[Heard]) -> dict[str, list[Heard]]:
+    """Utterances by their id, each alone, and conversations by theirs, turn by turn."""
+    groups: dict[str, list[Heard]] = {}
+    for entry in found:
+        groups.setdefault(entry[0].group or entry[0].id, []).append(entry)
+    return groups
+
+
+def _mean(values: Sequence[float]) -> Row:
+    low, high = bootstrap_interval(values)
+    return {"mean": sum(values) / len(values), "low": low, "high": high, "n": len(values)}
+
+
+def scores_of(found: Sequence[Heard], options: Options) -> Row:
+    """Error rates, and the similarity of each voice with its prompt, or between the turns of conversations."""
+    groups = grouped(found)
+    corpus = CorpusErrors(tuple(sum((e for _, _, e in group), ErrorCounts()) for group in groups.values()))
+    problems = {item.id: row["problem"] for item, row, _ in found if "problem" in row}
+    scores: Row = {
+        "language": options.language,
+        "asr": options.asr,
+        "speaker": options.speaker,
+        "utterances": len(groups),
+        "recordings": len(found),
+        "missing": sum(problem == "missing" for problem in problems.values()),
+        "unreadable": sum(problem != "missing" for problem in problems.values()),
+        "mean_wer": _mean([u.rate for u in corpus.utterances]),
+        "wer": corpus.rate,
+        "above_half": sum(u.rate > 0.5 for u in corpus.utterances),
+    }
+    if options.speaker is None:
+        return scores
+    if options.turns is None:
+        prompted = [row.get("similarity", 0.0) for item, row, _ in found if item.prompt is not None]
+        return {**scores, **({"similarity": _mean(prompted)} if prompted else {})}
+    cosines = [
+        voice_cosines([_voice(row) for _, row, _ in group], [item.speaker for item, _, _ in group])
+        for group in groups.values()
+    ]
+    for name in ("intra", "inter"):
+        defined = [value for c in cosines if not math.isnan(value := getattr(c, name))]
+        if defined:
+            scores[name] = _mean(defined)
+    if "intra" in scores and "inter" in scores:
+        alike, unlike = max(0.0, scores["intra"]["mean"]), min(1.0, 1.0 - scores["inter"]["mean"])
+        scores["similarity"] = math.sqrt(alike * unlike)
+    return scores
+
+
+def _voice(row: Row) -> np.ndarray | None:
+    return np.array(row["voice"]) if "voice" in row else None
+
+
+def table(scores: Row, title: str) -> Table:
+    """The scores for people, rates and similarities in percent."""
+    out = Table(title=title, show_header=False)
+
+    def percent(label: str, value: Any) -> None:
+        interval = f" ({100 * value['low']:.2f}–{100 * value['high']:.2f})" if isinstance(value, dict) else ""
+        out.add_row(label, f"{100 * (value['mean'] if isinstance(value, dict) else value):.2f}{interval}")
+
+    percent("WER % (mean over utterances)", scores["mean_wer"])
+    percent("WER % (corpus)", scores["wer"])
+    for key, label in (
+        ("intra", "cosine × 100 between turns of one speaker"),
+        ("inter", "cosine × 100 between turns of two speakers"),
+        ("similarity", "SIM × 100"),
+    ):
+        if key in scores:
+            percent(label, scores[key])
+    for key in ("utterances", "recordings", "missing", "unreadable"):
+        out.add_row(key, str(scores[key]))
+    return out
+
+
+def page(found: Sequence[Heard], scores: Row, options: Options) -> str:
+    """The recordings with the most errors, each beside its prompt; of conversations all turns."""
+    groups = grouped(found)
+    rates = {name: sum((e for _, _, e in group), ErrorCounts()).rate for name, group in groups.items()}
+    cards = []
+    for name in sorted(groups, key=lambda n: -rates[n])[: options.worst]:
+        takes = []
+        for item, row, errors in groups[name]:
+            if item.prompt is not None:
+                takes.append(Take("prompt", _playable(item.prompt, options.out)))
+            values = {"WER %": 100 * errors.rate}
+            values |= {"SIM": row["similarity"]} if "similarity" in row else {}
+            heard = row.get("hypothesis") if "problem" not in row else f"({row['problem']})"
+            said = f"{item.speaker}: {item.text}" if item.group else "generated"
+            takes.append(Take(said, None if "problem" in row else _playable(item.clip, options.out), values, heard))
+        text = "" if groups[name][0][0].group else groups[name][0][0].text
+        cards.append(Card(f"{name} · WER {100 * rates[name]:.1f}%", text, tuple(takes)))
+    rows = [["WER % (mean over utterances)", f"{100 * scores['mean_wer']['mean']:.2f}"]]
+    if "similarity" in scores:
+        found_similarity = scores["similarity"]
+        mean = found_similarity["mean"] if isinstance(found_similarity, dict) else found_similarity
+        rows.append(["SIM × 100", f"{100 * mean:.2f}"])
+    rows += [[key, str(scores[key])] for key in ("utterances", "recordings", "missing", "unreadable")]
+    lead = f"{options.meta or options.turns}, heard by {options.asr}. The worst {len(cards)} first."
+    return listening_page("Text to speech", lead, ["", ""], rows, cards, options.out)
+
+
+def _playable(clip: AudioClip | None, out: Path) -> str | None:
+    """The file itself; of a part of one a file of its own beside the page."""
+    if clip is None or clip.path is None:
+        return None
+    if clip.duration is None and not clip.start:
+        return str(Path(clip.path).resolve())
+    name = f"parts/{hashlib.sha256(clip.key.encode()).hexdigest()[:16]}.flac"
+    (out / "parts").mkdir(exist_ok=True)
+    soundfile.write(out / name, clip.load(RATE), RATE, format="FLAC", subtype="PCM_16")
+    return name
+
+
+def run(options: Options) -> Row:
+    """Do what the options say and return the scores."""
+    if options.batch_size < 1:
+        raise ValueError("--batch-size: give at least 1")
+    items = items_of(options)
+    for item in items:
+        if options.speaker is not None and item.prompt is not None:
+            item.prompt.load(RATE)  # a broken prompt is the list's fault, not the system's
+    settings = {"list": str(options.meta or options.turns), "asr": options.asr, "speaker": options.speaker}
+    check_settings(options.out / "settings.json", {**settings, "language": options.language})
+    judges = Judges(
+        load_recogniser(options.asr, options.language, options.device),
+        load_speaker_encoder(options.speaker, options.device) if options.speaker else None,
+    )
+    rows = judged(options, items, judges)
+    found = scored(items, rows, options.language)
+    scores = scores_of(found, options)
+    for item, row, _ in found:
+        if "problem" in row:
+            print(f"counted as wrong: {item.id}: {row['problem']}", file=sys.stderr)
+    text = json.dumps(scores, indent=2, ensure_ascii=False, allow_nan=False)
+    (options.out / "scores.json").write_text(text + "\n", encoding="utf-8")
+    (options.out / "page.html").write_text(page(found, scores, options), encoding="utf-8")
+    Console().print(table(scores, str(options.meta or options.turns)))
+    return scores
+
+
+if __name__ == "__main__":
+    try:
+        run(tyro.cli(Options, description=__doc__))
+    except (ValueError, OSError, ImportError) as error:
+        raise SystemExit(f"error: {error}") from error
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted; the same command goes on with the recordings that are left") from None

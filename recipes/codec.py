@@ -1,0 +1,198 @@
+"""Train our own tokenizer: 24 kHz, 25 frames a second, 8 x 1024 codes, 2 kbit/s.
+
+On the bundled recordings, a small one that two CPU cores train in a quarter of an hour:
+
+    audiorl train recipes/codec.py --out runs/codec
+    audiorl train recipes/codec.py --plain True --out runs/plain      # the ablation: product VQ without semantics
+
+On data of your own and GPUs, the full-sized one. Recordings of any rate are resampled; --speech-model gives the
+semantic branch the features of a HuBERT, WavLM or Wav2Vec2 instead of log-mel statistics:
+
+    torchrun --nproc-per-node 8 -m audiorl.cli train recipes/codec.py --full --out runs/codec --device cuda \
+        --data LibriTTS/ own.jsonl --held-out LibriTTS-dev/ --speech-model facebook/hubert-base-ls960
+
+The trained tokenizer is the folder codec/ of the run: `tokenizers_audio.load("runs/codec/codec")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from audiorl.data.corpus import bundled_speech, split_by_key
+from audiorl.data.recordings import Recordings, read_recordings
+from audiorl.report import write_report
+from audiorl.runtime.ranks import local_device
+from audiorl.train.codec import CodecConfig, follow_codec, measure_codec, train_codec
+from audiorl.train.run import Run
+from audiorl.types import AudioClip
+from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
+from tokenizers_audio.unified import load as load_tokenizer
+from tokenizers_audio.unified.semantic import load_speech_model
+from tokenizers_audio.unified.train import LossWeights, TrainConfig
+
+T = TypeVar("T")
+HELD_OUT = 0.1
+"""Share of the bundled recordings that is measured and not trained on; eval/codec.py measures on the same."""
+
+
+@dataclass(frozen=True)
+class Config:
+    data: tuple[str, ...] = ("bundled",)
+    """Audio files, folders of them, manifests (the field `audio` of a row), or `bundled`."""
+    held_out: tuple[str, ...] = ()
+    """Recordings to measure on; without any, `held_out_count` evenly spaced ones of the data are held back."""
+    held_out_count: int = 40
+    audio_root: str | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+    """`skip` counts and lists unusable recordings instead of stopping."""
+    check_audio: bool = True
+    """Decode everything before training, so that a damaged file does not stop a run in its third hour."""
+    path: str | None = None
+    """A tokenizer to go on from, in place of a new one."""
+    speech_model: str | None = None
+    """A HuBERT, WavLM or Wav2Vec2 for the semantic branch."""
+    plain: bool = False
+    """The ablation at the same bitrate: 8 plain quantisers side by side, no residuals, no semantic branch."""
+    seed: int = 0
+    device: str = "cpu"
+    threads: int = 2
+    """Of torch, on the CPU."""
+    tokenizer: UnifiedConfig = UnifiedConfig(
+        spectrum_hop=240,
+        strides=(2, 2),
+        channels=(192, 192, 192),
+        dilations=(1, 3),
+        activation="elu",
+    )
+    codec: CodecConfig = CodecConfig(
+        batch_size=8,
+        save_every=200,
+        train=TrainConfig(
+            steps=1600,
+            lr=1e-3,
+            warmup_steps=20,
+            schedule="cosine",
+            max_grad_norm=100.0,
+            mel_windows=(512, 1024, 2048),
+            mel_bands=(40, 80, 160),
+            quantize_after=60,
+            codebook_dropout=0.25,
+            revive_below=0.1,
+            adversarial_after=None,
+            weights=LossWeights(semantic=10.0),
+        ),
+    )
+
+
+def tiny() -> Config:
+    return Config(
+        held_out_count=2,
+        tokenizer=UnifiedConfig(
+            codebook_size=32,
+            spectrum_hop=240,
+            strides=(2, 2),
+            channels=(16, 16, 16),
+            dilations=(1,),
+            activation="elu",
+            acoustic_dim=16,
+            semantic_dim=16,
+        ),
+        codec=CodecConfig(
+            batch_size=2,
+            crop_seconds=0.4,
+            save_every=2,
+            train=TrainConfig(
+                steps=4,
+                mel_windows=(512,),
+                mel_bands=(40,),
+                start_vectors=20,
+                adversarial_after=2,
+                discriminator_windows=(512,),
+                discriminator_channels=4,
+            ),
+        ),
+    )
+
+
+def full() -> Config:
+    """The released geometry of Higgs Audio V2 with X-Codec's losses; about 70 M parameters."""
+    return Config(
+        threads=8,
+        tokenizer=UnifiedConfig(),
+        codec=CodecConfig(batch_size=64, crop_seconds=2.0, eval_every=5000, train=TrainConfig(autocast=True)),
+    )
+
+
+def main(config: Config, run: Run) -> None:
+    torch.set_num_threads(config.threads)
+    recordings, held_out, texts = read(config)
+    print(recordings.summary(), flush=True)
+    for line in recordings.skipped[:20]:
+        print(f"  left out {line}", flush=True)
+    tokenizer = make(config)
+    measure_codec(run, "before", tokenizer, held_out, texts)
+    trained = config.path is not None
+    train_codec(tokenizer, recordings, run, config=config.codec, seed=config.seed, held_out=held_out, trained=trained)
+    measure_codec(run, "after", tokenizer, held_out, texts)
+    tokenizer.save(run.dir / "codec")
+    print(write_report(run.dir))
+
+
+def follow(config: Config) -> None:
+    """What every process of torchrun but the first does."""
+    torch.set_num_threads(config.threads)
+    follow_codec(make(config), config.codec, config.seed, trained=config.path is not None)
+
+
+def make(config: Config) -> UnifiedTokenizer:
+    """A new tokenizer, or the one to go on from, where it is trained."""
+    if config.path is not None:
+        tokenizer = load_tokenizer(config.path)
+    else:
+        geometry, speech = config.tokenizer, None
+        if config.plain:
+            geometry = replace(geometry, quantizer="grouped", semantic="none")
+        elif config.speech_model is not None:
+            geometry, speech = replace(geometry, semantic="model"), load_speech_model(config.speech_model)
+        torch.manual_seed(config.seed)
+        tokenizer = UnifiedTokenizer(geometry, speech)
+    return tokenizer.to(local_device(config.device))
+
+
+def read(config: Config) -> tuple[Recordings, Sequence[AudioClip], Sequence[str]]:
+    """(training recordings, held-out clips, what is said in them where that is known)."""
+    rate = config.tokenizer.sample_rate
+    options: dict[str, Any] = {
+        "audio_root": config.audio_root,
+        "on_error": config.on_error,
+        "check_audio": config.check_audio,
+    }
+    if config.data == ("bundled",) and not config.held_out:
+        train, test = split_by_key(bundled_speech(), HELD_OUT, seed=0)
+        heard = _spread([u for u in test if 0.5 <= u.duration <= 8], config.held_out_count)
+        lengths = tuple(u.duration for u in train)
+        return Recordings(tuple(u.clip for u in train), lengths), [u.clip for u in heard], [u.text for u in heard]
+    found = read_recordings(config.data, rate, **options)
+    if config.held_out:
+        return found, _spread(read_recordings(config.held_out, rate, **options).clips, config.held_out_count), []
+    if len(found.clips) <= config.held_out_count:
+        raise ValueError(f"{len(found.clips)} recordings, of which {config.held_out_count} are to be held out")
+    apart = set(_spread(range(len(found.clips)), config.held_out_count))
+    kept = [i for i in range(len(found.clips)) if i not in apart]
+    clips, lengths = tuple(found.clips[i] for i in kept), tuple(found.lengths[i] for i in kept)
+    return replace(found, clips=clips, lengths=lengths), [found.clips[i] for i in sorted(apart)], []
+
+
+def _spread(items: Sequence[T], count: int) -> list[T]:
+    """At most `count` items, evenly spaced."""
+    return [items[i * len(items) // count] for i in range(count)] if len(items) > count else list(items)
+
+
+if __name__ == "__main__":
+    from audiorl.cli import run_recipe
+
+    run_recipe(__file__)

@@ -1,0 +1,158 @@
+"""Recognisers of transformers: what its own classes say, the same in any batch, errors that name the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCTC,
+    AutoTokenizer,
+    Wav2Vec2FeatureExtractor,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+    WhisperTokenizer,
+)
+
+from audiorl.judges import load_recogniser
+from audiorl.judges.ctc import CTC, frames
+from audiorl.judges.whisper import Whisper
+
+RATE = 16_000
+
+
+def test_whisper_says_what_transformers_says(whisper_folder: Path, clips: list[np.ndarray]) -> None:
+    judge = load_recogniser(whisper_folder, language="es", batch_size=3)
+    assert isinstance(judge, Whisper) and judge.name == "whisper"
+    model = WhisperForConditionalGeneration.from_pretrained(whisper_folder)
+    extractor = WhisperFeatureExtractor.from_pretrained(whisper_folder)
+    tokenizer = WhisperTokenizer.from_pretrained(whisper_folder)
+    wanted = []
+    for wav in clips:
+        features = extractor(wav, sampling_rate=RATE, return_tensors="pt").input_features
+        ids = model.generate(features, language="es", task="transcribe", max_new_tokens=28, do_sample=False)
+        wanted.append(tokenizer.decode(ids[0], skip_special_tokens=True).strip())
+    assert judge.transcribe(clips, RATE) == wanted
+    assert len(set(wanted)) > 1 and all(wanted)
+    assert judge.transcribe([clips[2]], RATE) == [wanted[2]]
+
+
+def test_whisper_hears_long_clips_window_by_window(whisper_folder: Path, clips: list[np.ndarray]) -> None:
+    judge = Whisper(str(whisper_folder), language="en", max_new_tokens=6)
+    long = np.concatenate([clips[0], clips[1], clips[2], clips[0]])  # of 4.6 s, 3 s at a time
+    texts = judge.transcribe([clips[1], long], RATE)
+    assert texts[0] == judge.transcribe([clips[1]], RATE)[0]
+    assert len(texts[1].encode()) > 6  # more than one window's tokens
+
+
+def test_whisper_knows_its_languages(whisper_folder: Path, clips: list[np.ndarray]) -> None:
+    with pytest.raises(ValueError, match=r"no language 'fr'; it knows en, es"):
+        Whisper(str(whisper_folder), language="fr").transcribe(clips[:1], RATE)
+
+
+def test_ctc_says_what_transformers_says(ctc_folder: Path, clips: list[np.ndarray]) -> None:
+    judge = load_recogniser(ctc_folder, batch_size=4)
+    assert isinstance(judge, CTC)
+    model = AutoModelForCTC.from_pretrained(ctc_folder).eval()
+    extractor = Wav2Vec2FeatureExtractor.from_pretrained(ctc_folder)
+    tokenizer = AutoTokenizer.from_pretrained(ctc_folder)
+    wanted = []
+    with torch.no_grad():
+        for wav in clips:
+            logits = model(extractor(wav, sampling_rate=RATE, return_tensors="pt").input_values).logits
+            assert logits.shape[1] == frames(model, len(wav))
+            wanted.append(tokenizer.batch_decode(logits.argmax(-1))[0].strip())
+    assert judge.transcribe(clips, RATE) == wanted
+    assert len(set(wanted)) > 2 and min(map(len, wanted)) > 2
+
+
+def test_answers_do_not_depend_on_the_batch(ctc_folder: Path, clips: list[np.ndarray]) -> None:
+    together = load_recogniser(ctc_folder, batch_size=4).transcribe(clips, RATE)
+    alone = [load_recogniser(ctc_folder, batch_size=1).transcribe([wav], RATE)[0] for wav in clips]
+    assert together == alone
+    assert load_recogniser(ctc_folder, batch_size=2).transcribe(clips[::-1], RATE) == together[::-1]
+
+
+def test_nothing_to_hear_is_an_empty_text(ctc_folder: Path, whisper_folder: Path, clips: list[np.ndarray]) -> None:
+    nothing = np.zeros(0, np.float32)
+    for folder in (ctc_folder, whisper_folder):
+        judge = load_recogniser(folder, language="en")
+        texts = judge.transcribe([nothing, clips[0], nothing], RATE)
+        assert texts[0] == texts[2] == "" and texts[1] == judge.transcribe([clips[0]], RATE)[0]
+        assert judge.transcribe([], RATE) == []
+        assert len(judge.transcribe([np.zeros(3, np.float32)], RATE)) == 1  # shorter than a frame
+
+
+def test_other_rates_are_resampled(ctc_folder: Path, clips: list[np.ndarray]) -> None:
+    import soxr
+
+    judge = load_recogniser(ctc_folder)
+    wav = soxr.resample(clips[0], RATE, 48_000)
+    assert judge.transcribe([wav], 48_000) == judge.transcribe([soxr.resample(wav, 48_000, RATE)], RATE)
+
+
+@pytest.mark.parametrize(
+    ("wav", "message"),
+    [
+        (np.array([0.0, np.nan], np.float32), "waveform 1: 1 of 2 samples are NaN"),
+        (np.zeros((2, 10), np.float32), r"waveform 1: float32 of shape \(2, 10\)"),
+        (np.zeros(10, np.int16), "waveform 1: int16"),
+    ],
+)
+def test_what_is_no_waveform(ctc_folder: Path, wav: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_recogniser(ctc_folder).transcribe([np.zeros(10, np.float32), wav], RATE)
+
+
+@pytest.mark.parametrize("rate", [0, -1, 16_000.5])
+def test_rates_are_whole_and_positive(ctc_folder: Path, rate: float) -> None:
+    with pytest.raises(ValueError, match="sample_rate"):
+        load_recogniser(ctc_folder).transcribe([], rate)  # type: ignore[arg-type]
+
+
+def test_folders_that_are_no_recogniser(ctc_folder: Path, xvector_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere: neither a local folder nor"):
+        load_recogniser(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"config\.json: missing"):
+        load_recogniser(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json: not JSON"):
+        load_recogniser(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="no model_type"):
+        load_recogniser(tmp_path)
+    with pytest.raises(ValueError, match=r"weight '.*' .*is missing from the checkpoint"):
+        load_recogniser(xvector_folder).transcribe([np.zeros(100, np.float32)], RATE)
+    copy = tmp_path / "copy"
+    shutil.copytree(ctc_folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "intermediate_size": 128}))
+    with pytest.raises(ValueError, match="is of another shape in the checkpoint"):
+        load_recogniser(copy).transcribe([np.zeros(100, np.float32)], RATE)
+    shutil.copy(ctc_folder / "config.json", copy / "config.json")
+    weights = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(ValueError, match=r"model\.safetensors: damaged"):
+        load_recogniser(copy).transcribe([np.zeros(100, np.float32)], RATE)
+    shutil.copy(ctc_folder / "model.safetensors", copy / "model.safetensors")
+    (copy / "preprocessor_config.json").unlink()
+    with pytest.raises(ValueError, match="the feature extractor cannot be read"):
+        load_recogniser(copy).transcribe([np.zeros(100, np.float32)], RATE)
+
+
+@pytest.mark.slow
+def test_pocketsphinx_recognises_human_speech(speech) -> None:
+    pytest.importorskip("pocketsphinx")
+    from audiorl.metrics.text import wer
+
+    judge = load_recogniser("pocketsphinx")
+    spoken = [u for u in speech if u.language == "en" and len(u.text.split()) >= 6][:3]
+    waves = [u.clip.load(RATE) for u in spoken]
+    texts = judge.transcribe(waves, RATE)
+    assert wer([u.text for u in spoken], texts, "basic").rate < 0.5
+    assert judge.transcribe(waves[::-1], RATE) == texts[::-1]  # no state goes from clip to clip
+    assert judge.transcribe([np.zeros(0, np.float32)], RATE) == [""]

@@ -1,0 +1,228 @@
+"""The trainers on rollouts that speak: text tokens and frames of codes in one trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from audiorl.config import CriticConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.models import AudioPolicy, higgs
+from audiorl.models.branch import dualize
+from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.voice import CodecVoice
+from audiorl.train.credit import with_advantage
+from audiorl.train.examples import Example, experience
+from audiorl.train.rl import RLWorker, Shard
+from audiorl.train.sft import SFTWorker
+from audiorl.tts.prompts import to_speak
+from audiorl.types import AudioClip, Experience, Message, Request, Rollout, Sample, Score, Turn
+from tests.conftest import make_omni
+from tests.unit.models.speaking import codec
+from tokenizers_audio import AudioTokenizer
+
+__all__ = ["codec"]
+SPEAK = SamplingConfig(max_new_tokens=5, max_frames=6)
+ADVANTAGES = (1.0, -0.5, 0.25, -1.0, 0.5, 0.75)
+
+
+def policy() -> AudioPolicy:
+    return higgs.tiny(["Good morning. Who speaks?"])
+
+
+def rollouts(of: AudioPolicy, sampling: SamplingConfig = SPEAK) -> list[Rollout]:
+    """Three answers that are spoken, and three to a question that asks for nothing."""
+    asked = [to_speak("spoken", "Good morning."), Sample("written", (Message("user", ("Who speaks?",)),))]
+    return HFEngine(of, sampling).generate([Request(s, 3, seed=3) for s in asked])
+
+
+def given(found: Sequence[Rollout]) -> list[Experience]:
+    return [with_advantage(Experience.from_rollout(r), a) for r, a in zip(found, ADVANTAGES, strict=True)]
+
+
+def worker(of: AudioPolicy, lr: float = 1e-3, audio_temperature: float | None = None, **changes: object) -> RLWorker:
+    config = RLConfig(**({"steps": 4, "prompts_per_step": 2, "group_size": 3} | changes))  # type: ignore[arg-type]
+    optim = OptimConfig(lr=lr, max_grad_norm=1e9)
+    return RLWorker(of, config, optim, 1.0, 16, audio_temperature=audio_temperature)
+
+
+def gradients(of: AudioPolicy) -> dict[str, Tensor]:
+    return {n: p.grad.clone() for n, p in of.trainable().items() if p.grad is not None}
+
+
+def learn(learner: RLWorker, batch: Sequence[Experience]) -> dict[str, float]:
+    return learner.optimise(learner.prepare(batch))
+
+
+def test_the_first_update_is_on_policy() -> None:
+    own = policy()
+    batch = given(rollouts(own))
+    assert batch[0].codes is not None and batch[3].codes is None  # speech, and text alone
+    metrics = learn(worker(own, kl_beta=0.1), batch)
+    assert metrics["policy/clip_frac"] == 0 and metrics["policy/approx_kl"] == pytest.approx(0, abs=1e-9)
+    assert metrics["kl"] == pytest.approx(0, abs=1e-9)
+    assert metrics["kl_text"] == pytest.approx(0, abs=1e-9) and metrics["kl_audio"] == pytest.approx(0, abs=1e-9)
+    assert metrics["policy/engine_gap"] < 1e-5
+
+
+def test_entropy_by_kind_is_the_mean_over_its_rows() -> None:
+    """Uniform heads: a token's entropy is log V, a frame's log(codes that may be drawn) for each drawn code."""
+    own = policy()
+    with torch.no_grad():
+        own.code_head.weight.zero_()
+        own.backbone.head(own.model).weight.zero_()
+    batch = given(rollouts(own))
+    metrics = learn(worker(own, lr=1e-9, kl_beta=0.0), batch)
+    vocabulary = own.backbone.head(own.model).weight.shape[0]
+    assert metrics["policy/entropy_text"] == pytest.approx(np.log(vocabulary), rel=1e-5)
+    assert own.speech is not None
+    spoken = [e for e in batch if e.codes is not None]
+    codes = sum(int(e.drawn[e.codes[:, 0] >= 0].sum()) for e in spoken if e.drawn is not None and e.codes is not None)
+    rows = sum(int((e.loss_mask & (e.codes[:, 0] >= 0)).sum()) for e in spoken if e.codes is not None)
+    expected = codes / rows * np.log(own.speech.size - 1)
+    assert metrics["policy/entropy_audio"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_codes_and_frames_as_actions_have_the_same_first_gradient() -> None:
+    """Where the ratio is 1 the gradient of a frame's ratio is the sum of its codes'; later the clips differ."""
+    results = []
+    for kind in ("code", "frame"):
+        own = policy()
+        learn(worker(own, kl_beta=0.0, frame_ratio=kind, lr=1e-9), given(rollouts(own)))
+        results.append(gradients(own))
+    for name, grad in results[0].items():
+        torch.testing.assert_close(grad, results[1][name], rtol=1e-4, atol=1e-7)
+
+
+def test_a_frame_is_clipped_as_one_or_code_by_code() -> None:
+    """Old log-probs 0.15 lower for every code: each ratio is e^0.15 < 1.2, that of two or more codes is beyond."""
+    shares = {}
+    for kind in ("code", "frame"):
+        own = policy()
+        learner = worker(own, lr=1e-9, kl_beta=0.0, frame_ratio=kind, epochs=2)
+        batch = [e.replace(advantages=e.loss_mask.float()) for e in learner.prepare(given(rollouts(own))[:3])]
+        moved = []
+        for e in batch:
+            assert e.old_logprobs is not None and e.drawn is not None
+            moved.append(e.replace(old_logprobs=torch.where(e.drawn, e.old_logprobs - 0.15, 0.0)))
+        shares[kind] = learner.optimise(moved)["policy/clip_frac"]
+    assert shares["code"] == 0 and shares["frame"] > 0.3
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_the_gradient_does_not_depend_on_packing(beta: float) -> None:
+    results = []
+    for budget, share in ((10_000, True), (60, True), (1, True), (10_000, False)):
+        own = policy()
+        settings = {"kl_beta": beta, "entropy_coef": 0.01, "micro_batch_tokens": budget, "share_prompts": share}
+        metrics = learn(worker(own, lr=1e-9, aggregation="token-mean", **settings), given(rollouts(own)))
+        results.append((metrics, gradients(own)))
+    for metrics, grads in results[1:]:
+        for name in ("policy/loss", "policy/entropy", "policy/entropy_audio", "policy/entropy_text"):
+            assert metrics[name] == pytest.approx(results[0][0][name], rel=1e-4, abs=1e-7)
+        for name, grad in grads.items():
+            torch.testing.assert_close(grad, results[0][1][name], rtol=1e-3, atol=1e-6)
+
+
+def test_codes_of_another_temperature() -> None:
+    own = policy()
+    sampling = replace(SPEAK, audio_temperature=0.6)
+    batch = given(rollouts(own, sampling))
+    assert learn(worker(own, audio_temperature=0.6, lr=1e-9), batch)["policy/engine_gap"] < 1e-5
+    assert learn(worker(own, lr=1e-9), batch)["policy/engine_gap"] > 1e-2
+
+
+def test_ppo_values_every_row_and_frames_are_steps() -> None:
+    own = policy()
+    found = [r.with_score(Score(a)) for r, a in zip(rollouts(own), ADVANTAGES, strict=True)]
+    learner = worker(own, advantage="gae", kl_in="reward", kl_kind="k1", critic=CriticConfig(), kl_beta=0.1)
+    trained = learner.train(Shard([Experience.from_rollout(r) for r in found]))
+    assert trained.metrics["kl_audio"] == pytest.approx(0, abs=1e-6)
+    assert np.isfinite(trained.metrics["critic/loss"]) and trained.metrics["grad_norm"] > 0
+
+
+def tone(seconds: float, hz: float) -> AudioClip:
+    t = np.arange(round(24_000 * seconds)) / 24_000
+    return AudioClip(array=(0.3 * np.sin(2 * np.pi * hz * t)).astype(np.float32), sample_rate=24_000)
+
+
+def test_speech_is_learned_as_it_would_be_sampled(codec: AudioTokenizer) -> None:
+    own = policy()
+    own.set_codec(codec)
+    clip = tone(0.5, 300)
+    e = experience(own, Example(to_speak("a", "Good morning."), speech=(clip,)))
+    codes = own.codes(clip)
+    assert e.codes is not None and e.drawn is not None and own.speech is not None
+    assert torch.equal(own.speech.spoken(e.codes)[0], codes)
+    # every code and the EOS of codebook 0, nothing else; the closing token is forced
+    assert int(e.drawn.sum()) == codes.numel() + 1
+    assert int(e.loss_mask.sum()) == codes.shape[1] + codes.shape[0] - 1  # all rows but the first and the last
+    assert e.ids[-1] == own.speech.end_id and not e.loss_mask[-1]
+
+    both = experience(own, Example(Sample("b", (Message("user", ("hi",)),)), "yes", (clip, clip)))
+    assert both.codes is not None
+    assert own.speech.spoken(both.codes)[0].shape[1] == 2 * codes.shape[1]
+    assert both.ids[-1] == own.end_id and both.loss_mask[-1]
+
+
+def test_speech_examples_that_cannot_be_learned(codec: AudioTokenizer) -> None:
+    own = policy()
+    own.set_codec(codec)
+    with pytest.raises(ValueError, match=r"sample 'a'.*recording to learn from"):
+        experience(own, Example(to_speak("a", "hi")))
+    with pytest.raises(ValueError, match=r"sample 'a'.*no text before"):
+        experience(own, Example(to_speak("a", "hi"), "hi", (tone(0.3, 200),)))
+    with pytest.raises(ValueError, match=r"sample 'w'.*writes text only"):
+        experience(make_omni(), Example(Sample("w", (Message("user", ("hi",)),)), "hi", (tone(0.3, 200),)))
+
+
+def test_supervised_speech_is_learned(codec: AudioTokenizer) -> None:
+    own = policy()
+    own.set_codec(codec)
+    examples = [Example(to_speak(name, text), speech=(tone(0.4, hz),)) for name, text, hz in
+                (("a", "Good morning.", 220), ("b", "Who speaks?", 660))]  # fmt: skip
+    learner = SFTWorker(own, SFTConfig(steps=40), OptimConfig(lr=1e-2))
+    losses = [learner.train(examples)["sft/loss"] for _ in range(40)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_stream_that_is_answered_in_speech(codec: AudioTokenizer) -> None:
+    """A dualized Omni thinker hears chunks with its tower, and learns text and speech in each turn."""
+    own = dualize(make_omni(), codec.num_codebooks, codec.codebook_size)
+    own.set_codec(codec)
+    heard = AudioClip(array=np.zeros(16_000, np.float32), sample_rate=16_000)
+    said = tone(0.3, 400)
+    turns = (Turn(heard, 1.0), Turn(heard, 2.0, "hola", speech=(said,)))
+    stream = Sample("s", (Message("user", ("Translate.",)),), turns=turns)
+    e = experience(own, Example(stream))
+    assert e.codes is not None and e.segment is not None and own.speech is not None
+    (spoken,) = own.speech.spoken(e.codes)
+    assert torch.equal(spoken, own.codes(said))
+    frames = e.codes[:, 0] >= 0
+    assert bool((e.segment[frames] == 1).all())
+    loss = SFTWorker(own, SFTConfig(steps=1), OptimConfig(lr=1e-3)).train([Example(stream)])["sft/loss"]
+    assert np.isfinite(loss)
+
+
+def test_the_voice_decodes_what_was_said(codec: AudioTokenizer) -> None:
+    own = policy()
+    own.set_codec(codec)
+    voice = CodecVoice.of(own)
+    found = rollouts(own)
+    for rollout in found[:3]:
+        wav = voice.waveform(rollout)
+        assert rollout.segments[0].codes is not None and own.speech is not None
+        (codes,) = own.speech.spoken(rollout.segments[0].codes)
+        if codes.shape[1]:
+            assert wav is not None
+            assert len(wav) == round(codes.shape[1] * codec.sample_rate / codec.frame_rate)
+            assert np.array_equal(wav, codec.decode(codes[None])[0].numpy())
+        else:
+            assert wav is None
+    assert voice.waveform(found[3]) is None or found[3].segments[0].codes is not None
+    with pytest.raises(ValueError, match="no voice"):
+        CodecVoice.of(make_omni())

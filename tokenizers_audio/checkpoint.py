@@ -1,0 +1,67 @@
+"""Reading a codec's folder or hub repository, with one clear error for what is missing, damaged or of another model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers.utils import cached_file, logging
+
+
+def find(path: str | Path, name: str) -> Path:
+    """File `name` of a local folder or a hub repository. Raises ValueError."""
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / name).is_file():
+            raise ValueError(f"{path}: holds no {name}; name the folder of a codec as it was saved")
+        return folder / name
+    if folder.exists():
+        raise ValueError(f"{path}: a file; name the codec's folder")
+    try:
+        return Path(cached_file(str(path), name))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: neither a folder nor a codec that the hub gives ({_first_line(error)})") from error
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """config.json of a codec. Raises ValueError when it is missing, broken or does not say what it is."""
+    file = find(path, "config.json")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: not JSON ({error}); copy it again") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ValueError(f"{file}: says no model_type; is this the config.json of a codec?")
+    return config
+
+
+def load_model(model_class: Any, path: str | Path) -> Any:
+    """The transformers model in float32. Raises ValueError when config and weights are damaged or do not fit."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # its table of missing weights is what the error below says
+    try:
+        model, info = model_class.from_pretrained(
+            str(path), dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+    except SafetensorError as error:
+        raise ValueError(f"{path}: the weights are damaged or cut off ({error}); copy them again") from error
+    except Exception as error:  # a broken config fails in as many ways as it can be broken
+        raise ValueError(f"{path}: config or weights cannot be read ({_first_line(error)})") from error
+    finally:
+        logging.set_verbosity(verbosity)
+    for kind, keys in (("missing from", info["missing_keys"]), ("of another shape in", info["mismatched_keys"])):
+        names = sorted(key if isinstance(key, str) else key[0] for key in keys)
+        if names:
+            others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise ValueError(
+                f"{path}: weight {names[0]!r}{others} is {kind} the checkpoint; "
+                "do config.json and the weights belong together?"
+            )
+    return model
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

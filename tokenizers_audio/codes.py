@@ -1,0 +1,148 @@
+"""Codes on disk: safetensors that know which codec made them.
+
+One recording is one file (`save_codes`, `load_codes`); a corpus is a folder of shards (`write_shards`, `CodeShards`)
+of some hundred recordings each, from which any one is read without the others. Codes are kept in the smallest integers
+that hold them. Reading with another codec than the one that wrote is an error, since codes mean nothing to it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tokenizers_audio.checks import check_codes
+from tokenizers_audio.protocol import AudioTokenizer
+
+FORMAT = "audiorl_codes"
+PER_SHARD = 500
+
+
+def save_codes(path: str | Path, codes: Tensor, tokenizer: AudioTokenizer) -> None:
+    """Codes [Q, F] of one recording, or [B, Q, F] of some of equal length. Raises ValueError for another codec's."""
+    _save(Path(path), {"codes": _compact(codes, tokenizer, path)}, tokenizer, {})
+
+
+def load_codes(path: str | Path, tokenizer: AudioTokenizer) -> Tensor:
+    """What `save_codes` wrote, as int64 on the CPU. Raises ValueError, also for codes of another codec."""
+    with _open(Path(path)) as file:
+        _check_tokenizer(Path(path), file.metadata(), tokenizer)
+        if "codes" not in file.keys():  # noqa: SIM118 - not a mapping
+            raise ValueError(f"{path}: a shard of many recordings; read its folder with CodeShards")
+        return file.get_tensor("codes").long()
+
+
+def write_shards(
+    folder: str | Path,
+    recordings: Iterable[tuple[str, Tensor]],
+    tokenizer: AudioTokenizer,
+    per_shard: int = PER_SHARD,
+) -> int:
+    """Write (id, codes [Q, F]) as folder/00000.safetensors, …; returns how many. Holds one shard in memory.
+
+    Raises ValueError for an id that comes twice, codes of another codec, and a folder that holds shards already.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.glob("*.safetensors")):
+        raise ValueError(f"{folder}: holds codes already; write to a new folder")
+    seen: set[str] = set()
+    shard: dict[str, Tensor] = {}
+    count = 0
+
+    def write() -> None:
+        # The file sorts its tensors; the list keeps the order in which they came.
+        file = folder / f"{count:05d}.safetensors"
+        _save(file, {str(i): codes for i, codes in enumerate(shard.values())}, tokenizer, {"ids": json.dumps([*shard])})
+
+    for name, codes in recordings:
+        if name in seen:
+            raise ValueError(f"{folder}: recording {name!r} comes twice; ids must be unique")
+        if codes.ndim != 2:
+            raise ValueError(f"{folder}: recording {name!r} has codes {list(codes.shape)}; give [Q, F]")
+        seen.add(name)
+        shard[name] = _compact(codes, tokenizer, f"{folder}: recording {name!r}")
+        if len(shard) == per_shard:
+            write()
+            shard, count = {}, count + 1
+    if shard:
+        write()
+    return len(seen)
+
+
+class CodeShards(Mapping[str, Tensor]):
+    """The recordings in a folder of shards: id -> codes [Q, F] int64, in the order in which they were written.
+
+    Only ids are read at first, and of a recording nothing but its own bytes. Raises ValueError for shards of another
+    codec, broken ones, and a folder without any.
+    """
+
+    def __init__(self, folder: str | Path, tokenizer: AudioTokenizer) -> None:
+        self._at: dict[str, tuple[Path, str]] = {}
+        files = sorted(Path(folder).glob("*.safetensors"))
+        if not files:
+            raise ValueError(f"{folder}: holds no shards of codes; write them with write_shards")
+        for path in files:
+            with _open(path) as file:
+                metadata = file.metadata()
+            _check_tokenizer(path, metadata, tokenizer)
+            if "ids" not in metadata:
+                raise ValueError(f"{path}: the codes of one recording, no shard; read it with load_codes")
+            for i, name in enumerate(json.loads(metadata["ids"])):
+                if name in self._at:
+                    raise ValueError(f"{path}: recording {name!r} is also in {self._at[name][0]}")
+                self._at[name] = (path, str(i))
+
+    def __getitem__(self, name: str) -> Tensor:
+        path, key = self._at[name]
+        with _open(path) as file:
+            return file.get_tensor(key).long()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+
+def _compact(codes: Tensor, tokenizer: AudioTokenizer, what: object) -> Tensor:
+    size = tokenizer.codebook_size
+    try:
+        check_codes(codes, tokenizer.num_codebooks, size, "[Q, F]" if codes.ndim == 2 else "[B, Q, F]")
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+    dtype = torch.uint8 if size <= 2**8 else torch.int16 if size <= 2**15 else torch.int32
+    return codes.to("cpu", dtype).contiguous()
+
+
+def _save(path: Path, tensors: dict[str, Tensor], tokenizer: AudioTokenizer, more: dict[str, str]) -> None:
+    """Written beside its place and renamed: a file with this name is a whole one."""
+    partial = path.with_name(f".{path.name}.partial")
+    save_file(tensors, partial, {"format": FORMAT, "tokenizer": tokenizer.identity, **more})
+    os.replace(partial, path)
+
+
+def _open(path: Path) -> Any:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; name a file that save_codes wrote")
+    try:
+        return safe_open(path, "pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path}: damaged or no safetensors file ({error}); write the codes again") from error
+
+
+def _check_tokenizer(path: Path, metadata: dict[str, str] | None, tokenizer: AudioTokenizer) -> None:
+    if not metadata or metadata.get("format") != FORMAT:
+        raise ValueError(f"{path}: holds no codes; name a file that save_codes or write_shards wrote")
+    if metadata["tokenizer"] != tokenizer.identity:
+        raise ValueError(
+            f"{path}: codes of the codec [{metadata['tokenizer']}], not of [{tokenizer.identity}]; "
+            "load the codec that made them, or encode the audio again"
+        )

@@ -1,0 +1,56 @@
+"""The acoustic branch: convolutions down from samples (or spectra) to frames, and back up."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from tokenizers_audio.unified.config import UnifiedConfig
+from tokenizers_audio.unified.layers import Cache, CausalConv, CausalUpsample, Chain, activation, residual_units
+from tokenizers_audio.unified.spectrum import Analysis, Synthesis
+
+
+class AcousticEncoder(Chain):
+    """[B, 1, F · hop] samples -> [B, acoustic_dim, F]. Frame f has heard the samples up to its own end."""
+
+    def __init__(self, config: UnifiedConfig):
+        channels, act = config.channels, activation(config.activation)
+        layers: list[nn.Module] = []
+        if config.spectrum_hop is None:
+            layers.append(CausalConv(1, channels[0], 7))
+        else:
+            layers.append(Analysis(config.window, config.spectrum_hop))
+            layers.append(CausalConv(config.window // 2 + 1, channels[0], 3))
+        for stride, before, after in zip(config.strides, channels, channels[1:], strict=False):
+            layers += residual_units(before, config.dilations, act)
+            layers += [act(before), CausalConv(before, after, 2 * stride, stride)]
+        layers += [act(channels[-1]), CausalConv(channels[-1], config.acoustic_dim, 3)]
+        super().__init__(*layers)
+
+
+class AcousticDecoder(nn.Module):
+    """[B, acoustic_dim, F] -> [B, 1, F · hop] samples; frame f depends on frames up to f."""
+
+    def __init__(self, config: UnifiedConfig):
+        super().__init__()
+        channels, act = config.channels, activation(config.activation)
+        layers: list[nn.Module] = [CausalConv(config.acoustic_dim, channels[-1], 7)]
+        for stride, before, after in zip(config.strides[::-1], channels[::-1], channels[-2::-1], strict=False):
+            layers += [act(before), CausalUpsample(before, after, stride)]
+            layers += residual_units(after, config.dilations, act)
+        layers.append(act(channels[0]))
+        if config.spectrum_hop is None:
+            layers += [CausalConv(channels[0], 1, 7), Bounded()]
+        else:
+            layers.append(CausalConv(channels[0], config.window + 2, 1))
+            layers.append(Synthesis(config.window, config.spectrum_hop))
+        self.layers = Chain(*layers)
+
+    def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
+        return self.layers(x, cache)
+
+
+class Bounded(nn.Module):
+    """Into (-1, 1)."""
+
+    def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
+        return x.tanh()

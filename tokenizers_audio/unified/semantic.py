@@ -1,0 +1,146 @@
+"""The semantic branch: features that say what is spoken, a small encoder for them, and a decoder that predicts them.
+
+Features are computed in blocks of frames, each from the samples of its own block, a fixed past and a fixed future, so
+that a stream gives what the whole recording gives, however long it is. Shapes: B recordings, n blocks, D features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers.audio_utils import mel_filter_bank
+
+from tokenizers_audio.checkpoint import load_model, read_config
+from tokenizers_audio.resample import resample
+from tokenizers_audio.unified.config import UnifiedConfig
+from tokenizers_audio.unified.layers import CausalConv, Chain, Elu, activation, residual_units, wide
+
+SPEECH_MODELS = ("hubert", "wavlm", "wav2vec2")
+
+
+class SemanticFeatures(Protocol):
+    """`block` frames are computed at once, from `past` samples before them to `ahead` samples after them."""
+
+    channels: int
+    block: int
+    past: int
+    ahead: int
+
+    def __call__(self, wav: Tensor) -> Tensor:
+        """[B, past + n · block · hop + ahead] samples -> [B, D, n · block]."""
+        ...
+
+
+class MelStatistics(nn.Module):
+    """Mean and standard deviation of each log-mel band over the four steps of a frame: [B, 2 · mels, F].
+
+    Needs no pretrained model: formants and voicing instead of phonetic classes. Bands are scaled to about -1 … 1.
+    """
+
+    window: Tensor
+    filters: Tensor
+
+    def __init__(self, config: UnifiedConfig):
+        super().__init__()
+        self.step = config.hop // 4
+        self.size = config.hop
+        self.channels = 2 * config.mels
+        self.block, self.past, self.ahead = 1, self.size - self.step, 0
+        self.register_buffer("window", torch.hann_window(self.size), persistent=False)
+        self.register_buffer(
+            "filters", mel_filters(config.sample_rate, self.size // 2 + 1, config.mels), persistent=False
+        )
+
+    @torch.no_grad()
+    def forward(self, wav: Tensor) -> Tensor:
+        spectra = torch.fft.rfft(wide(wav).unfold(-1, self.size, self.step) * self.window).abs()
+        mel = ((spectra @ self.filters).clamp_min(1e-5).log10() + 1.5) / 2
+        steps = mel.transpose(1, 2).unflatten(-1, (-1, 4))
+        return torch.cat([steps.mean(-1), steps.std(-1, correction=0)], 1)
+
+
+class SpeechModelFeatures(nn.Module):
+    """The mean of all hidden states of a frozen speech model, thinned out to the codec's frames: [B, D, F].
+
+    Every block is heard with the one before it and one frame after it, which bounds the attention of the model:
+    latency is a block and a frame.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: UnifiedConfig):
+        super().__init__()
+        self.model = model.eval().requires_grad_(False)
+        about: Any = model.config
+        rate = 16_000  # of every released model of these families
+        stride = math.prod(about.conv_stride)
+        if (config.hop * rate) % (config.sample_rate * stride):
+            raise ValueError(
+                f"a frame of {config.hop} samples at {config.sample_rate} Hz is no whole number of the semantic "
+                f"model's steps ({stride} samples at {rate} Hz); choose other strides"
+            )
+        self.every = config.hop * rate // (config.sample_rate * stride)
+        self.channels = int(about.hidden_size)
+        self.block = config.semantic_block
+        self.past, self.ahead = self.block * config.hop, config.hop
+        self.normalise = about.feat_extract_norm == "layer"  # the others do not hear the loudness anyway
+        self.hop, self.rates = config.hop, (config.sample_rate, rate)
+
+    def train(self, mode: bool = True) -> SpeechModelFeatures:
+        return super().train(False)  # dropout in a frozen model would make its features random
+
+    @torch.no_grad()
+    def forward(self, wav: Tensor) -> Tensor:
+        own = self.block * self.hop
+        windows = wide(wav).unfold(-1, self.past + own + self.ahead, own)
+        count = windows.shape[1]
+        heard = resample(windows.flatten(0, 1), *self.rates)
+        if self.normalise:
+            heard = (heard - heard.mean(-1, keepdim=True)) / (heard.var(-1, keepdim=True, correction=0) + 1e-7).sqrt()
+        states = self.model(heard, output_hidden_states=True).hidden_states
+        mean = torch.stack(states).mean(0)[:, :: self.every]
+        first = self.past // self.hop
+        return mean[:, first : first + self.block].unflatten(0, (-1, count)).flatten(1, 2).transpose(1, 2)
+
+
+class SemanticEncoder(Chain):
+    """[B, D, F] features -> [B, semantic_dim, F]."""
+
+    def __init__(self, config: UnifiedConfig, channels: int):
+        width = config.semantic_dim
+        super().__init__(CausalConv(channels, width, 3), *residual_units(width, (1, 1), activation("elu")), Elu())
+
+
+class SemanticDecoder(Chain):
+    """[B, semantic_dim, F] -> [B, D, F] predicted features."""
+
+    def __init__(self, config: UnifiedConfig, channels: int):
+        width = config.semantic_dim
+        super().__init__(*residual_units(width, (1, 1), activation("elu")), Elu(), CausalConv(width, channels, 3))
+
+
+def mel_filters(sample_rate: int, bins: int, mels: int) -> Tensor:
+    """[bins, mels] triangles of equal area on Slaney's mel scale, 0 Hz to half the sample rate."""
+    filters = mel_filter_bank(bins, mels, 0.0, sample_rate / 2, sample_rate, norm="slaney", mel_scale="slaney")
+    return torch.from_numpy(filters).float()
+
+
+def load_speech_model(path: str | Path) -> PreTrainedModel:
+    """A HuBERT, WavLM or Wav2Vec2 from a local folder or hub id."""
+    known = read_config(path)["model_type"]
+    if known not in SPEECH_MODELS:
+        raise ValueError(f"{path}: a {known} model; the semantic branch takes {', '.join(SPEECH_MODELS)}")
+    return load_model(AutoModel, path)
+
+
+def build_speech_model(config: Mapping[str, Any], where: str) -> PreTrainedModel:
+    """One of that configuration with random weights, to be filled in."""
+    try:
+        values = {k: v for k, v in config.items() if k != "model_type"}
+        return AutoModel.from_config(AutoConfig.for_model(config["model_type"], **values))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{where}: the speech model's configuration is damaged ({error})") from error
