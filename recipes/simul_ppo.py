@@ -19,14 +19,14 @@ from dataclasses import dataclass, field, replace
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.report import write_report
 from audiorl.rewards.similarity import Metric
-from audiorl.rewards.simul import multi_turn, single_turn
+from audiorl.rewards.simul import TimeCompliance, multi_turn, single_turn
 from audiorl.simulst.bundled import bundled_streams
 from audiorl.simulst.evaluate import measure_streams
 from audiorl.simulst.formats import read_streams
 from audiorl.simulst.stages import Stage, train_stages
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
 from audiorl.train.examples import Example
-from audiorl.train.experiment import RecipeConfig, policy_from, split_held_out
+from audiorl.train.experiment import RecipeConfig, policy_from, split_held_out, with_voice
 from audiorl.train.run import Run
 from audiorl.train.sft import sft
 
@@ -68,6 +68,8 @@ class Config(RecipeConfig):
     source_language: str = ""
     """Of the streams, where their file does not say it."""
     target_language: str = ""
+    codec: str | None = None
+    """A codec's folder or hub id: the interpreter also speaks. A model that writes text only is dualized for it."""
     chunks: ChunkConfig = ChunkConfig()
     max_seconds: float = 60.0
     """Longer streams are cut between units."""
@@ -80,7 +82,7 @@ class Config(RecipeConfig):
     stage1: RLConfig = PPO
     stage2: RLConfig = PPO
     optim: OptimConfig = OptimConfig(lr=1e-6)
-    sampling: SamplingConfig = SamplingConfig(temperature=1.0, max_new_tokens=48)
+    sampling: SamplingConfig = SamplingConfig(temperature=1.0, max_new_tokens=48, max_frames=250)
 
 
 def tiny() -> Config:
@@ -104,7 +106,7 @@ def tiny() -> Config:
         sft=SFTConfig(batch_size=4, save_every=1),
         stage1=step,
         stage2=step,
-        sampling=SamplingConfig(max_new_tokens=4),
+        sampling=SamplingConfig(max_new_tokens=4, max_frames=8),
     )
 
 
@@ -116,13 +118,17 @@ def main(config: Config, run: Run) -> None:
         if not stream.units:
             raise ValueError(f"stream {stream.id!r} has no units: without references there is nothing to reward")
     policy = policy_from(config)
+    voice = with_voice(policy, config.codec, config.seed) if config.codec else None
     options = config.rewards
+    time: bool | TimeCompliance = options.time
+    if time and voice is not None:
+        time = TimeCompliance(voice.codec.frame_rate)
     of_turns = {name: w for name, w in options.weights.items() if name not in ("latency", "whole")}
-    single = single_turn(options.quality, options.time, of_turns)
-    both = multi_turn(options.quality, options.time, options.longest_wait, options.weights)
+    single = single_turn(options.quality, time, of_turns)
+    both = multi_turn(options.quality, time, options.longest_wait, options.weights)
 
     def measured(name: str) -> None:
-        measure_streams(run, name, policy, held_out, config.chunks, config.sampling, both)
+        measure_streams(run, name, policy, held_out, config.chunks, config.sampling, both, voice=voice)
 
     if config.sft_epochs:
         rng = random.Random(config.seed)
@@ -144,6 +150,7 @@ def main(config: Config, run: Run) -> None:
         sampling=config.sampling,
         measure=measured,
         seed=config.seed,
+        voice=voice,
     )
     print(write_report(run.dir))
 

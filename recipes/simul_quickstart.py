@@ -30,12 +30,9 @@ from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, Sam
 from audiorl.data.augment import augment
 from audiorl.data.corpus import Utterance
 from audiorl.data.synth import Speech, synthesize_many, voices
-from audiorl.models import AudioPolicy
-from audiorl.models.branch import dualize
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.report import write_report
 from audiorl.rewards.simul import TimeCompliance, multi_turn, single_turn
-from audiorl.rollout.voice import CodecVoice
 from audiorl.simulst.bundled import bundled_streams, prompt_pairs
 from audiorl.simulst.evaluate import measure_streams
 from audiorl.simulst.formats import write_streams
@@ -43,10 +40,10 @@ from audiorl.simulst.schedules import Offline, WaitK, scheduled, words_per_chunk
 from audiorl.simulst.stages import Stage, train_stages
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
 from audiorl.train.examples import Example
+from audiorl.train.experiment import with_voice
 from audiorl.train.run import Run
 from audiorl.train.sft import sft
 from audiorl.types import Schedule
-from tokenizers_audio import load as load_codec
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -137,7 +134,8 @@ def main(config: Config, run: Run) -> None:
     policy = tiny_qwen_omni(
         [target.text for _, target in pairs], vocab_size=config.vocabulary, seed=config.seed, config=config.model
     )
-    voice, time = speaking(policy, config) if config.codec else (None, False)
+    voice = with_voice(policy, config.codec, config.seed) if config.codec else None
+    time = TimeCompliance(voice.codec.frame_rate) if voice else False
     train = on_disk(run, human_streams("train", config.human_streams, config), "train")
     test = on_disk(run, human_streams("test", config.test_streams, config), "test")
 
@@ -181,14 +179,6 @@ def main(config: Config, run: Run) -> None:
             measured(f"wait-{k}", WaitK(k, rate, config.target))
         measured("offline", Offline(config.target))
     print(write_report(run.dir))
-
-
-def speaking(policy: AudioPolicy, config: Config) -> tuple[CodecVoice, TimeCompliance]:
-    """Teach the policy to write codes after its text; its voice, and the reward for speech of the right length."""
-    codec = load_codec(str(config.codec))
-    dualize(policy, codec.num_codebooks, codec.codebook_size, config.seed)
-    policy.set_codec(codec)
-    return CodecVoice.of(policy), TimeCompliance(codec.frame_rate)
 
 
 def human_streams(split: Split, count: int, config: Config) -> list[Stream]:

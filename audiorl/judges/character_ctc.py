@@ -33,7 +33,7 @@ from audiorl.models.loading import read_tensors
 from audiorl.models.qwen_omni import QwenOmni, tiny
 
 MODEL_TYPE = "audiorl_character_ctc"
-CHARACTERS = "abcdefghijklmnopqrstuvwxyz' "
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz "
 BLANK = 0
 RATE = 16_000
 SHORTEST = 1600

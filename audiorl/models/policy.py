@@ -37,8 +37,8 @@ from audiorl.models.dual import Routing
 from audiorl.models.features import log_mel
 from audiorl.models.speech import CODEC_KEY, FrameLayout, Prompt, wants_speech
 from audiorl.types import AudioClip, Message, PackedBatch, PolicyOutput, Sample
+from tokenizers_audio import AudioTokenizer, prepare
 from tokenizers_audio.audio import prepare
-from tokenizers_audio.protocol import AudioTokenizer
 
 BESIDE_ADAPTER = "trained.safetensors"
 """In an adapter's folder: what was trained beside the adapter, such as the audio projector."""
@@ -455,14 +455,21 @@ class AudioPolicy(nn.Module):
         places = codes[frames] - (codes[frames] > self.speech.bos).long()
         wanted = torch.where(drawn[frames], places, IGNORE).to(self.device)
         text, frames = text.to(self.device), frames.to(self.device)
-        written = fused_logprobs(before[text], self.backbone.head(self.model).weight, targets[text], temperature)
-        weight = self.speech.offered_head(self.code_head.weight)
-        spoken = fused_codebook_logprobs(before[frames], weight, wanted, self.speech.codebooks, audio_temperature)
-        logprobs = before.new_zeros(codes.shape, dtype=spoken[0].dtype)
-        first = nn.functional.pad(written[0][:, None], (0, codes.shape[1] - 1))
-        logprobs = logprobs.index_copy(0, text, first).index_copy(0, frames, spoken[0])
-        entropy = logprobs.new_zeros(len(codes)).index_copy(0, text, written[1])
-        return logprobs, entropy.index_copy(0, frames, spoken[1].sum(1))
+        logprobs = before.new_zeros(codes.shape, dtype=torch.promote_types(before.dtype, torch.float32))
+        entropy = logprobs.new_zeros(len(codes))
+        if len(text) or not len(frames):  # an empty batch still has something to differentiate
+            head = self.backbone.head(self.model)
+            found, spread = fused_logprobs(before[text], head.weight, targets[text], temperature)
+            logprobs = logprobs.index_copy(0, text, nn.functional.pad(found[:, None], (0, codes.shape[1] - 1)))
+            entropy = entropy.index_copy(0, text, spread)
+        if len(frames):
+            weight = self.speech.offered_head(self.code_head.weight)
+            found, spread = fused_codebook_logprobs(
+                before[frames], weight, wanted, self.speech.codebooks, audio_temperature
+            )
+            logprobs = logprobs.index_copy(0, frames, found)
+            entropy = entropy.index_copy(0, frames, spread.sum(1))
+        return logprobs, entropy
 
     def before_sampled(self, batch: PackedBatch) -> Tensor:
         """The hidden states [N, H] that predict the sampled tokens."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -28,22 +28,9 @@ from audiorl.metrics.speech import clipped_share, duration_ratio, silent_share
 from audiorl.metrics.text import Normalizer, char_errors, normalize, word_errors
 from audiorl.rewards.asr import error_rate, language_of
 from audiorl.rewards.tags import final_text
-from audiorl.types import AudioClip, Rollout, Sample, Score
+from audiorl.types import AudioClip, Rollout, Sample, Score, Voice
 
 T = TypeVar("T")
-
-
-class Voice(Protocol):
-    """Turns what a rollout sampled into sound, as its codec decodes it."""
-
-    @property
-    def sample_rate(self) -> int:
-        """Hz of the waveforms."""
-        ...
-
-    def waveform(self, rollout: Rollout) -> Waveform | None:
-        """Everything the rollout said, mono float32 [T]; None if it said nothing."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

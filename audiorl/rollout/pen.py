@@ -84,7 +84,7 @@ class Line:
             self.codes.append(codes)
             self.drawn.append(drawn)
 
-    def fields(self) -> dict[str, Tensor]:
+    def fields(self) -> dict[str, Any]:
         """ids, logprobs and, where there are frames, codes and drawn: fields of a `Segment`."""
         ids, logprobs = torch.tensor(self.ids, dtype=torch.long), torch.tensor(self.logprobs)
         if not self.drawn:

@@ -2,8 +2,8 @@
 
 Everything that has been heard and written stays in one key-value cache, in which the token at position p of a row lies
 in column p: rows may have different lengths, and nothing is ever computed twice. All streams of a batch take their
-turns together; after the first token of a turn only those that speak go on. A model that speaks may add speech to its text in
-any turn (`pen.py`).
+turns together; after the first token of a turn only those that speak go on. In any turn, a model that has learned to
+may add speech to its text (`pen.py`).
 
 Shapes: B rows, L new tokens, S cached columns, H decoder width, Q codebooks.
 """

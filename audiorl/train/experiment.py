@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
@@ -11,12 +12,15 @@ import torch
 from audiorl.config import LoraConfig, ModelConfig
 from audiorl.data.manifest import Loaded
 from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.branch import dualize
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.rewards import AnswerAccuracy, AnswerFormat, Term, ThinkFormat, WeightedSum, load_reward
+from audiorl.rollout.voice import CodecVoice
 from audiorl.train.evaluate import evaluate_phase, probe
 from audiorl.train.loop import Evaluate
 from audiorl.train.run import Run
 from audiorl.types import Reward, Sample
+from tokenizers_audio import load as load_codec
 
 T = TypeVar("T")
 
@@ -93,6 +97,15 @@ def policy_from(config: RecipeConfig) -> AudioPolicy:
     model = replace(config.model, lora=config.model.lora or LoraConfig()) if config.lora else config.model
     torch.manual_seed(config.seed)  # adapters and value heads start at random
     return tiny_qwen_omni(whisper=False, config=model) if config.path == "tiny" else load_policy(config.path, model)
+
+
+def with_voice(policy: AudioPolicy, codec: str | Path, seed: int = 0) -> CodecVoice:
+    """The policy's voice in the codec at `codec`; a policy that writes text only is dualized first."""
+    loaded = load_codec(codec)
+    if policy.speech is None:
+        dualize(policy, loaded.num_codebooks, loaded.codebook_size, seed)
+    policy.set_codec(loaded)
+    return CodecVoice.of(policy)
 
 
 def measured(

@@ -174,12 +174,12 @@ class Trainer:
         self.quantizing = bool(state["progress"]["quantizing"])
         self.latents = state["progress"]["latents"].to(device).clone()
         self.codebooks.load(dict(state["codebooks"]))
-        _load_optimizer(self.generator, self.tokenizer.trainable(), state["generator"])
+        _load_optimizer(self.generator, self.tokenizer.trainable(), state.get("generator", {}))
         if self.discriminator is not None:
             own = dict(self.discriminator.named_parameters())
             for name, p in own.items():
                 p.copy_(state["discriminator"][name])
-            _load_optimizer(self.judge, own, state["judge"])
+            _load_optimizer(self.judge, own, state.get("judge", {}))
 
     # -- parts of a step ---------------------------------------------------------------------------------------------
 

@@ -45,9 +45,9 @@ def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     ],
 )
 def test_it_learns_real_speech(changes: dict[str, Any]) -> None:
-    trainer = Trainer(tiny(**changes), tiny_training(steps=25))
-    wavs = clips(4, 6)
-    history = [trainer.step(wavs) for _ in range(25)]
+    trainer = Trainer(tiny(**changes), tiny_training(start_vectors=12))
+    wavs = clips(3, 4)
+    history = [trainer.step(wavs) for _ in range(20)]
     assert history[-1]["loss/mel"] < 0.75 * history[0]["loss/mel"]
     assert not history[0]["quantizing"] and history[-1]["quantizing"]
     assert history[-1]["codebook/perplexity"] > 4

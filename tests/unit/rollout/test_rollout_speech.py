@@ -160,7 +160,7 @@ B, E = BOS, EOS
             [[B, B, B, B], [1, B, B, B], [2, 11, B, B], [E, 12, 21, B], [E, E, 22, 31], [E, E, E, 32], [E, E, E, E]],
             ["0000", "1000", "1100", "1110", "0011", "0001", "0000"],
         ),
-        (  # EOS of codebook 2 in row 4 counts as one of codebook 0 in row 2: one frame; below it draws count for nothing
+        (  # EOS of codebook 2 in row 4 is one of codebook 0 in row 2: one frame; below it draws count for nothing
             [[9, 9, 9, 9], [1, 9, 9, 9], [2, 11, 9, 9], [3, 12, 21, 9], [4, 13, E, 31]],
             [[B, B, B, B], [1, B, B, B], [2, 11, B, B], [3, 12, 21, B], [E, E, E, 31], [E, E, E, E]],
             ["0000", "1000", "1100", "1110", "0011", "0000"],
@@ -282,7 +282,7 @@ def test_greedy_speech_equals_transformers(tmp_path: Path) -> None:
 
 
 def test_where_transformers_ends_one_row_later(tmp_path: Path) -> None:
-    """EOS of codebook 0 alone: transformers forces the others a row behind the diagonal, which adds a frame of noise."""
+    """EOS of codebook 0 alone: transformers forces the others a row behind the diagonal: one frame more, of noise."""
     policy = make_higgs()
     with torch.no_grad():
         policy.code_head.weight.view(Q, 66, -1)[:, [BOS, EOS]] = 0.0
