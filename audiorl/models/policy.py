@@ -38,7 +38,6 @@ from audiorl.models.features import log_mel
 from audiorl.models.speech import CODEC_KEY, FrameLayout, Prompt, wants_speech
 from audiorl.types import AudioClip, Message, PackedBatch, PolicyOutput, Sample
 from tokenizers_audio import AudioTokenizer, prepare
-from tokenizers_audio.audio import prepare
 
 BESIDE_ADAPTER = "trained.safetensors"
 """In an adapter's folder: what was trained beside the adapter, such as the audio projector."""
