@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
-from audiorl.data.corpus import bundled_speech, split_by_key
+from audiorl.data.corpus import Utterance, bundled_speech, split_by_key
 from audiorl.data.recordings import Recordings, read_recordings
 from audiorl.report import write_report
 from audiorl.runtime.ranks import local_device
@@ -163,28 +163,41 @@ def make(config: Config) -> UnifiedTokenizer:
     return tokenizer.to(local_device(config.device))
 
 
-def read(config: Config) -> tuple[Recordings, Sequence[AudioClip], Sequence[str]]:
+def read(config: Config) -> tuple[Recordings, list[AudioClip], list[str]]:
     """(training recordings, held-out clips, what is said in them where that is known)."""
-    rate = config.tokenizer.sample_rate
-    options: dict[str, Any] = {
-        "audio_root": config.audio_root,
-        "on_error": config.on_error,
-        "check_audio": config.check_audio,
-    }
-    if config.data == ("bundled",) and not config.held_out:
-        train, test = split_by_key(bundled_speech(), HELD_OUT, seed=0)
-        heard = _spread([u for u in test if 0.5 <= u.duration <= 8], config.held_out_count)
-        lengths = tuple(u.duration for u in train)
-        return Recordings(tuple(u.clip for u in train), lengths), [u.clip for u in heard], [u.text for u in heard]
-    found = read_recordings(config.data, rate, **options)
+    count = config.held_out_count
+    found = _recordings(config.data, config)
+    if config.held_out in ((), ("bundled",)) and "bundled" in (*config.data, *config.held_out):
+        heard = _spread([u for u in _bundled("test") if 0.5 <= u.duration <= 8], count)
+        return found, [u.clip for u in heard], [u.text for u in heard]
     if config.held_out:
-        return found, _spread(read_recordings(config.held_out, rate, **options).clips, config.held_out_count), []
-    if len(found.clips) <= config.held_out_count:
-        raise ValueError(f"{len(found.clips)} recordings, of which {config.held_out_count} are to be held out")
-    apart = set(_spread(range(len(found.clips)), config.held_out_count))
-    kept = [i for i in range(len(found.clips)) if i not in apart]
+        return found, _spread(_recordings(config.held_out, config).clips, count), []
+    if len(found.clips) <= count:
+        raise ValueError(f"{len(found.clips)} recordings, of which {count} are to be held out")
+    apart = _spread(range(len(found.clips)), count)
+    kept = sorted(set(range(len(found.clips))) - set(apart))
     clips, lengths = tuple(found.clips[i] for i in kept), tuple(found.lengths[i] for i in kept)
-    return replace(found, clips=clips, lengths=lengths), [found.clips[i] for i in sorted(apart)], []
+    return replace(found, clips=clips, lengths=lengths), [found.clips[i] for i in apart], []
+
+
+def _recordings(paths: Sequence[str], config: Config) -> Recordings:
+    """What the paths name; of the bundled recordings only those that nothing is measured on."""
+    found = read_recordings(
+        [path for path in paths if path != "bundled"],
+        config.tokenizer.sample_rate,
+        audio_root=config.audio_root,
+        on_error=config.on_error,
+        check_audio=config.check_audio,
+    )
+    if "bundled" in paths:
+        train = _bundled("train")
+        found += Recordings(tuple(u.clip for u in train), tuple(u.duration for u in train))
+    return found
+
+
+def _bundled(side: Literal["train", "test"]) -> list[Utterance]:
+    train, test = split_by_key(bundled_speech(), HELD_OUT, seed=0)
+    return train if side == "train" else test
 
 
 def _spread(items: Sequence[T], count: int) -> list[T]:

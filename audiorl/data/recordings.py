@@ -23,7 +23,6 @@ from typing import Literal
 import numpy as np
 
 from audiorl.data.audio import AudioError, load_clip, name, probe, seconds
-from audiorl.data.corpus import bundled_speech
 from audiorl.data.formats import FieldError, Style, audio_field, clip_of
 from audiorl.data.rows import BadRow, read_rows
 from audiorl.types import AudioClip
@@ -48,6 +47,10 @@ class Recordings:
     skipped: tuple[str, ...] = ()
     noted: Counter[str] = field(default_factory=Counter)
 
+    def __add__(self, other: Recordings) -> Recordings:
+        skipped, noted = self.skipped + other.skipped, self.noted + other.noted
+        return Recordings(self.clips + other.clips, self.lengths + other.lengths, skipped, noted)
+
     def summary(self) -> str:
         """One line with every count."""
         hours = sum(self.lengths) / 3600
@@ -64,7 +67,7 @@ def read_recordings(
     on_error: Literal["raise", "skip"] = "raise",
     check_audio: bool = True,
 ) -> Recordings:
-    """All recordings of audio files, folders of them, manifests (a row's `audio`, or `bundled` by name).
+    """All recordings of audio files, folders of them, and manifests (the field `audio` of a row).
 
     check_audio: decode everything now, which finds damaged, silent and clipped recordings before training does.
     Recordings that are silent or shorter than SHORTEST are left out and counted. Unusable ones raise ValueError naming
@@ -116,8 +119,6 @@ def _look(clip: AudioClip, sample_rate: int, decode: bool, noted: Counter[str]) 
 
 
 def _clips(path: str, audio_root: str | Path | None) -> list[AudioClip | BadRow]:
-    if path == "bundled":
-        return [u.clip for u in bundled_speech()]
     file = Path(path)
     if file.is_dir():
         found = sorted(p for p in file.rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES)

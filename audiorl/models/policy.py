@@ -295,7 +295,11 @@ class AudioPolicy(nn.Module):
         known = self._codes.get(clip.key)
         if known is None:
             rate = self.codec.sample_rate
-            known = self.codec.encode(prepare(clip.load(rate), rate, self.codec))[0].cpu()
+            try:
+                known = self.codec.encode(prepare(clip.load(rate), rate, self.codec))[0].cpu()
+            except ValueError as error:
+                where = clip_name(clip)
+                raise error if where in str(error) else ValueError(f"{where}: {error}") from error
             self._codes.put(clip.key, known)
         return known
 

@@ -87,6 +87,21 @@ def test_bundled_prompts_are_held_out() -> None:
     assert len(held_out) == 40 and [heard[c.path] for c in held_out] == list(texts)
 
 
+def test_other_recordings_come_on_top(recordings: Path) -> None:
+    from audiorl.recipe import load_recipe
+
+    recipe = load_recipe("recipes/codec.py")
+    bundled = recipe.read(recipe.Config())
+    both = recipe.read(recipe.Config(data=("bundled", str(recordings))))
+    assert set(both[0].clips) > set(bundled[0].clips) and len(both[0].clips) == len(bundled[0].clips) + 7
+    assert both[1:] == bundled[1:]
+    found, held_out, texts = recipe.read(recipe.Config(data=(str(recordings),), held_out_count=2))
+    assert len(found.clips) == len(found.lengths) == 5 and len(held_out) == 2 and not texts
+    assert not {c.path for c in found.clips} & {c.path for c in held_out}
+    apart = recipe.read(recipe.Config(data=("bundled",), held_out=(str(recordings),), held_out_count=3))
+    assert apart[0].clips == bundled[0].clips and len(apart[1]) == 3
+
+
 def test_the_ablation_has_the_same_bitrate(recordings: Path, run: Path, tmp_path: Path) -> None:
     assert train(tmp_path / "plain", "--data", str(recordings), "--plain", "True") == 0
     plain, ours = read_json(tmp_path / "plain" / "eval.json"), read_json(run / "eval.json")

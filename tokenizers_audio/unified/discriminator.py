@@ -42,7 +42,7 @@ class SpectrumDiscriminator(nn.Module):
             x = layer(x)
             if k < len(self.layers) - 1:
                 x = leaky_relu(x, 0.2)
-            features.append(x)
+            features.append(x.float())
         return features
 
 

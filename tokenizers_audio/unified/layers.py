@@ -107,6 +107,11 @@ def residual_units(channels: int, dilations: Sequence[int], act: Activation) -> 
     return [ResidualUnit(channels, dilation, act) for dilation in dilations]
 
 
+def full_precision(x: Tensor) -> torch.autocast:
+    """Inside, autocast leaves what is computed from x alone: codes must not depend on how networks are trained."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
 def wide(x: Tensor) -> Tensor:
     """x in at least float32, whatever the autocast."""
     return x if x.dtype == torch.float64 else x.float()

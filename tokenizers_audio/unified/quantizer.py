@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenizers_audio.unified.config import UnifiedConfig
-from tokenizers_audio.unified.layers import wide
+from tokenizers_audio.unified.layers import full_precision, wide
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Quantized:
 
 def nearest(x: Tensor, codebook: Tensor) -> Tensor:
     """[N] index of the row of `codebook` [K, D] that lies nearest to each row of x [N, D]; the first of equals."""
-    distances = codebook.square().sum(1) - 2 * x @ codebook.T  # |x|² is the same for all
+    with full_precision(x):
+        distances = codebook.square().sum(1) - 2 * x @ codebook.T  # |x|² is the same for all
     return distances.argmin(1)
 
 

@@ -19,7 +19,7 @@ from transformers.audio_utils import mel_filter_bank
 from tokenizers_audio.checkpoint import load_model, read_config
 from tokenizers_audio.resample import resample
 from tokenizers_audio.unified.config import UnifiedConfig
-from tokenizers_audio.unified.layers import CausalConv, Chain, Elu, activation, residual_units, wide
+from tokenizers_audio.unified.layers import CausalConv, Chain, Elu, activation, full_precision, residual_units, wide
 
 SPEECH_MODELS = ("hubert", "wavlm", "wav2vec2")
 
@@ -60,7 +60,8 @@ class MelStatistics(nn.Module):
     @torch.no_grad()
     def forward(self, wav: Tensor) -> Tensor:
         spectra = torch.fft.rfft(wide(wav).unfold(-1, self.size, self.step) * self.window).abs()
-        mel = ((spectra @ self.filters).clamp_min(1e-5).log10() + 1.5) / 2
+        with full_precision(wav):
+            mel = ((spectra @ self.filters).clamp_min(1e-5).log10() + 1.5) / 2
         steps = mel.transpose(1, 2).unflatten(-1, (-1, 4))
         return torch.cat([steps.mean(-1), steps.std(-1, correction=0)], 1)
 
@@ -101,7 +102,8 @@ class SpeechModelFeatures(nn.Module):
         heard = resample(windows.flatten(0, 1), *self.rates)
         if self.normalise:
             heard = (heard - heard.mean(-1, keepdim=True)) / (heard.var(-1, keepdim=True, correction=0) + 1e-7).sqrt()
-        states = self.model(heard, output_hidden_states=True).hidden_states
+        with full_precision(wav):
+            states = self.model(heard, output_hidden_states=True).hidden_states
         mean = torch.stack(states).mean(0)[:, :: self.every]
         first = self.past // self.hop
         return mean[:, first : first + self.block].unflatten(0, (-1, count)).flatten(1, 2).transpose(1, 2)

@@ -129,7 +129,7 @@ class Trainer:
         config, device = self.config, self.tokenizer.device
         wav = wav.to(device)
         levels = self._levels(len(wav)).to(device) if self.quantizing else None
-        with torch.autocast(device.type, torch.bfloat16, enabled=config.autocast):
+        with self._autocast():
             out = self.tokenizer.reconstruct(wav, levels)
         adversarial = self.discriminator is not None and self.steps_done >= (config.adversarial_after or 0)
         metrics = self._judge(wav, out.wav.detach()) if adversarial else {}
@@ -194,9 +194,10 @@ class Trainer:
         if adversarial:
             assert self.discriminator is not None
             self.discriminator.requires_grad_(False)  # it is judged by here, not taught
-            with torch.no_grad():
-                real = self.discriminator(wav)
-            fake = self.discriminator(out.wav)
+            with self._autocast():
+                with torch.no_grad():
+                    real = self.discriminator(wav)
+                fake = self.discriminator(out.wav)
             self.discriminator.requires_grad_(True)
             losses["adversarial"] = adversarial_loss(fake)
             losses["feature_matching"] = feature_matching_loss(real, fake)
@@ -205,13 +206,18 @@ class Trainer:
     def _judge(self, wav: Tensor, fake: Tensor) -> dict[str, float]:
         """One update of the discriminator on originals and detached reconstructions."""
         assert self.discriminator is not None
-        loss = discriminator_loss(self.discriminator(wav), self.discriminator(fake))
+        with self._autocast():
+            judgements = self.discriminator(wav), self.discriminator(fake)
+        loss = discriminator_loss(*judgements)
         _check_finite({"discriminator": loss})
         self.judge.zero_grad()
         loss.backward()
         own = dict(self.discriminator.named_parameters())
         found = _update(self.judge, own, self.config, self.steps_done)
         return {"discriminator/loss": float(loss.detach()), "discriminator/grad_norm": found["grad_norm"]}
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.tokenizer.device.type, torch.bfloat16, enabled=self.config.autocast)
 
     def _levels(self, batch: int) -> Tensor:
         """[B] codebooks that each recording of this step uses."""

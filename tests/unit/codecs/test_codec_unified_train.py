@@ -129,6 +129,22 @@ def test_what_is_not_finite_changes_nothing() -> None:
     assert same(weights(trainer.tokenizer), before)
 
 
+def test_autocast_leaves_features_and_codes_alone() -> None:
+    tokenizer, wavs = tiny(), clips(2, 4)
+    levels = torch.tensor([4, 4])
+    with torch.no_grad():
+        exact = tokenizer.reconstruct(wavs, levels)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = tokenizer.reconstruct(wavs, levels)
+    assert out.features is not None and exact.features is not None and torch.equal(out.features, exact.features)
+    assert out.quantized is not None and out.quantized.vectors.dtype == torch.float32
+    assert out.latents.dtype == torch.bfloat16
+    assert torch.equal(out.quantized.codes, tokenizer.quantizer.encode(out.latents.float(), 4))
+    trainer = Trainer(tokenizer, tiny_training(autocast=True, adversarial_after=0, start_vectors=16))
+    losses = [trainer.step(batch(k))["loss"] for k in range(3)]
+    assert all(0 < loss < 1e4 for loss in losses)
+
+
 def test_dropout_draws_levels_from_seed_and_step() -> None:
     def drawn(seed: int, step: int) -> list[int]:
         trainer = Trainer(tiny(), tiny_training(codebook_dropout=0.5), seed=seed)
