@@ -142,7 +142,7 @@ def main(config: Config, run: Run) -> None:
     def measured(name: str, schedule: Schedule | None = None) -> None:
         measure_streams(run, name, policy, test, config.chunks, config.sampling, multi_turn(), schedule, voice)
 
-    heard = [*robot_streams(config), *train]
+    heard = [*on_disk(run, robot_streams(config), "robots"), *train]
     rng = random.Random(config.seed)
     lagging = [Example(interpretation(s, config.chunks, _lags(s, config.lag, rng))) for s in heard]
     sft(policy, lagging, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
