@@ -27,7 +27,7 @@ test: install lint
 	$(PY) -m pytest
 
 test-all: install lint
-	$(PY) -m pytest -m "slow or not slow"
+	HYPOTHESIS_PROFILE=explore $(PY) -m pytest -m "slow or not slow"
 
 lint: install
 	$(VENV)/bin/ruff check .

@@ -22,8 +22,10 @@ from audiorl.models import text as text_decoder
 from audiorl.types import AudioClip, Message, Sample
 
 torch.set_num_threads(2)
-settings.register_profile("busy", deadline=None)  # a busy machine is not a failure
-settings.load_profile("busy")
+# No deadline: a busy machine is not a failure. `make test` tries the same cases every time, `make test-all` new ones.
+settings.register_profile("repeat", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 
 
 @pytest.fixture(scope="session")
