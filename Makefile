@@ -15,7 +15,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet -e ".[dev,metrics,speech]"
+	$(PY) -m pip install --quiet -e ".[dev,metrics,speech,serve]"
 # It pins a tqdm older than datasets can use and works with ours; what its agents import is in the dev extra.
 	$(PY) -m pip install --quiet --no-deps simuleval==1.1.4
 	touch $@

@@ -13,10 +13,12 @@ USAGE = """audiorl: reinforcement learning for speech language models
   audiorl train RECIPE --out DIR [--tiny] [--key.path value …]   run a recipe (a Python file); --help lists its options
   audiorl resume DIR                                           continue an interrupted run
   audiorl report DIR                                           write DIR/report.html again
-  audiorl eval NAME [options]                                  run eval/NAME.py (mmau, asr); --help lists its options
+  audiorl eval NAME [options]                                  run eval/NAME.py (mmau, asr, simul, codec, tts)
   audiorl rewards FILE ROLLOUTS.jsonl                          score recorded rollouts with the reward in FILE
+  audiorl rewards serve FILE [options]                         the reward in FILE for other machines, over HTTP
   audiorl codec encode|decode|train …                          audio to codes and back, train our tokenizer
   audiorl doctor                                               what is installed, what is missing, a self-test
+  audiorl doctor --plan MODEL [options]                        the GPU memory that a run would need
 """
 
 
@@ -51,14 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(command: Callable[[list[str]], int], args: list[str]) -> int:
-    from audiorl.train.run import Interrupted  # takes seconds, in which Ctrl-C may come
+    from audiorl.runtime.ranks import RankError  # takes seconds, in which Ctrl-C may come
+    from audiorl.train.run import Interrupted
 
     try:
         return command(args)
     except Interrupted as stop:
         print(f"audiorl: {stop}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError, RankError) as error:
         if os.environ.get("AUDIORL_TRACEBACK"):
             raise
         print(f"audiorl: {' '.join(str(error).split())}", file=sys.stderr)  # some libraries write paragraphs
@@ -119,11 +122,27 @@ def _eval(args: list[str]) -> int:
 
 
 def _rewards(args: list[str]) -> int:
+    if args[:1] == ["serve"]:
+        return _rewards_serve(args[1:])
     from audiorl.rewards.replay import print_replay, replay
 
     if len(args) != 2:
-        raise ValueError("rewards: name a reward file and recorded rollouts: audiorl rewards FILE ROLLOUTS.jsonl")
+        raise ValueError(
+            "rewards: name a reward file and recorded rollouts: audiorl rewards FILE ROLLOUTS.jsonl; or serve it: "
+            "audiorl rewards serve FILE"
+        )
     print_replay(replay(args[0], args[1]))
+    return 0
+
+
+def _rewards_serve(args: list[str]) -> int:
+    try:
+        from audiorl.rewards import serve
+    except ModuleNotFoundError as error:
+        if error.name not in ("fastapi", "starlette", "uvicorn"):
+            raise
+        raise ValueError("rewards serve: needs fastapi and uvicorn: pip install 'audiorl[serve]'") from error
+    serve.main(args)
     return 0
 
 
@@ -136,11 +155,17 @@ def _codec(args: list[str]) -> int:
 
 
 def _doctor(args: list[str]) -> int:
+    if args[:1] == ["--plan"]:
+        from audiorl.plan_cli import plan
+
+        return plan(args[1:])
+    if args:
+        raise ValueError(
+            "doctor takes no arguments but --plan MODEL, which has options of its own: see audiorl doctor --plan --help"
+        )
     from audiorl.doctor import run_doctor
     from audiorl.selftest import self_test
 
-    if args:
-        raise ValueError("doctor takes no arguments")
     return run_doctor(self_test)
 
 

@@ -72,6 +72,12 @@ OPTIONAL = (
     Package("wandb", "wandb", "curves in Weights & Biases", 'pip install "audiorl[loggers]"'),
     Package("sacrebleu", "sacrebleu", "BLEU and chrF", 'pip install "audiorl[metrics]"'),
     Package("num2words", "num2words", "numbers in spoken form", 'pip install "audiorl[metrics]"'),
+    Package("pystoi", "pystoi", "STOI", 'pip install "audiorl[speech]"'),
+    Package("pocketsphinx", "pocketsphinx", "a small recogniser with its model", 'pip install "audiorl[speech]"'),
+    Package("faster-whisper", "faster_whisper", "CTranslate2's Whisper", 'pip install "audiorl[speech]"'),
+    Package("speechmos", "speechmos", "DNSMOS", 'pip install "audiorl[speech]"'),
+    Package("librosa", "librosa", "features for DNSMOS", 'pip install "audiorl[speech]"'),
+    Package("pesq", "pesq", "PESQ", 'pip install "audiorl[pesq]" (needs a C compiler)'),
 )
 
 _ASSETS = {

@@ -1,8 +1,8 @@
 """Recipes: Python files that say what one kind of run does.
 
 A recipe has a frozen dataclass `Config` whose fields are the command line's options, a function `main(config, run)`,
-and `tiny()`, a Config that finishes in seconds; some have `full()`, a Config for real data on GPUs. A recipe that
-torchrun may start in several processes has `follow(config)`: what all but the first do.
+and `tiny()`, a Config that finishes in seconds; some have `full()`, a Config for real data on GPUs. Of processes that
+torchrun started the first runs the recipe; the others do what its training phases ask of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import tyro
 
 from audiorl.config import to_json
-from audiorl.runtime.ranks import rank
+from audiorl.runtime.ranks import follow, process_group, rank
 from audiorl.train.checkpoint import read_json
 from audiorl.train.run import Run
 
@@ -61,11 +61,12 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path) -> Run | None:
     recipe = load_recipe(path)
     config = parse_config(recipe, argv)
     if rank() > 0:
-        _follow(recipe, config)
+        _follow()
         return None
     run = Run.create(out, str(Path(path).resolve()), argv, config)
     try:
-        recipe.main(config, run)
+        with process_group():
+            recipe.main(config, run)
     except (ValueError, OSError):
         run.discard_if_empty()  # a mistake in the data or options should not block the same --out
         raise
@@ -75,9 +76,7 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path) -> Run | None:
 def resume(folder: str | Path) -> Run | None:
     """Continue a run where its folder says it is. The recipe must still resolve to the same config."""
     if rank() > 0:
-        saved = read_json(Path(folder) / "config.json")
-        recipe = load_recipe(saved["recipe"])
-        _follow(recipe, parse_config(recipe, saved["argv"]))
+        _follow()
         return None
     run = Run.open(folder)
     saved = read_json(run.dir / "config.json")
@@ -89,14 +88,14 @@ def resume(folder: str | Path) -> Run | None:
             f"{run.dir}/config.json: the recipe now gives another value for {changed}; "
             "restore the recipe, or start a new run"
         )
-    recipe.main(config, run)
+    with process_group():
+        recipe.main(config, run)
     return run
 
 
-def _follow(recipe: ModuleType, config: Any) -> None:
-    if not hasattr(recipe, "follow"):
-        raise ValueError(f"{recipe.__file__}: this recipe runs in one process; start it without torchrun")
-    recipe.follow(config)
+def _follow() -> None:
+    with process_group():
+        follow()
 
 
 def _difference(old: Any, new: Any, path: str = "") -> str | None:

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import soundfile
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 from audiorl.data.audio import AudioError
+from audiorl.evals import InferenceOptions, run_script
 from audiorl.metrics.text import CorpusErrors, ErrorCounts, Normalizer, char_errors, normalize, word_errors
 from audiorl.rewards.tags import final_text
-from audiorl.rollout.batch import generate_all, greedy_engine, read_for_inference, read_rows
+from audiorl.rollout.batch import generate_all, read_rows
 from audiorl.types import AudioClip, Rollout, RolloutEngine, Sample
 
 Metric = Literal["wer", "cer"]
@@ -37,16 +37,10 @@ Row = dict[str, Any]
 _RATE = 16_000
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class Options(InferenceOptions):
     """Evaluate a model's transcripts, or score an existing results file."""
 
-    data: Path | None = None
-    """A manifest or folder that `audiorl.data.manifest.read_samples` reads."""
-    model: str | None = None
-    """A Hugging Face model folder or hub id."""
-    out: Path | None = None
-    """Folder for results and scores."""
     score: Path | None = None
     """Score this file (JSON lines with id, reference, hypothesis) instead of running a model."""
     kind: str = "asr"
@@ -55,38 +49,21 @@ class Options:
     normalizer: Normalizer = "basic"
     language: str | None = None
     """For spelling digits out with the basic normaliser, where the data does not name the language itself."""
-    think: bool = False
-    batch_size: int = 8
-    max_new_tokens: int = 256
-    limit: int | None = None
-    """Only the first files."""
-    audio_root: Path | None = None
-    """Where relative audio paths start; by default the folder of the data file."""
     worst: int = 30
     """How many files worst.html shows."""
-    device: str = "auto"
 
 
 def transcribe(options: Options, engine: RolloutEngine | None = None) -> tuple[list[Row], Sequence[Sample], int]:
     """Rows {id, reference, hypothesis, language}, their samples, and how many entries had no usable audio."""
-    assert options.data and options.model and options.out
-    loaded = read_for_inference(
-        options.out,
-        options.data,
-        model=options.model,
-        kind=options.kind,
-        think=options.think,
-        max_new_tokens=options.max_new_tokens,
-        audio_root=options.audio_root,
-        limit=options.limit,
-    )
+    loaded = options.read()
+    assert options.out
     samples = loaded.samples
     for sample in samples:
         if not sample.references:
             raise ValueError(f"{options.data}: {sample.id!r} has no reference transcript")
     if not samples:
         raise ValueError(f"{options.data}: nothing to transcribe")
-    engine = engine or greedy_engine(options.model, options.max_new_tokens, options.device)
+    engine = engine or options.engine()
     answers = generate_all(
         engine, samples, options.out / "predictions.jsonl", batch_size=options.batch_size, describe=_describe
     )
@@ -214,8 +191,6 @@ def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]
     if options.score is not None:
         rows = read_rows(options.score)
     else:
-        if not (options.data and options.model and options.out):
-            raise ValueError("give --data, --model and --out to run a model, or --score to score results")
         rows, samples, skipped = transcribe(options, engine)
     if not rows:
         raise ValueError(f"{options.score}: no rows")
@@ -234,7 +209,4 @@ def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]
 
 
 if __name__ == "__main__":
-    try:
-        run(tyro.cli(Options, description=__doc__))
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
+    run_script(run, Options, __doc__, "files")

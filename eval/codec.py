@@ -29,7 +29,6 @@ import numpy as np
 import soundfile
 import soxr
 import torch
-import tyro
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -38,10 +37,10 @@ import tokenizers_audio
 from audiorl.data.audio import AudioError, probe
 from audiorl.data.corpus import bundled_speech, split_by_key
 from audiorl.data.manifest import read_samples
+from audiorl.evals import JudgeOptions, mean_of, run_script, write_scores
 from audiorl.judges import Recogniser, SpeakerEncoder, load_recogniser, load_speaker_encoder
 from audiorl.metrics.codes import bitrate, codebook_use, count_codes, entropy_bitrate
 from audiorl.metrics.intelligibility import pesq_wb, stoi
-from audiorl.metrics.interval import bootstrap_interval
 from audiorl.metrics.speaker import cosine
 from audiorl.metrics.spectral import mel_distance, si_sdr, stft_distance
 from audiorl.metrics.speech import real_time_factor
@@ -66,8 +65,8 @@ _COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class Options(JudgeOptions):
     """Compare codecs on recordings."""
 
     codecs: tuple[str, ...]
@@ -75,21 +74,14 @@ class Options:
     audio: str
     """bundled or bundled:LANGUAGE (held-out recordings of the package), a folder of audio files (with NAME.txt beside
     NAME.wav where there are transcripts), or a manifest."""
-    out: Path
-    asr: str | None = None
-    """A recogniser, as `audiorl.judges.load_recogniser` reads it."""
     language: str | None = None
     """What the recogniser hears, for multilingual ones; by default it guesses, clip by clip."""
-    speaker: str | None = None
-    """A speaker encoder, as `audiorl.judges.load_speaker_encoder` reads it."""
     sample_rate: int | None = None
     """Hz at which distances are computed; by default the lowest of recordings and codecs, above which all is silent."""
     metric: Literal["wer", "cer"] = "wer"
     normalizer: Normalizer = "basic"
     limit: int | None = None
     """Only so many recordings, evenly spaced."""
-    batch_size: int = 8
-    """Recordings that judges hear at once; codecs take them one by one."""
     pairs: int = 12
     """How many recordings the page lets hear."""
     device: str = "cpu"
@@ -157,8 +149,6 @@ def _listed(audio: str) -> Iterator[Recording]:
 def _thinned(recordings: list[Recording], limit: int | None) -> list[Recording]:
     if limit is None or limit >= len(recordings):
         return recordings
-    if limit < 1:
-        raise ValueError("--limit: give at least 1")
     return [recordings[i * len(recordings) // limit] for i in range(limit)]
 
 
@@ -368,9 +358,7 @@ def errors_of(
             for r in recordings
         )
     )
-    low, high = bootstrap_interval([u.rate for u in corpus.utterances])
-    mean = {"mean": corpus.mean, "low": low, "high": high, "n": len(corpus.utterances)}
-    return {options.metric: corpus.rate, f"mean_{options.metric}": mean}
+    return {options.metric: corpus.rate, f"mean_{options.metric}": mean_of([u.rate for u in corpus.utterances])}
 
 
 def scores_of_codec(
@@ -397,8 +385,7 @@ def scores_of_codec(
     for name in _COLUMNS:
         values = [row[name] for row in rows.values() if row.get(name) is not None]
         if values:
-            low, high = bootstrap_interval(values)
-            found[name] = {"mean": sum(values) / len(values), "low": low, "high": high, "n": len(values)}
+            found[name] = mean_of(values)
     return found
 
 
@@ -449,8 +436,6 @@ def page(
 
 def run(options: Options) -> Row:
     """Do what the options say and return the scores."""
-    if options.batch_size < 1:
-        raise ValueError("--batch-size: give at least 1")
     codecs = load_codecs(options)
     recordings = recordings_of(options)
     rates = [probe(r.clip).sample_rate for r in recordings] + [c.sample_rate for c in codecs.values()]
@@ -486,9 +471,7 @@ def run(options: Options) -> Row:
     for name, codec in codecs.items():
         own = scores_of_codec(options.out / name, codec, results[name], recordings)
         scores["codecs"][name] = {**own, **errors_of(results[name], recordings, references, options)}
-    text = json.dumps(scores, indent=2, ensure_ascii=False, allow_nan=False)
-    (options.out / "scores.json").write_text(text + "\n", encoding="utf-8")
-    (options.out / "page.html").write_text(page(scores, results, recordings, options), encoding="utf-8")
+    write_scores(options.out, scores, page(scores, results, recordings, options))
     for line in sorted(missing):
         print(f"not measured: {line}", file=sys.stderr)
     Console().print(_table(*summary(scores, options.metric), str(options.out / "page.html")))
@@ -507,9 +490,4 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> 
 
 
 if __name__ == "__main__":
-    try:
-        run(tyro.cli(Options, description=__doc__))
-    except (ValueError, OSError, ImportError) as error:
-        raise SystemExit(f"error: {error}") from error
-    except KeyboardInterrupt:
-        raise SystemExit("interrupted; the same command goes on with the recordings that are left") from None
+    run_script(run, Options, __doc__, "recordings")

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
+from audiorl.evals import InferenceOptions, run_script
 from audiorl.metrics.choice import bootstrap_accuracy, mmau_match, word_set
 from audiorl.rewards.tags import extract_think, final_text
-from audiorl.rollout.batch import generate_all, greedy_engine, read_for_inference
+from audiorl.rollout.batch import generate_all
 from audiorl.types import Rollout, RolloutEngine
 
 Kind = Literal["mmau", "mmar"]
@@ -41,28 +41,13 @@ PREDICTION_KEYS: dict[Kind, tuple[str, ...]] = {
 GROUPINGS = ("task", "modality", "category", "sub-category", "difficulty")
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class Options(InferenceOptions):
     """Evaluate a model on MMAU or MMAR, or score an existing predictions file."""
 
-    data: Path | None = None
-    """The benchmark's JSON list or JSON lines."""
-    model: str | None = None
-    """A Hugging Face model folder or hub id."""
-    out: Path | None = None
-    """Folder for predictions and scores."""
     score: Path | None = None
     """Score this predictions file instead of running a model; with --data, questions it leaves out count as wrong."""
     kind: Kind = "mmau"
-    think: bool = False
-    """Ask for thinking before the answer."""
-    batch_size: int = 8
-    max_new_tokens: int = 256
-    limit: int | None = None
-    """Only the first questions."""
-    audio_root: Path | None = None
-    """Where relative audio paths start; by default the folder of the data file."""
-    device: str = "auto"
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -89,23 +74,15 @@ def _lines(text: str) -> list[Any]:
 
 def predict(options: Options, rows: Sequence[Row], engine: RolloutEngine | None = None) -> list[Row]:
     """The rows with the model's outputs added; rows whose audio cannot be used stay without."""
-    assert options.data and options.model and options.out
-    loaded = read_for_inference(
-        options.out,
-        options.data,
-        model=options.model,
-        kind=options.kind,
-        think=options.think,
-        max_new_tokens=options.max_new_tokens,
-        audio_root=options.audio_root,
-    )
+    loaded = options.read()
+    assert options.out
     wanted = {str(row["id"]) for row in rows}
     samples = [s for s in loaded.samples if s.id in wanted]
     if loaded.skipped:
         print(f"{len(loaded.skipped)} questions cannot be asked and count as wrong", file=sys.stderr)
     if not samples:
         raise ValueError(f"{options.data}: none of the {len(rows)} questions can be asked")
-    engine = engine or greedy_engine(options.model, options.max_new_tokens, options.device)
+    engine = engine or options.engine()
     answers = generate_all(
         engine, samples, options.out / "predictions.jsonl", batch_size=options.batch_size, describe=_describe
     )
@@ -215,8 +192,8 @@ def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]
         if options.data is not None:
             rows = merge(read_rows(options.data)[: options.limit], rows, options.kind)
     else:
-        if not (options.data and options.model and options.out):
-            raise ValueError("give --data, --model and --out to run a model, or --score to score predictions")
+        options.check()
+        assert options.data and options.out
         rows = predict(options, read_rows(options.data)[: options.limit], engine)
         _write(options.out / "predictions.json", rows)
     if not any(isinstance(row.get("answer"), str) for row in rows):
@@ -236,7 +213,4 @@ def _write(path: Path, value: Any) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        run(tyro.cli(Options, description=__doc__))
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
+    run_script(run, Options, __doc__, "questions")

@@ -35,6 +35,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from audiorl.evals import run_script
 from audiorl.metrics.latency import latency_unit
 from audiorl.rollout.batch import check_settings, greedy_engine
 from audiorl.simulst.bundled import bundled_streams
@@ -356,9 +357,4 @@ def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]
 
 
 if __name__ == "__main__":
-    try:
-        run(tyro.cli(Options, description=__doc__))
-    except (ValueError, OSError, ImportError) as error:
-        raise SystemExit(f"error: {error}") from error
-    except KeyboardInterrupt:
-        raise SystemExit("interrupted; the same command goes on with the streams that are left") from None
+    run_script(run, Options, __doc__, "streams")

@@ -1,17 +1,21 @@
 """Text to speech: is it understood, and is it the right voice? Seed-TTS-eval's protocol, and conversations.
 
+    python -m eval.tts --model runs/tts/checkpoints/grpo/step_000060 --meta seedtts_testset/en/meta.lst \
+        --asr openai/whisper-large-v3 --speaker microsoft/wavlm-base-plus-sv --out results/tts
+    python -m eval.tts --model MODEL --codec CODEC --texts lines.txt --out results/lines
     python -m eval.tts --meta seedtts_testset/en/meta.lst --audio generated/ --asr openai/whisper-large-v3 \
         --speaker microsoft/wavlm-base-plus-sv --out results/tts
     python -m eval.tts --turns talks.jsonl --asr judges/whisper-base --speaker judges/speaker --out results/talks
 
 --meta: a line name|prompt text|prompt wav|text an utterance; NAME.wav (or .flac, .ogg, .opus, .mp3) in --audio is what
-was generated. The word error rate is the mean of the utterances' rates, the similarity the mean cosine with the prompt.
+was generated. With --model a checkpoint generates it, in the voice of the prompt, into --audio or OUT/audio. The word
+error rate is the mean of the utterances' rates, the similarity the mean cosine with the prompt.
 --turns: conversations as `audiorl.data.seedtts` reads them, scored by their word errors and by
 sqrt(intra · (1 - inter)) of the mean cosines between turns of one speaker and of two.
 
 A recording that is missing, or cannot be read, counts as nothing said: all of its words are wrong and its voice is
-nobody's. Writes to --out: results.jsonl (one line an utterance or turn), scores.json and page.html (the worst to hear).
-A second call goes on where the first stopped.
+nobody's. Writes to --out: results.jsonl (one line an utterance or turn), scores.json and page.html (the worst to hear);
+without --asr nothing but what --model generates. A second call goes on where the first stopped.
 """
 
 from __future__ import annotations
@@ -21,27 +25,32 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import soundfile
-import tyro
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from audiorl.config import SamplingConfig, to_json
 from audiorl.data.audio import AudioError
-from audiorl.data.seedtts import read_conversations, read_meta
+from audiorl.data.seedtts import Utterance, read_conversations, read_meta
+from audiorl.evals import JudgeOptions, mean_of, run_script, write_scores
 from audiorl.judges import Recogniser, SpeakerEncoder, load_recogniser, load_speaker_encoder
-from audiorl.metrics.interval import bootstrap_interval
 from audiorl.metrics.seedtts import Language, compared, utterance_errors
 from audiorl.metrics.speaker import cosine, voice_cosines
 from audiorl.metrics.text import CorpusErrors, ErrorCounts
 from audiorl.report.listening import Card, Take, listening_page
 from audiorl.rollout.batch import check_settings, finished_rows
+from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.voice import CodecVoice
+from audiorl.tts.generate import generate_speech, load_speaking
+from audiorl.tts.prompts import to_say
+from audiorl.tts.texts import read_utterances
 from audiorl.types import AudioClip
 
 Row = dict[str, Any]
@@ -49,26 +58,29 @@ RATE = 16_000
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 
 
-@dataclass(frozen=True)
-class Options:
-    """Score generated speech."""
+@dataclass(frozen=True, kw_only=True)
+class Options(JudgeOptions):
+    """Score generated speech, or generate it first."""
 
-    asr: str
-    """A recogniser, as `audiorl.judges.load_recogniser` reads it."""
-    out: Path
     meta: Path | None = None
     """Seed-TTS-eval's meta.lst."""
+    texts: Path | None = None
+    """Texts in another file, in place of --meta: one a line in a .txt, or a manifest (see audiorl.tts.texts)."""
     audio: Path | None = None
-    """The folder of what was generated for it."""
+    """The folder of what was generated for them."""
     turns: Path | None = None
-    """Conversations, in place of --meta and --audio."""
-    speaker: str | None = None
-    """A speaker encoder, as `audiorl.judges.load_speaker_encoder` reads it."""
+    """Conversations, in place of texts and --audio."""
+    model: str | None = None
+    """Generate with this checkpoint, a folder or hub id, into --audio or OUT/audio."""
+    codec: str | None = None
+    """The audio tokenizer of its codes; by default the folder codec/ in or above the model's."""
+    sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=750)
+    """How it speaks: temperature, top-p, top-k, repetition-aware sampling, most frames."""
+    seed: int = 0
+    """Of sampling; equal seeds give equal recordings."""
+    generation_batch_size: int = 8
+    """Texts that are said side by side."""
     language: Language = "en"
-    limit: int | None = None
-    """Only the first utterances or conversations."""
-    batch_size: int = 8
-    """Recordings that judges hear at once."""
     worst: int = 20
     """How many recordings, or conversations, the page lets hear."""
     device: str = "auto"
@@ -95,28 +107,67 @@ class Item:
 
 def items_of(options: Options) -> list[Item]:
     """What is to be judged, in order."""
-    if (options.meta is None) == (options.turns is None):
-        raise ValueError("give --meta with --audio, or --turns")
-    if options.limit is not None and options.limit < 1:
-        raise ValueError("--limit: give at least 1")
     if options.turns is not None:
-        if options.audio is not None:
-            raise ValueError("--audio: belongs to --meta; conversations name their recordings themselves")
         return [
             Item(f"{talk.id}/{i}", turn.text, _present(turn.audio), group=talk.id, speaker=turn.speaker)
             for talk in read_conversations(options.turns)[: options.limit]
             for i, turn in enumerate(talk.turns)
         ]
-    assert options.meta is not None
     if options.audio is None or not options.audio.is_dir():
         raise ValueError(f"--audio: {options.audio} is no folder; name the one that holds what was generated")
-    items = [
-        Item(u.name, u.text, _generated(options.audio, u.name), u.prompt)
-        for u in read_meta(options.meta)[: options.limit]
-    ]
-    if all(item.clip is None for item in items):
+    items = [Item(u.name, u.text, _generated(options.audio, u.name), u.prompt) for u in utterances_of(options)]
+    if options.model is None and all(item.clip is None for item in items):
         raise ValueError(f"{options.audio}: none of the {len(items)} recordings is there, such as {items[0].id}.wav")
     return items
+
+
+def utterances_of(options: Options) -> list[Utterance]:
+    """The texts of --meta or --texts."""
+    if options.meta is not None:
+        return read_meta(options.meta)[: options.limit]
+    assert options.texts is not None
+    return list(read_utterances(options.texts, limit=options.limit).samples)
+
+
+def check(options: Options) -> None:
+    """Raise ValueError for options that do not go together."""
+    given = [name for name in ("meta", "texts", "turns") if getattr(options, name) is not None]
+    if len(given) != 1:
+        raise ValueError("give one of --meta and --texts, with --audio or --model, or --turns")
+    if given == ["turns"] and (options.audio or options.model):
+        wrong = "audio" if options.audio else "model"
+        raise ValueError(f"--{wrong}: belongs to --meta or --texts; conversations name their recordings themselves")
+    if options.codec is not None and options.model is None:
+        raise ValueError("--codec: belongs to --model, the checkpoint that writes its codes")
+    if options.asr is None and options.model is None:
+        raise ValueError("--asr: name a recogniser, or with --model something to generate")
+
+
+def generate(options: Options) -> Options:
+    """Let the model say what is missing; the options with the folder of its recordings."""
+    assert options.model is not None
+    folder = options.audio or options.out / "audio"
+    samples = [to_say(u) for u in utterances_of(options)]
+    policy = load_speaking(options.model, options.codec, options.device)
+    assert policy.codec is not None
+    settings = {
+        "model": options.model,
+        "codec": policy.codec.identity,
+        "list": listed(options),
+        "sampling": to_json(options.sampling),
+    }
+    engine, voice = HFEngine(policy, options.sampling), CodecVoice.of(policy)
+    rows = generate_speech(
+        engine, voice, samples, folder, settings, batch_size=options.generation_batch_size, seed=options.seed
+    )
+    cut = sum(row["stop_reason"] == "length" for row in rows)
+    print(f"{len(rows)} texts said in {folder}, {sum(row['seconds'] for row in rows):.1f} s, {cut} cut off")
+    return replace(options, audio=folder)
+
+
+def listed(options: Options) -> str:
+    """The file that says what should be heard."""
+    return str(options.meta or options.texts or options.turns)
 
 
 def _generated(folder: Path, name: str) -> AudioClip | None:
@@ -220,11 +271,6 @@ def grouped(found: Sequence[Heard]) -> dict[str, list[Heard]]:
     return groups
 
 
-def _mean(values: Sequence[float]) -> Row:
-    low, high = bootstrap_interval(values)
-    return {"mean": sum(values) / len(values), "low": low, "high": high, "n": len(values)}
-
-
 def scores_of(found: Sequence[Heard], options: Options) -> Row:
     """Error rates, and the similarity of each voice with its prompt, or between the turns of conversations."""
     groups = grouped(found)
@@ -238,7 +284,7 @@ def scores_of(found: Sequence[Heard], options: Options) -> Row:
         "recordings": len(found),
         "missing": sum(problem == "missing" for problem in problems.values()),
         "unreadable": sum(problem != "missing" for problem in problems.values()),
-        "mean_wer": _mean([u.rate for u in corpus.utterances]),
+        "mean_wer": mean_of([u.rate for u in corpus.utterances]),
         "wer": corpus.rate,
         "above_half": sum(u.rate > 0.5 for u in corpus.utterances),
     }
@@ -246,7 +292,7 @@ def scores_of(found: Sequence[Heard], options: Options) -> Row:
         return scores
     if options.turns is None:
         prompted = [row.get("similarity", 0.0) for item, row, _ in found if item.prompt is not None]
-        return {**scores, **({"similarity": _mean(prompted)} if prompted else {})}
+        return {**scores, **({"similarity": mean_of(prompted)} if prompted else {})}
     cosines = [
         voice_cosines([_voice(row) for _, row, _ in group], [item.speaker for item, _, _ in group])
         for group in groups.values()
@@ -254,7 +300,7 @@ def scores_of(found: Sequence[Heard], options: Options) -> Row:
     for name in ("intra", "inter"):
         defined = [value for c in cosines if not math.isnan(value := getattr(c, name))]
         if defined:
-            scores[name] = _mean(defined)
+            scores[name] = mean_of(defined)
     if "intra" in scores and "inter" in scores:
         alike, unlike = max(0.0, scores["intra"]["mean"]), min(1.0, 1.0 - scores["inter"]["mean"])
         scores["similarity"] = math.sqrt(alike * unlike)
@@ -310,7 +356,7 @@ def page(found: Sequence[Heard], scores: Row, options: Options) -> str:
         mean = found_similarity["mean"] if isinstance(found_similarity, dict) else found_similarity
         rows.append(["SIM × 100", f"{100 * mean:.2f}"])
     rows += [[key, str(scores[key])] for key in ("utterances", "recordings", "missing", "unreadable")]
-    lead = f"{options.meta or options.turns}, heard by {options.asr}. The worst {len(cards)} first."
+    lead = f"{listed(options)}, heard by {options.asr}. The worst {len(cards)} first."
     return listening_page("Text to speech", lead, ["", ""], rows, cards, options.out)
 
 
@@ -327,14 +373,17 @@ def _playable(clip: AudioClip | None, out: Path) -> str | None:
 
 
 def run(options: Options) -> Row:
-    """Do what the options say and return the scores."""
-    if options.batch_size < 1:
-        raise ValueError("--batch-size: give at least 1")
+    """Do what the options say and return the scores; empty without a recogniser."""
+    check(options)
+    if options.model is not None:
+        options = generate(options)
+    if options.asr is None:
+        return {}
     items = items_of(options)
     for item in items:
         if options.speaker is not None and item.prompt is not None:
             item.prompt.load(RATE)  # a broken prompt is the list's fault, not the system's
-    settings = {"list": str(options.meta or options.turns), "asr": options.asr, "speaker": options.speaker}
+    settings = {"list": listed(options), "asr": options.asr, "speaker": options.speaker}
     check_settings(options.out / "settings.json", {**settings, "language": options.language})
     judges = Judges(
         load_recogniser(options.asr, options.language, options.device),
@@ -346,17 +395,10 @@ def run(options: Options) -> Row:
     for item, row, _ in found:
         if "problem" in row:
             print(f"counted as wrong: {item.id}: {row['problem']}", file=sys.stderr)
-    text = json.dumps(scores, indent=2, ensure_ascii=False, allow_nan=False)
-    (options.out / "scores.json").write_text(text + "\n", encoding="utf-8")
-    (options.out / "page.html").write_text(page(found, scores, options), encoding="utf-8")
-    Console().print(table(scores, str(options.meta or options.turns)))
+    write_scores(options.out, scores, page(found, scores, options))
+    Console().print(table(scores, listed(options)))
     return scores
 
 
 if __name__ == "__main__":
-    try:
-        run(tyro.cli(Options, description=__doc__))
-    except (ValueError, OSError, ImportError) as error:
-        raise SystemExit(f"error: {error}") from error
-    except KeyboardInterrupt:
-        raise SystemExit("interrupted; the same command goes on with the recordings that are left") from None
+    run_script(run, Options, __doc__, "recordings")

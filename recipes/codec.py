@@ -26,7 +26,7 @@ from audiorl.data.corpus import Utterance, bundled_speech, split_by_key
 from audiorl.data.recordings import Recordings, read_recordings
 from audiorl.report import write_report
 from audiorl.runtime.ranks import local_device
-from audiorl.train.codec import CodecConfig, follow_codec, measure_codec, train_codec
+from audiorl.train.codec import CodecConfig, measure_codec, train_codec
 from audiorl.train.run import Run
 from audiorl.types import AudioClip
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
@@ -140,12 +140,6 @@ def main(config: Config, run: Run) -> None:
     measure_codec(run, "after", tokenizer, held_out, texts)
     tokenizer.save(run.dir / "codec")
     print(write_report(run.dir))
-
-
-def follow(config: Config) -> None:
-    """What every process of torchrun but the first does."""
-    torch.set_num_threads(config.threads)
-    follow_codec(make(config), config.codec, config.seed, trained=config.path is not None)
 
 
 def make(config: Config) -> UnifiedTokenizer:

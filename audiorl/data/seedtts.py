@@ -1,4 +1,4 @@
-"""Lists of what a text-to-speech system was asked to say: Seed-TTS-eval's meta.lst, and conversations of voices.
+"""Lists of what a text-to-speech system is asked to say: Seed-TTS-eval's meta.lst, plain text, conversations of voices.
 
 meta.lst has a line an utterance, fields divided by "|", paths relative to its folder::
 
@@ -25,12 +25,15 @@ from audiorl.types import AudioClip
 
 @dataclass(frozen=True)
 class Utterance:
-    """One text to be said, in the voice of the prompt if there is one."""
+    """One text to be said, in the voice of the prompt if there is one. `recording` is how it sounds, where known."""
 
     name: str
     text: str
     prompt_text: str = ""
     prompt: AudioClip | None = None
+    recording: AudioClip | None = None
+    speaker: str = ""
+    language: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,21 @@ def read_meta(path: str | Path) -> list[Utterance]:
         if name in names:
             raise ValueError(f"{where}: {name!r} is also the name of line {names[name]}; give every line its own")
         names[name] = number
-        prompt = AudioClip(path=str(path.parent / fields[2])) if len(fields) > 2 and fields[2] else None
-        found.append(Utterance(name, text, fields[1] if len(fields) > 2 else "", prompt))
+        prompt, recording = (
+            AudioClip(path=str(path.parent / fields[i])) if len(fields) > i and fields[i] else None for i in (2, 4)
+        )
+        found.append(Utterance(name, text, fields[1] if len(fields) > 2 else "", prompt, recording))
     if not found:
         raise ValueError(f"{path}: holds no utterance")
+    return found
+
+
+def read_texts(path: str | Path) -> list[Utterance]:
+    """The lines of a text file, named FILE-0001 by their number. Raises ValueError for a file without any."""
+    path = Path(path)
+    found = [Utterance(f"{path.stem}-{number:04d}", line.strip()) for number, line in _lines(path)]
+    if not found:
+        raise ValueError(f"{path}: holds no text; write one a line")
     return found
 
 

@@ -14,7 +14,17 @@ from audiorl.models.policy import BESIDE_ADAPTER, AudioPolicy, Backbone, Referen
 from audiorl.models.speech import CONFIG_KEY, FrameLayout, Prompt
 from tokenizers_audio.protocol import AudioTokenizer
 
-__all__ = ["AudioPolicy", "Backbone", "FrameLayout", "Prompt", "Reference", "dualize", "load_policy", "load_weights"]
+__all__ = [
+    "AudioPolicy",
+    "Backbone",
+    "FrameLayout",
+    "Prompt",
+    "Reference",
+    "dualize",
+    "load_policy",
+    "load_weights",
+    "read_config",
+]
 
 TEXT_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
@@ -40,7 +50,7 @@ def load_policy(
 
 
 def _load_model(path: str | Path, config: ModelConfig) -> AudioPolicy:
-    found = _config(path)
+    found = read_config(path)
     kind = str(found.get("model_type"))
     speech = None if CONFIG_KEY not in found else _layout(path, found[CONFIG_KEY])
     if kind in ("qwen2_5_omni", "qwen2_5_omni_thinker", "qwen3_omni_moe", "qwen3_omni_moe_thinker"):
@@ -96,7 +106,8 @@ def _layout(path: str | Path, saved: Any) -> FrameLayout:
         raise ValueError(f'{path}/config.json: "{CONFIG_KEY}" does not say how the model speaks: {error}') from error
 
 
-def _config(path: str | Path) -> dict[str, Any]:
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The config.json of a model folder or a hub id. Raises ValueError where there is none or it is damaged."""
     folder = Path(path)
     if folder.exists():
         config = folder / "config.json"

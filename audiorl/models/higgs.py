@@ -83,12 +83,12 @@ def load(path: str | Path, config: ModelConfig) -> AudioPolicy:
     transformers trains and saves it without a text head unless told otherwise. Where a checkpoint has none, the token
     embeddings serve as one, as in the Llama that Higgs began as; what it then writes as text means little.
     """
-    model = load_model(HiggsAudioV2ForConditionalGeneration, path, config, build=_route, fill=_tie_text_head)
+    model = load_model(HiggsAudioV2ForConditionalGeneration, path, config, build=add_routing, fill=_tie_text_head)
     tokenizer = load_tokenizer(path)
     return _policy(model, tokenizer, config, str(path))
 
 
-def _route(model: Any) -> None:
+def add_routing(model: Any) -> None:
     """Our layers in place of transformers', and a text head."""
     layers = model.model.layers
     for i, layer in enumerate(layers):
@@ -172,5 +172,5 @@ def tiny(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = HiggsAudioV2ForConditionalGeneration(size, use_text_head=True)
-    _route(model)
+    add_routing(model)
     return _policy(model, tokenizer, config, "tiny")

@@ -116,6 +116,7 @@ class AudioPolicy(nn.Module):
         self._cache = _ClipCache(self.config.audio_cache_mb * 2**20)
         self._codec: tuple[AudioTokenizer, ...] = ()  # one or none; in a tuple, it is no part of this module
         self._codes = _ClipCache(self.config.audio_cache_mb * 2**20)
+        self._kept_codes: Mapping[str, Tensor] = {}
         self._update: dict[str, tuple[Tensor, Tensor]] | None = None
         self._set_trainable()
 
@@ -168,7 +169,8 @@ class AudioPolicy(nn.Module):
     def copy(self) -> AudioPolicy:
         """The policy as it is now, with trained weights of its own; what is never trained is shared."""
         shared: dict[int, Any] = {id(p): p for p in self.model.parameters() if not p.requires_grad}
-        shared |= {id(x): x for x in (self.tokenizer, self.extractor, self.backbone, self._codes, *self._codec)}
+        parts = (self.tokenizer, self.extractor, self.backbone, self._codes, self._kept_codes, *self._codec)
+        shared |= {id(x): x for x in parts}
         if self.config.audio != "full":
             shared[id(self._cache)] = self._cache  # both hear the same; a trained tower soon hears otherwise
         return copy.deepcopy(self, shared)
@@ -287,12 +289,20 @@ class AudioPolicy(nn.Module):
         setattr(self.model.config, CODEC_KEY, codec.identity)
         self._codec = (codec,)
         self._codes.clear()
+        self._kept_codes = {}
+
+    def keep_codes(self, known: Mapping[str, Tensor]) -> None:
+        """Codes [Q, F] of this codec by `AudioClip.key`, such as `CodeShards`: these clips are not encoded again."""
+        self._kept_codes = known
 
     def codes(self, clip: AudioClip) -> Tensor:
         """[Q, F] int64: the clip in the codec's codes, made once."""
         if self.codec is None:
             raise ValueError("the model reads and writes codes but has no codec yet: tokenizers_audio.load, set_codec")
         known = self._codes.get(clip.key)
+        if known is None and clip.key in self._kept_codes:
+            known = self._kept_codes[clip.key]
+            self._codes.put(clip.key, known)
         if known is None:
             rate = self.codec.sample_rate
             try:
@@ -535,15 +545,29 @@ class AudioPolicy(nn.Module):
 
 
 class Reference:
-    """The policy it was made from, as it was then. Weights that are never trained are shared, not copied."""
+    """The policy it was made from, as it was then. Weights that are never trained are shared, not copied.
 
-    def __init__(self, policy: AudioPolicy):
+    `base`: the model below the policy's adapter, whatever the adapter is now.
+    """
+
+    def __init__(self, policy: AudioPolicy, base: bool = False):
         self._policy = policy
-        if policy.has_fresh_adapter() and policy.config.audio == "frozen":
+        if base or (policy.has_fresh_adapter() and policy.config.audio == "frozen"):
             self._frozen = policy  # the base model under a fresh adapter is the reference
             return
         self._frozen = policy.copy()
         self._frozen.requires_grad_(False)
+
+    @property
+    def is_base(self) -> bool:
+        return self._frozen is self._policy
+
+    @property
+    def policy(self) -> AudioPolicy:
+        """The frozen copy."""
+        if self.is_base:
+            raise ValueError("this reference is the model below an adapter, not a policy of its own")
+        return self._frozen
 
     @torch.no_grad()
     def forward(
@@ -554,7 +578,7 @@ class Reference:
 
     @contextmanager
     def _base_weights(self) -> Iterator[None]:
-        if self._frozen is self._policy:
+        if self.is_base:
             with self._policy.adapter.disable_adapter():
                 yield
         else:

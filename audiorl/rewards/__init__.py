@@ -10,6 +10,7 @@ from audiorl.rewards.language import LanguageConsistency
 from audiorl.rewards.length import Overlong
 from audiorl.rewards.maths import maths_equal
 from audiorl.rewards.model import ModelReward, ProcessModelReward
+from audiorl.rewards.remote import RemoteReward, RewardServerError
 from audiorl.rewards.repetition import Repetition
 from audiorl.rewards.tags import after_think, extract_answer, extract_think, final_text, strip_tags
 from audiorl.rewards.think import AnswerFormat, ThinkFormat, ThinkLength
@@ -24,7 +25,9 @@ __all__ = [
     "ModelReward",
     "Overlong",
     "ProcessModelReward",
+    "RemoteReward",
     "Repetition",
+    "RewardServerError",
     "StandardisedSum",
     "Term",
     "ThinkFormat",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,8 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from audiorl.data import manifest
-from audiorl.data.manifest import Loaded
+from audiorl.config import ModelConfig
 from audiorl.types import Request, Rollout, RolloutEngine, Sample
 
 Row = dict[str, Any]
@@ -63,31 +61,6 @@ def generate_all(
 def read_rows(path: str | Path) -> list[Row]:
     """The rows of a results file. A last line that is incomplete is left out; any other damage is a ValueError."""
     return _parse(Path(path))[0]
-
-
-def read_for_inference(
-    out: Path,
-    data: Path,
-    *,
-    model: str,
-    kind: str,
-    think: bool,
-    max_new_tokens: int,
-    audio_root: Path | None = None,
-    limit: int | None = None,
-) -> Loaded:
-    """The usable samples of `data`, every clip decoded once; what is skipped goes to stderr, a line each.
-
-    The settings are kept in out/settings.json: see `check_settings` for an `out` that a run left.
-    """
-    settings = {"model": model, "data": data.name, "kind": kind, "think": think, "max_new_tokens": max_new_tokens}
-    check_settings(out / "settings.json", settings)
-    loaded = manifest.read_samples(
-        data, kind=kind, think=think, audio_root=audio_root, on_error="skip", limit=limit, check_audio=True
-    )
-    if loaded.skipped:
-        print(f"{loaded.summary()}\n{loaded.listing()}", file=sys.stderr)
-    return loaded
 
 
 def check_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
@@ -164,14 +137,19 @@ def _display(enabled: bool) -> Progress:
 
 
 def greedy_engine(model: str | Path, max_new_tokens: int = 256, device: str = "auto") -> RolloutEngine:
-    """The model as a greedy engine for evaluation: bfloat16 on a GPU where there is one, else float32 on the CPU."""
-    import torch
-
-    from audiorl.config import ModelConfig, SamplingConfig
+    """The model as a greedy engine for evaluation; see `evaluation_config`."""
+    from audiorl.config import SamplingConfig
     from audiorl.models import load_policy
     from audiorl.rollout.hf import HFEngine
 
+    policy = load_policy(model, evaluation_config(device))
+    return HFEngine(policy, SamplingConfig(temperature=0.0, max_new_tokens=max_new_tokens))
+
+
+def evaluation_config(device: str = "auto") -> ModelConfig:
+    """bfloat16 on a GPU, where `auto` finds one, else float32 on the CPU."""
+    import torch
+
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    config = ModelConfig(device=device, dtype="float32" if device == "cpu" else "bfloat16")
-    return HFEngine(load_policy(model, config), SamplingConfig(temperature=0.0, max_new_tokens=max_new_tokens))
+    return ModelConfig(device=device, dtype="float32" if device == "cpu" else "bfloat16")

@@ -1,13 +1,32 @@
-"""Workers in this process."""
+"""Workers in this process, and what all groups of workers have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+
+class Group(Protocol):
+    """Workers whose methods are called together, wherever they are."""
+
+    @property
+    def size(self) -> int: ...
+
+    def each(self, method: str, shards: Sequence[Any]) -> list[Any]:
+        """Call `method` of every worker with its own shard; the results by worker."""
+        ...
+
+    def all(self, method: str, *args: Any) -> list[Any]:
+        """Call `method` of every worker with the same arguments; the results by worker."""
+        ...
+
+    def first(self, method: str, *args: Any) -> Any:
+        """`all` for what every worker would answer alike: only the first one's answer travels."""
+        ...
 
 
 class LocalGroup:
-    """Calls methods of workers. `each` scatters one argument per worker, `all` gives every worker the same."""
+    """Workers that share this process and its models."""
 
     def __init__(self, workers: Sequence[Any]):
         if not workers:
@@ -19,9 +38,20 @@ class LocalGroup:
         return len(self.workers)
 
     def each(self, method: str, shards: Sequence[Any]) -> list[Any]:
-        if len(shards) != len(self.workers):
-            raise ValueError(f"{len(shards)} shards for {len(self.workers)} workers")
+        check_shards(shards, self.size)
         return [getattr(w, method)(shard) for w, shard in zip(self.workers, shards, strict=True)]
 
     def all(self, method: str, *args: Any) -> list[Any]:
         return [getattr(w, method)(*args) for w in self.workers]
+
+    def first(self, method: str, *args: Any) -> Any:
+        return self.all(method, *args)[0]
+
+
+Make = Callable[..., Any]
+"""Makes a worker. Where workers are in other processes it travels there with its arguments: a function of a module."""
+
+
+def check_shards(shards: Sequence[Any], size: int) -> None:
+    if len(shards) != size:
+        raise ValueError(f"{len(shards)} shards for {size} workers")

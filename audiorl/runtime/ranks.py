@@ -1,39 +1,38 @@
-"""Several processes of torchrun as one worker: rank 0 drives, the others follow.
+"""The processes that torchrun started as one group of workers: rank 0 drives, the others follow.
 
-Rank 0 runs the recipe as always and wraps its worker in `Ranks`; every other rank makes an equal worker and calls
-`follow`. Rank 0 then says what to do next, and all do it at the same time, each with its own part of the batch, so that
-their collective operations line up. Only rank 0 has a run folder.
+Rank 0 runs the recipe as always. Every other rank waits in `follow` for what rank 0 wants: a worker made from a
+function and its arguments, a method called, the end. All ranks do it at the same time, so that the collective
+operations of their workers line up. Only rank 0 has a run folder.
+
+What goes wrong on one rank ends all of them: it leaves the reason in torch's key-value store, and the others, whose
+connection to it breaks in the middle of an operation, find it there.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from audiorl.runtime.local import Make, check_shards
+from audiorl.runtime.world import World
 from audiorl.train.run import Interrupted
 
-State = dict[str, dict[str, Tensor]]
+LONG = timedelta(days=7)
+"""Followers may wait for days: rank 0 also generates, scores and evaluates."""
+FAILED = "audiorl/failed"
 
 
-class RankWorker(Protocol):
-    """`resume` brings a follower where `load` brought rank 0, from the checkpoint folder itself."""
-
-    def train(self, items: Sequence[Any]) -> dict[str, float]: ...
-
-    def state(self) -> State: ...
-
-    def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None: ...
-
-    def resume(self, where: str) -> None: ...
+class RankError(RuntimeError):
+    """Another rank could not go on."""
 
 
 def rank() -> int:
@@ -50,71 +49,144 @@ def local_device(device: str) -> str:
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" and ranks() > 1 else device
 
 
+_store: dist.Store | None = None
+
+
 @contextmanager
-def process_group(device: torch.device) -> Iterator[None]:
-    """Connect the processes that torchrun started, if it did. Followers may wait for days: rank 0 also evaluates."""
-    if ranks() == 1 or dist.is_initialized():
-        yield
+def process_group() -> Iterator[World]:
+    """Connect the processes that torchrun started, if it did, for the length of the block.
+
+    On rank 0 the others' work ends with the block, also with an error: then they end with one, too.
+    """
+    global _store
+    if ranks() == 1:
+        yield World()
         return
-    cuda = device.type == "cuda"
+    cuda = torch.cuda.is_available()
     if cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(days=7))
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    store, own, size = next(dist.rendezvous("env://", timeout=LONG))
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    dist.init_process_group(backend, store=store, rank=own, world_size=size, timeout=LONG)
+    _store = store
+    world = World.of_process_group()
     try:
-        yield
+        yield world
+    except Interrupted:
+        _end(world)
+        raise
+    except BaseException as error:
+        if world.rank == 0 and not isinstance(error, RankError):
+            _left_behind(f"rank 0: {type(error).__name__}: {error}")
+        raise
+    else:
+        _end(world)
     finally:
+        _store = None
         dist.destroy_process_group()
 
 
-class Ranks:
-    """A worker on rank 0 that all ranks work for. A batch is dealt out evenly; metrics are those of rank 0's part.
+class RanksGroup:
+    """A worker on every rank, made by `make(*args)`; rank 0's by `own`, which may share the driver's objects."""
 
-    As a context manager it lets the followers end with the block. An error may come in the middle of a step, where they
-    listen for something else; then the lost connection ends them.
-    """
+    def __init__(self, own: Make, make: Make, *args: Any):
+        self._number = RanksGroup._made = RanksGroup._made + 1
+        self.size = ranks()
+        self._send([("make", self._number, torch.get_num_threads(), make, args)] * self.size)
+        self._own = own()
 
-    def __init__(self, own: RankWorker):
-        self.own = own
+    _made = 0
 
-    def train(self, items: Sequence[Any]) -> dict[str, float]:
-        if len(items) % ranks():
-            raise ValueError(f"a batch of {len(items)} cannot be dealt out evenly to {ranks()} processes")
-        shards = [list(items[r :: ranks()]) for r in range(ranks())]
-        _tell("train", shards)
-        return self.own.train(shards[0])
+    def each(self, method: str, shards: Sequence[Any]) -> list[Any]:
+        check_shards(shards, self.size)
+        return self._call(method, [(shard,) for shard in shards], True)
 
-    def state(self) -> State:
-        return self.own.state()
+    def all(self, method: str, *args: Any) -> list[Any]:
+        return self._call(method, [args] * self.size, True)
 
-    def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
-        _tell("resume", [where] * ranks())
-        self.own.load(state, where)
+    def first(self, method: str, *args: Any) -> Any:
+        return self._call(method, [args] * self.size, False)[0]
 
-    def __enter__(self) -> Ranks:
-        return self
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], answer: bool) -> list[Any]:
+        self._send([("call", self._number, method, args, answer) for args in arguments])
+        with _naming_the_failed():
+            own = getattr(self._own, method)(*arguments[0])
+            if not answer:
+                return [own]
+            found: list[Any] = [None] * self.size
+            dist.gather_object(None, found)
+        return [own, *found[1:]]
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is None or issubclass(kind, Interrupted):
-            _tell("stop", [None] * ranks())
+    def _send(self, messages: Sequence[tuple[Any, ...]]) -> None:
+        with _naming_the_failed():
+            _send(messages)
 
 
-def share(value: Any = None) -> Any:
-    """Rank 0's value, on every rank of a process group."""
-    found = [value]
-    dist.broadcast_object_list(found, 0, device=torch.device("cpu"))
+def follow() -> None:
+    """Do what rank 0 wants until it has nothing more. Ctrl-C is for rank 0, which saves first."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    workers: dict[int, Any] = {}
+    while True:
+        try:
+            what, *rest = _receive()
+        except RuntimeError:
+            raise SystemExit(1) from None  # rank 0 has ended, and says why itself
+        if what == "end":
+            return
+        try:
+            if what == "make":
+                number, threads, make, args = rest
+                torch.set_num_threads(threads)
+                workers[number] = make(*args)
+            else:
+                number, method, args, answer = rest
+                found = getattr(workers[number], method)(*args)
+                if answer:
+                    dist.gather_object(found)
+        except Exception as error:
+            if _reason() is None:
+                _left_behind(f"rank {rank()}: {type(error).__name__}: {error}")
+                traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)  # at once: the others wait for this process in an operation that it will not join
+
+
+def _end(world: World) -> None:
+    if world.rank == 0:
+        _send([("end",)] * world.size)
+
+
+def _send(messages: Sequence[Any]) -> None:
+    """Give every rank its message."""
+    dist.scatter_object_list([None], list(messages))
+
+
+def _receive() -> Any:
+    found: list[Any] = [None]
+    dist.scatter_object_list(found, None)
     return found[0]
 
 
-def follow(worker: RankWorker) -> None:
-    """Do what rank 0 says until it says stop. Ctrl-C is for rank 0, which saves first."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    while True:
-        what, arguments = share()
-        if what == "stop":
-            return
-        (worker.train if what == "train" else worker.resume)(arguments[dist.get_rank()])
+def _left_behind(reason: str) -> None:
+    if _store is not None and _reason() is None:
+        _store.set(FAILED, reason)
 
 
-def _tell(what: str, arguments: list[Any]) -> None:
-    share((what, arguments))
+def _reason() -> str | None:
+    """Why the first rank failed, if one did."""
+    if _store is None or not _store.check([FAILED]):
+        return None
+    return bytes(_store.get(FAILED)).decode(errors="replace")
+
+
+@contextmanager
+def _naming_the_failed() -> Iterator[None]:
+    """A broken connection as a RankError that says what happened where."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = _reason()
+        if reason is None:
+            raise
+        raise RankError(f"{reason}; the run stopped, resume it from the last checkpoint") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from audiorl.data.recordings import Crops, Place, Recordings
 from audiorl.metrics.codes import bitrate, codebook_use, count_codes
 from audiorl.metrics.interval import bootstrap_interval
 from audiorl.metrics.spectral import mel_distance, stft_distance
-from audiorl.runtime.ranks import Ranks, follow, process_group, ranks, share
+from audiorl.runtime.local import Group, LocalGroup
+from audiorl.runtime.ranks import RanksGroup, local_device, ranks
 from audiorl.train.checkpoint import TrainerState, load_checkpoint
 from audiorl.train.fit import fit
 from audiorl.train.run import Run
@@ -27,6 +27,7 @@ from audiorl.types import AudioClip
 from tokenizers_audio.audio import prepare
 from tokenizers_audio.protocol import AudioTokenizer
 from tokenizers_audio.unified import UnifiedTokenizer
+from tokenizers_audio.unified import load as load_tokenizer
 from tokenizers_audio.unified.train import TrainConfig, Trainer
 
 LONGEST = 10.0
@@ -72,9 +73,7 @@ class CodecWorker:
     ):
         self.tokenizer = tokenizer
         self.trainer = Trainer(tokenizer, config.train, seed, trained)
-        frames = max(round(config.crop_seconds * tokenizer.frame_rate), 1)
-        samples = frames * tokenizer.config.hop
-        self.crops = Crops(recordings, tokenizer.sample_rate, samples, seed, config.cache_mb, config.threads)
+        self.crops = crops_of(tokenizer, recordings, config, seed)
 
     def train(self, items: Sequence[Place]) -> dict[str, float]:
         return self.trainer.step(torch.from_numpy(self.crops.read(items, self.trainer.steps_done)))
@@ -88,6 +87,12 @@ class CodecWorker:
     def resume(self, where: str) -> None:
         state, _ = load_checkpoint(Path(where), self.tokenizer)
         self.trainer.load(state, where)
+
+
+def crops_of(tokenizer: UnifiedTokenizer, recordings: Recordings, config: CodecConfig, seed: int) -> Crops:
+    frames = max(round(config.crop_seconds * tokenizer.frame_rate), 1)
+    samples = frames * tokenizer.config.hop
+    return Crops(recordings, tokenizer.sample_rate, samples, seed, config.cache_mb, config.threads)
 
 
 def train_codec(
@@ -104,38 +109,55 @@ def train_codec(
 ) -> None:
     """Train `tokenizer` in place, from the phase's last checkpoint on. `trained` keeps the codebooks it comes with.
 
-    Under torchrun this is rank 0's part; see `audiorl.runtime.ranks` for the others'.
+    Under torchrun every rank trains on its part of each batch.
     """
-    finished = run.finished(phase)
-    with process_group(tokenizer.device):
-        if ranks() > 1:
-            share(None if finished else recordings)
-        if finished:
-            run.load_result(phase, tokenizer)
-            return
-        own = CodecWorker(tokenizer, recordings, config, seed, trained)
-        with Ranks(own) if ranks() > 1 else nullcontext(own) as worker:
-            fit(
-                worker,
-                tokenizer,
-                own.crops,
-                run,
-                config,
-                phase=phase,
-                seed=seed,
-                length=lambda place: 1,
-                max_seconds=max_seconds,
-                evaluate=(lambda: measures(tokenizer, held_out)[0]) if held_out else None,
-                eval_every=config.eval_every,
-            )
+    if run.finished(phase):
+        run.load_result(phase, tokenizer)
+        return
+    fit(
+        _workers(run, phase, tokenizer, recordings, config, seed, trained),
+        tokenizer,
+        crops_of(tokenizer, recordings, config, seed),
+        run,
+        config,
+        phase=phase,
+        seed=seed,
+        length=lambda place: 1,
+        max_seconds=max_seconds,
+        evaluate=(lambda: measures(tokenizer, held_out)[0]) if held_out else None,
+        eval_every=config.eval_every,
+    )
 
 
-def follow_codec(tokenizer: UnifiedTokenizer, config: CodecConfig, seed: int = 0, trained: bool = False) -> None:
-    """What every rank but the first does while that one is in `train_codec`."""
-    with process_group(tokenizer.device):
-        recordings = share()
-        if recordings is not None:
-            follow(CodecWorker(tokenizer, recordings, config, seed, trained))
+def _workers(
+    run: Run,
+    phase: str,
+    tokenizer: UnifiedTokenizer,
+    recordings: Recordings,
+    config: CodecConfig,
+    seed: int,
+    trained: bool,
+) -> Group:
+    """A trainer on each rank; the crops of a batch are dealt out evenly."""
+    if ranks() == 1:
+        return LocalGroup([CodecWorker(tokenizer, recordings, config, seed, trained)])
+    if config.batch_size % ranks():
+        raise ValueError(f"a batch of {config.batch_size} cannot be dealt out evenly to {ranks()} processes")
+    start = run.model(phase, "start")
+    if not start.is_dir():
+        run.save_model(phase, "start", tokenizer)
+    return RanksGroup(
+        lambda: CodecWorker(tokenizer, recordings, config, seed, trained),
+        _worker,
+        *(str(start.resolve()), tokenizer.device.type, recordings, config, seed, trained),
+    )
+
+
+def _worker(
+    folder: str, device: str, recordings: Recordings, config: CodecConfig, seed: int, trained: bool
+) -> CodecWorker:
+    tokenizer = load_tokenizer(folder).to(local_device(device))
+    return CodecWorker(tokenizer, recordings, config, seed, trained)
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,8 @@ def _of(e: Experience, name: str) -> Tensor:
 
 
 def _padded(streams: Sequence[Tensor]) -> Tensor:
+    if not streams:  # a rank without experiences still takes part in the sums over ranks
+        return torch.zeros(0, 0)
     return pad_sequence(list(streams), batch_first=True)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from audiorl.data.schedule import batch_of_step, sorted_batch_of_step
-from audiorl.runtime.local import LocalGroup
+from audiorl.runtime.local import Group
 from audiorl.train.checkpoint import Saved
 from audiorl.train.logging import Progress
 from audiorl.train.loop import checkpoint, restore
@@ -30,7 +30,7 @@ class FitConfig(Protocol):
 
 
 def fit(
-    worker: Any,
+    trainers: Group,
     model: Saved,
     items: Sequence[T],
     run: Run,
@@ -43,11 +43,11 @@ def fit(
     evaluate: Callable[[], Mapping[str, float]] | None = None,
     eval_every: int = 0,
 ) -> None:
-    """`worker.train(batch)` for each step, from the phase's last checkpoint on. Saves `model`.
+    """`train` of every worker with its part of the batch for each step, from the phase's last checkpoint on.
 
-    `length` of an item is what `config.sort` sorts by. `max_seconds` of training end it before its last step.
+    Saves `model`, which the first worker trains; metrics are that one's. `length` of an item is what `config.sort`
+    sorts by. `max_seconds` of training end it before its last step.
     """
-    trainers = LocalGroup([worker])
     step = restore(run, phase, model, trainers)
     lengths = tuple(length(item) for item in items) if config.sort else ()
     left = None if max_seconds is None else max_seconds - run.seconds(phase)
@@ -58,7 +58,7 @@ def fit(
                 batch = sorted_batch_of_step(items, lengths, step, config.batch_size, seed)
             else:
                 batch = batch_of_step(items, step, config.batch_size, seed)
-            (metrics,) = trainers.each("train", [batch])
+            metrics = trainers.each("train", [batch[r :: trainers.size] for r in range(trainers.size)])[0]
             ended = time.monotonic()
             step += 1
             run.add_seconds(phase, ended - began)

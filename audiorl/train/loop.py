@@ -17,13 +17,13 @@ from audiorl.data.schedule import batch_of_step
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
 from audiorl.rollout.collect import Collected, collect
-from audiorl.rollout.hf import HFEngine
-from audiorl.runtime.local import LocalGroup
+from audiorl.runtime.local import Group, LocalGroup
+from audiorl.train.actors import GroupEngine, actors
 from audiorl.train.checkpoint import Saved
 from audiorl.train.credit import shape_scores
 from audiorl.train.examples import Example, experience
 from audiorl.train.logging import Progress
-from audiorl.train.rl import RLWorker, Shard
+from audiorl.train.rl import Shard, in_order
 from audiorl.train.run import Interrupted, Run
 from audiorl.types import Experience, Reward, Rollout, Sample, Voice
 
@@ -58,13 +58,11 @@ def rl(
         return
     if config.ptx_coef and not supervised:
         raise ValueError("ptx_coef is set, but there are no supervised examples for it")
-    # Reference and critic begin as the policy does, so the worker is made before weights are restored.
-    most = sampling.max_new_tokens if policy.speech is None else sampling.max_new_tokens + sampling.max_frames
-    worker = RLWorker(policy, config, optim, sampling.temperature, most, reference, sampling.audio_temperature)
-    trainers = LocalGroup([worker])
-    engine = HFEngine(policy, sampling)
+    # Reference and critic begin as the policy does, so the workers are made before weights are restored.
+    trainers = actors(run, phase, policy, config, optim, sampling, reference)
+    engine = GroupEngine(trainers)
     start = restore(run, phase, policy, trainers)
-    engine.update_weights(trainers.all("weights")[0], version=start)
+    engine.update_weights(trainers.first("weights"), version=start)
     with run.interruptible(), Progress(phase, config.steps, start) as progress:
         for step in range(start, config.steps):
             began = time.monotonic()
@@ -76,9 +74,13 @@ def rl(
                 for example in (batch_of_step(supervised, step, config.ptx_batch, seed) if config.ptx_coef else [])
             ]
             ranks = split_groups(experiences, trainers.size)
-            shards = [Shard([experiences[i] for i in own], beside[r :: len(ranks)]) for r, own in enumerate(ranks)]
+            parts = in_order(len(experiences), config.mini_batches)
+            shards = [
+                Shard([experiences[i] for i in own], beside[r :: len(ranks)], [parts[i] for i in own])
+                for r, own in enumerate(ranks)
+            ]
             results = trainers.each("train", shards)
-            engine.update_weights(trainers.all("weights")[0], version=step + 1)
+            engine.update_weights(trainers.first("weights"), version=step + 1)
             ended = time.monotonic()
 
             advantages = [0.0] * len(experiences)
@@ -100,11 +102,12 @@ def rl(
             progress.update(done, metrics)
             run.add_seconds(phase, ended - began)
             checkpoint(run, phase, done, config.steps, config.save_every, policy, trainers)
-    if worker.ema is not None:
-        with worker.ema.swapped_in():
-            run.save_model(phase, "ema", policy)
-        policy.weights_changed()
-    run.finish(phase, {"steps": config.steps, "seconds": run.seconds(phase), "kl_beta": worker.kl.beta})
+    if config.ema_decay is not None:
+        kept = {name: tensor.clone() for name, tensor in policy.weights().items()}
+        policy.load_weights(trainers.first("averaged"))
+        run.save_model(phase, "ema", policy)
+        policy.load_weights(kept)
+    run.finish(phase, {"steps": config.steps, "seconds": run.seconds(phase), "kl_beta": trainers.first("beta")})
 
 
 def scored_experiences(found: Collected, config: RLConfig) -> list[Experience]:
@@ -147,18 +150,20 @@ def rollout_metrics(found: Collected, config: RLConfig) -> dict[str, float]:
     return out
 
 
-def restore(run: Run, phase: str, model: Saved, trainers: LocalGroup) -> int:
+def restore(run: Run, phase: str, model: Saved, trainers: Group) -> int:
     """Load the phase's last checkpoint into model and trainers; returns the steps done."""
     start, state = run.restore(phase, model)
-    if state is not None:
+    if state is not None and isinstance(trainers, LocalGroup):
         trainers.all("load", state, str(run.checkpoint(phase)))
+    elif state is not None:
+        trainers.all("resume", str(run.checkpoint(phase).resolve()))
     return start
 
 
-def checkpoint(run: Run, phase: str, done: int, steps: int, every: int, model: Saved, trainers: LocalGroup) -> None:
+def checkpoint(run: Run, phase: str, done: int, steps: int, every: int, model: Saved, trainers: Group) -> None:
     """Save when due; when the run was asked to stop, save and leave."""
     if done % every == 0 or done == steps or run.asked_to_stop:
-        run.save(phase, done, model, trainers.all("state")[0])
+        run.save(phase, done, model, trainers.first("state"))
     if run.asked_to_stop:
         raise Interrupted(f"stopped after {phase} step {done}; continue with 'audiorl resume {run.dir}'")
 

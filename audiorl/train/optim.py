@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from audiorl.config import OptimConfig
+from audiorl.runtime.world import World
 
 
 def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
@@ -23,14 +24,24 @@ def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
 
 
 class Optimizer:
-    """AdamW over named parameters. `step` clips, refuses gradients that are not finite, and counts its updates."""
+    """AdamW over named parameters. `step` clips, refuses gradients that are not finite, and counts its updates.
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimConfig, total_steps: int):
+    Losses are sums over the ranks of `world`, so their gradients are added up, by `gather_gradients` before a step.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        config: OptimConfig,
+        total_steps: int,
+        world: World | None = None,
+    ):
         if not parameters:
             raise ValueError("nothing to train: every weight is frozen; set model.audio or model.lora")
         self._parameters = dict(parameters)
         self._config = config
         self._total_steps = total_steps
+        self._world = world or World()
         self.updates = 0
         self._adamw = torch.optim.AdamW(
             list(self._parameters.values()),
@@ -42,6 +53,10 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         self._adamw.zero_grad(set_to_none=True)
+
+    def gather_gradients(self) -> None:
+        """Make every gradient the sum of all ranks'."""
+        self._world.sum_gradients(self._parameters)
 
     def step(self) -> dict[str, float]:
         """One update from the accumulated gradients. Returns grad_norm (before clipping) and lr."""

@@ -22,6 +22,7 @@ from audiorl.config import OptimConfig, PreferenceConfig
 from audiorl.data.preferences import Judged, Pair
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
+from audiorl.train.actors import alone
 from audiorl.train.batches import check_finite, check_loss, counts, group_packs
 from audiorl.train.examples import Example, experience
 from audiorl.train.fit import fit, seen
@@ -212,7 +213,8 @@ def prefer(
     if not items:
         raise ValueError("nothing to train on: the data is empty")
     desirable = sum(isinstance(i, Judged) and i.desirable for i in items)
-    worker = PreferenceWorker(policy, config, optim, losses.kto_weights(desirable, len(items) - desirable))
+    weights = losses.kto_weights(desirable, len(items) - desirable)
+    trainers = alone(lambda: PreferenceWorker(policy, config, optim, weights), phase)
     prepared: Sequence[Referenced | Contrasted]
     if config.loss == "kto":
         judged = [i for i in items if isinstance(i, Judged)]
@@ -231,7 +233,7 @@ def prefer(
             refs = reference_logprobs(policy, examples, run, phase, wanted_places, config.micro_batch_tokens)
             prepared = [Referenced(p, *r) for p, r in zip(pairs, refs, strict=True)]
     fit(
-        worker,
+        trainers,
         policy,
         prepared,
         run,

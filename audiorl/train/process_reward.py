@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.algos.preference import process_reward
@@ -18,6 +18,8 @@ from audiorl.config import OptimConfig, ProcessRewardConfig
 from audiorl.data.preferences import Steps
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
+from audiorl.models.speech import wants_speech
+from audiorl.train.actors import alone
 from audiorl.train.batches import check_loss
 from audiorl.train.fit import fit
 from audiorl.train.optim import Optimizer
@@ -50,16 +52,23 @@ class StepJudge:
             raise ValueError(f"{good!r} and {bad!r} begin with the same token; choose two that differ")
 
     def marked(self, sample: Sample, steps: Sequence[str]) -> Marked:
-        """The prompt, then each step followed by the marker."""
-        ids = [int(i) for i in self.policy.prompt_ids(sample)]
-        prompt = len(ids)
+        """The prompt, then each step followed by the marker. Raises ValueError for streams and prompts of speech."""
+        if sample.turns or wants_speech(sample):
+            what = "a stream" if sample.turns else "a prompt that opens speech"
+            raise ValueError(f"sample {sample.id!r}: {what} is not answered in steps of text; leave it out")
+        prompt = self.policy.prompt(sample)
+        written: list[int] = []
         ends = []
         for step in steps:
-            ids += [*self.policy.tokenizer.encode(step, add_special_tokens=False), *self.marker]
-            ends.append(len(ids) - 1)
-        tokens = torch.tensor(ids)
-        own = torch.arange(len(ids)) >= prompt
-        return Marked(Experience(tokens, own, prompt, sample.audio, name=repr(sample.id)), torch.tensor(ends))
+            written += [*self.policy.tokenizer.encode(step, add_special_tokens=False), *self.marker]
+            ends.append(len(prompt) + len(written) - 1)
+        whole = prompt.followed_by(torch.tensor(written), ())
+        own = torch.arange(len(whole)) >= len(prompt)
+        drawn = None if whole.codes is None else nn.functional.pad(own[:, None], (0, whole.codes.shape[1] - 1))
+        experience = Experience(
+            whole.ids, own, len(prompt), whole.audio, codes=whole.codes, drawn=drawn, name=repr(sample.id)
+        )
+        return Marked(experience, torch.tensor(ends))
 
     def logits(self, part: Sequence[Marked]) -> Tensor:
         """[K, V] at all markers of a pack, answer by answer."""
@@ -155,9 +164,9 @@ def train_process_reward(
     if run.finished(phase):
         run.load_result(phase, policy)
         return
-    worker = ProcessRewardWorker(policy, config, optim)
+    trainers = alone(lambda: ProcessRewardWorker(policy, config, optim), phase)
 
     def length(item: Steps) -> int:
         return rough_length(item.sample, *item.steps)
 
-    fit(worker, policy, items, run, config, phase=phase, seed=seed, length=length)
+    fit(trainers, policy, items, run, config, phase=phase, seed=seed, length=length)

@@ -15,6 +15,7 @@ from audiorl.data.preferences import Pair
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
+from audiorl.train.actors import alone
 from audiorl.train.batches import check_loss, group_packs
 from audiorl.train.examples import Example, experience
 from audiorl.train.fit import fit
@@ -78,12 +79,12 @@ def train_reward_model(
     if run.finished(phase):
         run.load_result(phase, model)
         return
-    worker = RewardModelWorker(model, config, optim)
+    trainers = alone(lambda: RewardModelWorker(model, config, optim), phase)
 
     def length(pair: Pair) -> int:
         return rough_length(pair.sample, pair.chosen, pair.rejected)
 
-    fit(worker, model, pairs, run, config, phase=phase, seed=seed, length=length)
+    fit(trainers, model, pairs, run, config, phase=phase, seed=seed, length=length)
 
 
 @torch.no_grad()

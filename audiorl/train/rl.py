@@ -8,9 +8,10 @@ Shapes: L tokens of an experience, N sampled tokens of a pack, Q codebooks where
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from audiorl.config import OptimConfig, RLConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
 from audiorl.models.value import ValueModel, critic_of
+from audiorl.runtime.world import World
 from audiorl.train.batches import (
     by_code,
     check_finite,
@@ -44,6 +46,7 @@ from audiorl.train.batches import (
     joint,
     spread,
 )
+from audiorl.train.checkpoint import load_checkpoint
 from audiorl.train.credit import assign, mean_advantage
 from audiorl.train.ema import EMA
 from audiorl.train.optim import Optimizer
@@ -59,6 +62,8 @@ class Shard:
 
     experiences: Sequence[Experience]
     supervised: Sequence[Experience] = ()
+    mini_batches: Sequence[int] | None = None
+    """Which mini-batch of the whole step each experience belongs to; None: in order, equally many in each."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,9 @@ class RLWorker:
     `temperature` (and `audio_temperature`, of codes, where it is another) is the one that rollouts are sampled at:
     log-probs are taken under the same distribution. Made before
     a checkpoint is restored: the critic, and the reference if none is given, begin as the policy is now.
+
+    Several workers of one `world` do together what one would do alone: counts, whitening, gradients and metrics are
+    those of all ranks, wherever an experience is.
     """
 
     def __init__(
@@ -86,8 +94,10 @@ class RLWorker:
         max_tokens: int,
         reference: Reference | None = None,
         audio_temperature: float | None = None,
+        world: World | None = None,
     ):
         self.policy = policy
+        self.world = world or World()
         self.config = config
         self.temperature = temperature or 1.0
         self.audio_temperature = self.temperature if audio_temperature is None else audio_temperature or 1.0
@@ -102,14 +112,14 @@ class RLWorker:
         if self.critic is not None:
             # The head of a shared trunk also has its own optimizer: it learns alone while the policy waits.
             critic_optim = optim if config.critic.shared else config.critic.optim
-            self.critic_optimizer = Optimizer(self.critic.trainable(), critic_optim, updates)
-        self.optimizer = Optimizer(trained, optim, updates)
+            self.critic_optimizer = Optimizer(self.critic.trainable(), critic_optim, updates, self.world)
+        self.optimizer = Optimizer(trained, optim, updates, self.world)
         self.ema = None if config.ema_decay is None else EMA(trained, config.ema_decay)
 
     def train(self, shard: Shard) -> Trained:
         """One step: log-probs and values, credit, then `epochs` passes over `mini_batches`."""
-        experiences = assign(self.prepare(shard.experiences), self.config, self.kl.beta)
-        metrics = self.optimise(experiences, shard.supervised)
+        experiences = assign(self.prepare(shard.experiences), self.config, self.kl.beta, self.world.sum)
+        metrics = self.optimise(experiences, shard.supervised, shard.mini_batches)
         return Trained(metrics, [mean_advantage(e) for e in experiences])
 
     @property
@@ -122,10 +132,12 @@ class RLWorker:
     def prepare(self, experiences: Sequence[Experience]) -> list[Experience]:
         """The experiences with what the step needs of reference and old log-probs and values, all as of now."""
         config = self.config
+        found = list(experiences)
+        if not found:
+            return found
         engine = gather(experiences, "engine_logprobs", torch.device("cpu"))
         assert engine is not None
         check_finite(experiences, engine, "the engine's log-prob")
-        found = list(experiences)
         if self.reference is not None:
             reference = self.reference
             found = self._filled(found, "ref_logprobs", lambda b: by_code(self._forward(reference, b)))
@@ -144,38 +156,48 @@ class RLWorker:
 
     # -- the update -----------------------------------------------------------------------------------------------
 
-    def optimise(self, experiences: Sequence[Experience], supervised: Sequence[Experience] = ()) -> dict[str, float]:
+    def optimise(
+        self,
+        experiences: Sequence[Experience],
+        supervised: Sequence[Experience] = (),
+        mini_batches: Sequence[int] | None = None,
+    ) -> dict[str, float]:
         """Passes over experiences that have been prepared and carry advantages. Returns means of metrics."""
-        size = max(-(-len(experiences) // self.config.mini_batches), 1)
+        if mini_batches is None:
+            mini_batches = in_order(len(experiences), self.config.mini_batches)
+        parts: list[list[Experience]] = [[] for _ in range(max(self.world.gather(max(mini_batches, default=0))) + 1)]
+        for e, number in zip(experiences, mini_batches, strict=True):
+            parts[number].append(e)
         totals: Sums = defaultdict(float)
         updates = 0
         for _ in range(self.config.epochs):
-            for start in range(0, len(experiences), size):
-                for name, value in self._update(experiences[start : start + size], supervised).items():
+            for part in parts:
+                for name, value in self._update(part, supervised).items():
                     totals[name] += value
                 updates += 1
         metrics = {name: value / updates for name, value in totals.items()}
         if self.critic is not None:
-            metrics |= _value_metrics(experiences)
+            metrics |= self._value_metrics(experiences)
         if self.reference is not None:
             if self.config.kl_in == "reward":
-                metrics |= _mean_kl(experiences, self.config)
+                metrics |= self._mean_kl(experiences)
             metrics["kl/beta"] = self.kl.beta
             if "kl" in metrics and not self.waiting:  # a policy that waits for its critic tells nothing about β
-                self.kl = self.kl.update(metrics["kl"], len(experiences))
+                self.kl = self.kl.update(metrics["kl"], sum(self.world.gather(len(experiences))))
         self.steps += 1
         return metrics
 
     def _update(self, experiences: Sequence[Experience], supervised: Sequence[Experience]) -> Sums:
         waiting = self.waiting
-        totals: Sums = defaultdict(float)
+        sums: Sums = defaultdict(float)
         self.optimizer.zero_grad()
         if self.critic_optimizer is not None:
             self.critic_optimizer.zero_grad()
         lengths = counts(experiences)
-        per_token = token_weights(lengths, self.config.aggregation, self.max_tokens)
-        mean_weights = token_weights(lengths, "token-mean")
-        kinds = _share_of_frames(experiences)
+        everywhere, own = self.world.gather_list(lengths)
+        per_token = token_weights(everywhere, self.config.aggregation, self.max_tokens)[own]
+        mean_weights = token_weights(everywhere, "token-mean")[own]
+        kinds = self._share_of_frames(experiences)
         with ExitStack() as hearing:
             for model in {id(m): m for m in (self.policy, self.critic and self.critic.trunk) if m}.values():
                 hearing.enter_context(model.hear_once())
@@ -185,10 +207,13 @@ class RLWorker:
                 weights = spread([per_token[i] for i in indices], n).to(self.policy.device)
                 means = spread([mean_weights[i] for i in indices], n).to(self.policy.device)
                 for name, value in self._backward(part, weights, means, kinds, waiting).items():
-                    totals[name] += float(value)
-            if supervised and self.config.ptx_coef and not waiting:
-                totals["ptx/loss"] += self._supervised(supervised)
-        if self.critic is not None:
+                    sums[name] += float(value)
+            if self.config.ptx_coef and not waiting:
+                sums["ptx/loss"] += self._supervised(supervised)
+        totals = self.world.add_up(sums)
+        self.optimizer.gather_gradients()
+        if self.critic is not None and self.critic_optimizer is not None:
+            self.critic_optimizer.gather_gradients()
             check_gradients(self.critic.trainable())  # before the policy has moved: both step, or none
         if not waiting:
             totals.update(self.optimizer.step())
@@ -308,7 +333,8 @@ class RLWorker:
 
     def _supervised(self, examples: Sequence[Experience]) -> float:
         """Add the gradient of ptx_coef x the mean negative log-likelihood of the examples' target tokens."""
-        weight = token_weights(counts(examples), "token-mean")[0]
+        everywhere, _ = self.world.gather_list(counts(examples))
+        weight = token_weights(everywhere, "token-mean")[0] if everywhere else 0.0
         total = 0.0
         for indices in micro_batches(examples, self.config.micro_batch_tokens, share_prompts=False):
             part = [examples[i] for i in indices]
@@ -317,6 +343,40 @@ class RLWorker:
             (self.config.ptx_coef * loss).backward()
             total += float(loss.detach())
         return total
+
+    # -- metrics of all ranks --------------------------------------------------------------------------------------
+
+    def _mean_kl(self, experiences: Sequence[Experience]) -> dict[str, float]:
+        everywhere, _ = self.world.gather_list(counts(experiences))
+        kinds, sums = self._share_of_frames(experiences), {}
+        if experiences:
+            old, ref = (gather(experiences, name, torch.device("cpu")) for name in ("old_logprobs", "ref_logprobs"))
+            assert old is not None and ref is not None
+            kl = joint(kl_estimate(old, ref, self.config.kl_kind))
+            means = torch.full_like(kl, 1 / max(sum(everywhere), 1))
+            sums = {name: float(x) for name, x in _by_kind("kl", kl, means, experiences, kinds).items()}
+        return self.world.add_up(sums)
+
+    def _share_of_frames(self, experiences: Sequence[Experience]) -> float | None:
+        """Of the sampled rows; None when no experience can have frames."""
+        spoken = frames(experiences, torch.device("cpu"))
+        rows, found = sum(counts(experiences)), None if spoken is None else int(spoken.sum())
+        everywhere = self.world.gather((rows, found))
+        if all(count is None for _, count in everywhere):
+            return None
+        return sum(count or 0 for _, count in everywhere) / max(sum(rows for rows, _ in everywhere), 1)
+
+    def _value_metrics(self, experiences: Sequence[Experience]) -> dict[str, float]:
+        """Mean value, and the share of the returns' variance that the values explained before the update."""
+        values = returns = torch.zeros(0)
+        if experiences:
+            found = [gather(experiences, name, torch.device("cpu")) for name in ("values", "returns")]
+            values, returns = (stream for stream in found if stream is not None)
+        n, value, variance, left = _moments(values.double(), returns.double(), self.world)
+        if not n:
+            return {}
+        explained = 1 - left / variance if variance > 1e-12 else 0.0
+        return {"critic/value": value, "critic/explained_variance": explained}
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -346,8 +406,23 @@ class RLWorker:
         if self.ema is not None:
             self.ema.load(state["ema"], where)
 
-    def weights(self) -> Any:
+    def resume(self, where: str) -> None:
+        """Continue from a checkpoint's folder, weights and all."""
+        state, _ = load_checkpoint(Path(where), self.policy)
+        self.load(state, where)
+
+    def weights(self) -> Mapping[str, Tensor]:
         return self.policy.weights()
+
+    def averaged(self) -> Mapping[str, Tensor]:
+        """The moving average of the weights."""
+        if self.ema is None:
+            raise ValueError("no moving average is kept; set ema_decay")
+        return self.ema.state()
+
+    def beta(self) -> float:
+        """The KL coefficient as it is now."""
+        return self.kl.beta
 
 
 def _controller(config: RLConfig) -> FixedKL | HorizonKL | LogSpaceKL:
@@ -368,21 +443,6 @@ def _copy_into(critic: ValueModel, weights: dict[str, Tensor], where: str) -> No
     critic.weights_changed()
 
 
-def _mean_kl(experiences: Sequence[Experience], config: RLConfig) -> dict[str, float]:
-    old, ref = (gather(experiences, name, torch.device("cpu")) for name in ("old_logprobs", "ref_logprobs"))
-    assert old is not None and ref is not None
-    kl = joint(kl_estimate(old, ref, config.kl_kind))
-    means = torch.full_like(kl, 1 / max(len(kl), 1))
-    found = _by_kind("kl", kl, means, experiences, _share_of_frames(experiences))
-    return {name: float(x) for name, x in found.items()}
-
-
-def _share_of_frames(experiences: Sequence[Experience]) -> float | None:
-    """Of the sampled rows; None when no experience can have frames."""
-    spoken = frames(experiences, torch.device("cpu"))
-    return None if spoken is None else float(spoken.float().mean()) if len(spoken) else 0.0
-
-
 def _by_kind(
     name: str, values: Tensor, means: Tensor, part: Sequence[Experience], kinds: float | None
 ) -> dict[str, Tensor]:
@@ -400,13 +460,20 @@ def _by_kind(
     return out
 
 
-def _value_metrics(experiences: Sequence[Experience]) -> dict[str, float]:
-    """Mean value, and the share of the returns' variance that the values explained before the update."""
-    values, returns = (gather(experiences, name, torch.device("cpu")) for name in ("values", "returns"))
-    assert values is not None and returns is not None
-    if not len(values):
-        return {}
-    variance = float(returns.var(unbiased=False))
-    left = float((returns - values).var(unbiased=False))
-    explained = 1 - left / variance if variance > 1e-12 else 0.0
-    return {"critic/value": float(values.mean()), "critic/explained_variance": explained}
+def _moments(values: Tensor, returns: Tensor, world: World) -> tuple[int, float, float, float]:
+    """How many [N] of all ranks, the mean value, and the variances of the returns and of what the values leave."""
+    error = returns - values
+    n, value, mean, mean_error = world.sum(
+        torch.stack([values.new_tensor(float(len(values))), values.sum(), returns.sum(), error.sum()])
+    ).tolist()
+    if not n:
+        return 0, 0.0, 0.0, 0.0
+    squares = torch.stack([((returns - mean / n) ** 2).sum(), ((error - mean_error / n) ** 2).sum()])
+    variance, left = (world.sum(squares) / n).tolist()
+    return int(n), value / n, variance, left
+
+
+def in_order(count: int, parts: int) -> list[int]:
+    """Which of `parts` each of `count` experiences belongs to, when each takes equally many in order."""
+    size = max(-(-count // parts), 1)
+    return [i // size for i in range(count)]

@@ -131,9 +131,13 @@ class Run:
     def checkpoint(self, phase: str) -> Path:
         return self.dir / self._state["checkpoints"][phase]
 
+    def model(self, phase: str, name: str) -> Path:
+        """Where a model of its own lies, checkpoints/PHASE/NAME."""
+        return self.dir / "checkpoints" / phase / name
+
     def save_model(self, phase: str, name: str, model: Saved) -> None:
-        """Write a model folder of its own, checkpoints/PHASE/NAME."""
-        save_checkpoint(self.dir / "checkpoints" / phase / name, model, {}, {"phase": phase})
+        """Write a model folder of its own."""
+        save_checkpoint(self.model(phase, name), model, {}, {"phase": phase})
 
     def save(self, phase: str, step: int, model: Saved, trainer: TrainerState) -> None:
         folder = self.dir / "checkpoints" / phase / f"step_{step:06d}"

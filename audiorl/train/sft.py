@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from torch import Tensor
 
@@ -11,7 +12,12 @@ from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, SFTConfig
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
+from audiorl.runtime.local import Group, LocalGroup
+from audiorl.runtime.ranks import RanksGroup, ranks
+from audiorl.runtime.world import World
+from audiorl.train.actors import PolicyFile
 from audiorl.train.batches import check_loss, counts, spread
+from audiorl.train.checkpoint import load_checkpoint
 from audiorl.train.examples import Example, experience
 from audiorl.train.fit import fit
 from audiorl.train.optim import Optimizer
@@ -21,10 +27,11 @@ from audiorl.train.run import Run
 class SFTWorker:
     """Cross-entropy on target tokens: the mean over the batch's tokens, or over its examples' means."""
 
-    def __init__(self, policy: AudioPolicy, sft: SFTConfig, optim: OptimConfig):
+    def __init__(self, policy: AudioPolicy, sft: SFTConfig, optim: OptimConfig, world: World | None = None):
         self.policy = policy
         self.sft = sft
-        self.optimizer = Optimizer(policy.trainable(), optim, sft.steps)
+        self.world = world or World()
+        self.optimizer = Optimizer(policy.trainable(), optim, sft.steps, self.world)
 
     def train(self, examples: Sequence[Example]) -> dict[str, float]:
         per_sequence = self.sft.weighting == "sequence"
@@ -32,8 +39,8 @@ class SFTWorker:
         total, entropy = 0.0, 0.0
         with self.policy.hear_once():
             experiences = [experience(self.policy, e) for e in examples]
-            lengths = counts(experiences)
-            weights = token_weights(lengths, "sequence-mean-token-mean" if per_sequence else "token-mean")
+            lengths, own = self.world.gather_list(counts(experiences))
+            weights = token_weights(lengths, "sequence-mean-token-mean" if per_sequence else "token-mean")[own]
             mean = token_weights(lengths, "token-mean")[0]
             for indices in micro_batches(experiences, self.sft.micro_batch_tokens, share_prompts=False):
                 part = [experiences[i] for i in indices]
@@ -44,7 +51,8 @@ class SFTWorker:
                 loss.backward()
                 total += float(loss.detach())
                 entropy += mean * float(out.entropy.detach().sum())
-        metrics = {"sft/loss": total, "policy/entropy": entropy} | self.optimizer.step()
+        self.optimizer.gather_gradients()
+        metrics = self.world.add_up({"sft/loss": total, "policy/entropy": entropy}) | self.optimizer.step()
         self.policy.weights_changed()
         return metrics
 
@@ -53,6 +61,25 @@ class SFTWorker:
 
     def load(self, state: dict[str, dict[str, Tensor]], where: str) -> None:
         self.optimizer.load(state["optimizer"], where)
+
+    def resume(self, where: str) -> None:
+        """Continue from a checkpoint's folder, weights and all."""
+        state, _ = load_checkpoint(Path(where), self.policy)
+        self.load(state, where)
+
+
+def sft_workers(run: Run, phase: str, policy: AudioPolicy, config: SFTConfig, optim: OptimConfig) -> Group:
+    """The trainers of a supervised phase, one on each rank."""
+    if ranks() == 1:
+        return LocalGroup([SFTWorker(policy, config, optim)])
+    start = PolicyFile.save(run, phase, "start", policy)
+    return RanksGroup(
+        lambda: SFTWorker(policy, config, optim, World.of_process_group()), _sft_worker, start, config, optim
+    )
+
+
+def _sft_worker(start: PolicyFile, config: SFTConfig, optim: OptimConfig) -> SFTWorker:
+    return SFTWorker(start.load(), config, optim, World.of_process_group())
 
 
 def sft(
@@ -70,9 +97,8 @@ def sft(
     if run.finished(phase):
         run.load_result(phase, policy)
         return
-    worker = SFTWorker(policy, config, optim)
     fit(
-        worker,
+        sft_workers(run, phase, policy, config, optim),
         policy,
         examples,
         run,

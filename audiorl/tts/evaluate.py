@@ -11,14 +11,16 @@ import numpy as np
 
 from audiorl.config import SamplingConfig
 from audiorl.data.audio import write_wav
-from audiorl.judges.protocol import Recogniser
+from audiorl.judges.protocol import Recogniser, SpeakerEncoder
 from audiorl.metrics.interval import bootstrap_interval
+from audiorl.metrics.speaker import cosine
+from audiorl.metrics.speech import silent_share
 from audiorl.metrics.text import Normalizer, char_errors, word_errors
 from audiorl.models import AudioPolicy
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.voice import CodecVoice
 from audiorl.train.run import Run
-from audiorl.types import Request, Rollout, Sample
+from audiorl.types import AudioClip, Request, Rollout, Sample
 
 
 def say(policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig, seed: int = 0) -> list[Rollout]:
@@ -34,11 +36,14 @@ def measure_speech(
     sampling: SamplingConfig,
     judge: Recogniser,
     normalizer: Normalizer = "basic",
+    encoder: SpeakerEncoder | None = None,
 ) -> dict[str, Any]:
     """Say every text once, as a phase of the run.
 
     eval/NAME/*.wav hold the recordings, eval/NAME.jsonl what the judge understood of each, and the entry NAME of
-    eval.json {accuracy: mean of 1 - min(CER, 1), low, high (95% bootstrap), wer, cer, seconds, cut, n}.
+    eval.json {accuracy: mean of 1 - min(CER, 1), low, high (95% bootstrap), wer, cer, seconds, cut, n}. With an
+    `encoder` also similarity, the cosine with the voice of metadata["reference_audio"]: 0 for silence, and left out for
+    texts that have none.
     """
     if not run.finished(name):
         rollouts, waves, heard = _heard(policy, samples, sampling, judge)
@@ -48,21 +53,23 @@ def measure_speech(
             reference = rollout.sample.references[0]
             path = Path("eval") / name / f"{number:04d}.wav"
             write_wav(run.dir / path, wav, rate)
-            rows.append(
+            row: dict[str, Any] = (
                 {"id": rollout.sample.id, "text": reference, "heard": text, "said": {"path": str(path)}}
                 | {"cer": char_errors(reference, text, normalizer).rate}
                 | {"wer": word_errors(reference, text, normalizer).rate}
                 | {"seconds": len(wav) / rate, "cut": rollout.segments[-1].stop_reason == "length"}
             )
+            rows.append(row if encoder is None else row | _similarity(encoder, rollout.sample, wav, rate))
         path = run.dir / "eval" / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
         result = summarise(rows)
         run.write_result(name, result)
         run.finish(name, result)
     result = run.result(name)
+    alike = f"voice {result['similarity']:.2f}, " if "similarity" in result else ""
     print(
         f"{name}: {result['accuracy']:.1%} of characters understood ({judge.name}), WER {result['wer']:.1%}, "
-        f"{result['seconds']:.2f} s, {result['cut']:.0%} cut off, {result['n']} texts",
+        f"{alike}{result['seconds']:.2f} s, {result['cut']:.0%} cut off, {result['n']} texts",
         flush=True,
     )
     return result
@@ -83,17 +90,36 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "cer": float(np.mean([min(row["cer"], 1.0) for row in rows])),
         "seconds": float(np.mean([row["seconds"] for row in rows])),
         "cut": float(np.mean([row["cut"] for row in rows])),
-    }
+    } | _mean_similarity(rows)
+
+
+def _similarity(encoder: SpeakerEncoder, sample: Sample, wav: np.ndarray, rate: int) -> dict[str, float]:
+    clip = sample.metadata.get("reference_audio")
+    if not isinstance(clip, AudioClip):
+        return {}
+    if silent_share(wav, rate) == 1.0:
+        return {"similarity": 0.0}
+    wanted, said = encoder.embed([clip.load(rate), wav], rate)
+    return {"similarity": cosine(wanted, said)}
+
+
+def _mean_similarity(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    found = [row["similarity"] for row in rows if "similarity" in row]
+    return {"similarity": float(np.mean(found))} if found else {}
 
 
 def probe_speech(
-    policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig, judge: Recogniser
+    policy: AudioPolicy,
+    samples: Sequence[Sample],
+    sampling: SamplingConfig,
+    judge: Recogniser,
+    normalizer: Normalizer = "basic",
 ) -> Callable[[], dict[str, float]]:
     """A function for the training loop that measures the policy as it is at the moment."""
 
     def now() -> dict[str, float]:
         rollouts, _, heard = _heard(policy, samples, sampling, judge)
-        rates = [char_errors(r.sample.references[0], h, "basic").rate for r, h in zip(rollouts, heard, strict=True)]
+        rates = [char_errors(r.sample.references[0], h, normalizer).rate for r, h in zip(rollouts, heard, strict=True)]
         return {"accuracy": float(np.mean([1 - min(rate, 1.0) for rate in rates]))}
 
     return now

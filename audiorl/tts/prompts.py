@@ -6,10 +6,11 @@ then the text to say. A tag such as [SPEAKER0] at its beginning says who speaks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from audiorl.data.audio import seconds
+from audiorl.data.seedtts import Utterance
 from audiorl.train.examples import Example
 from audiorl.types import AudioClip, Message, Sample
 
@@ -42,19 +43,6 @@ def to_speak(
     return Sample(id, tuple(messages), (text,), task="tts", metadata=about)
 
 
-def as_speech(sample: Sample, speaker: str = "") -> Example:
-    """A recording with its transcript, as `read_samples` gives it for speech recognition, turned round.
-
-    Raises ValueError for a sample with other than one clip, or without a reference.
-    """
-    if len(sample.audio) != 1 or not sample.references:
-        raise ValueError(
-            f"sample {sample.id!r} has {len(sample.audio)} clips and {len(sample.references)} transcripts; speech is "
-            "learned from one recording with its transcript"
-        )
-    return spoken(sample.id, sample.references[0], sample.audio[0], speaker=speaker, metadata=sample.metadata)
-
-
 def spoken(
     id: str, text: str, clip: AudioClip, *, speaker: str = "", metadata: Mapping[str, Any] | None = None
 ) -> Example:
@@ -63,9 +51,33 @@ def spoken(
     return Example(to_speak(id, text, speaker=speaker, metadata=about), speech=(clip,))
 
 
-def samples_of(examples: Sequence[Example]) -> list[Sample]:
-    """The prompts alone."""
-    return [e.sample for e in examples]
+def to_say(utterance: Utterance, tag: bool = False) -> Sample:
+    """The prompt of an utterance; `tag` puts its speaker before the text.
+
+    metadata["reference_audio"] is whose voice is wanted: the prompt's, or else the recording's.
+    metadata["reference_seconds"] is how long the recording lasts, or else the text would at the prompt's pace.
+    """
+    u = utterance
+    about: dict[str, Any] = {name: v for name, v in (("speaker", u.speaker), ("language", u.language)) if v}
+    if u.recording is not None:
+        about |= {"reference_seconds": seconds(u.recording), "reference_audio": u.recording}
+    elif u.prompt is not None:
+        about["reference_seconds"] = seconds(u.prompt) * _letters(u.text) / max(_letters(u.prompt_text), 1)
+    if u.prompt is not None:
+        about["reference_audio"] = u.prompt
+    voice = None if u.prompt is None else (u.prompt_text, u.prompt)
+    return to_speak(u.name, u.text, speaker=u.speaker if tag else "", voice=voice, metadata=about)
+
+
+def to_learn(utterance: Utterance, tag: bool = False) -> Example:
+    """The prompt of an utterance with its recording. Raises ValueError where there is none."""
+    if utterance.recording is None:
+        raise ValueError(f"{utterance.name!r}: has no recording to learn from; give the row's audio")
+    return Example(to_say(utterance, tag), speech=(utterance.recording,))
+
+
+def _letters(text: str) -> int:
+    return sum(map(str.isalnum, text))
 
 
 def _tagged(speaker: str, text: str) -> str:

@@ -43,9 +43,9 @@ def test_the_wheel_holds_speech_encoder_and_licences(wheel: list[str]) -> None:
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("audiorl", ("torch", "transformers")),
-        ("audiorl.cli", ("torch", "transformers")),
-        ("audiorl.rewards", ("transformers", "peft", "datasets", "espeakng_loader")),
+        ("audiorl", ("torch", "transformers", "httpx", "fastapi", "uvicorn")),
+        ("audiorl.cli", ("torch", "transformers", "httpx", "fastapi", "uvicorn")),
+        ("audiorl.rewards", ("transformers", "peft", "datasets", "espeakng_loader", "httpx", "fastapi", "uvicorn")),
         ("audiorl.metrics", ("torch", "transformers")),
         ("audiorl.algos", ("transformers",)),
         ("audiorl.train.loop", ("vllm", "ray", "deepspeed", "wandb", "tensorboard", "matplotlib")),

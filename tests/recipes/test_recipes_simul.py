@@ -8,8 +8,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import soundfile
+import torch
 
+import tokenizers_audio
 from audiorl.cli import main
 from audiorl.models import load_policy
 from audiorl.rewards.replay import read_rollouts
@@ -18,6 +22,7 @@ from audiorl.simulst.formats import read_streams, write_streams
 from audiorl.simulst.logs import read_log
 from audiorl.train.logging import read_metrics
 from audiorl.train.rl import RLWorker
+from tests.unit.codecs.unified_tiny import tiny as tiny_codec
 
 STAGES = ("stage1", "stage2")
 
@@ -85,6 +90,34 @@ def test_recorded_streams_carry_the_rewards_of_each_chunk(quickstart: Path) -> N
         assert clip["duration"] == pytest.approx(row["sample"]["turns"][-1]["end"])
     rollouts, scores = read_rollouts(files[0])
     assert len(rollouts) == len(scores) == 4
+
+
+def test_an_interpreter_with_a_codec_speaks_its_translations(tmp_path: Path) -> None:
+    tiny_codec().save(tmp_path / "codec")
+    few = ("--robot-streams", "2", "--human-streams", "2", "--test-streams", "1", "--lag", "0")
+    short = ("--seconds", "1", "2", "--chunks.seconds", "1.92")  # one chunk, after which it is said
+    sft = ("--sft.steps", "12", "--sft-optim.lr", "5e-3", "--sft-optim.warmup-steps", "2")  # until it opens speech
+    rest = ("--ks", "--stages", "stage1", "--sampling.max-new-tokens", "16", "--threads", "1")
+    run = train("simul_quickstart", tmp_path / "run", "--codec", str(tmp_path / "codec"), *few, *short, *sft, *rest)
+    last = read_metrics(run / "metrics.jsonl")[-1]
+    assert {"kl_audio", "policy/entropy_audio", "reward/time"} <= set(last)
+    assert last["policy/engine_gap"] < 1e-4 and last["grad_norm"] > 0
+    policy, codec = load_policy(checkpoint(run, "stage1")), tokenizers_audio.load(tmp_path / "codec")
+    policy.set_codec(codec)
+    start = load_policy(checkpoint(run, "sft"))
+    assert not torch.equal(policy.code_head.weight, start.code_head.weight)  # codes were learned from, too
+    tracks = 0
+    for name in ("before", "after stage1"):
+        folder = run / "eval" / name / "speech"
+        (instance,) = read_log(folder)
+        wav, rate = soundfile.read(folder / "wavs" / "0_pred.wav")
+        assert rate == codec.sample_rate and len(wav) / rate == pytest.approx(instance.prediction_length)
+        for start_ms, length in instance.intervals or ():
+            assert start_ms >= instance.delays[0] > 1000 and np.abs(wav[round(start_ms / 1000 * rate) :]).max() > 0
+            assert len(wav) / rate == pytest.approx((start_ms + length) / 1000, abs=1e-3)
+            tracks += 1
+    said = [row["said"]["path"] for f in (run / "rollouts").glob("*.jsonl") for row in rows_of(f) if row.get("said")]
+    assert said and all(soundfile.info(run / path).frames for path in said) and tracks
 
 
 @pytest.fixture(scope="module")

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import soundfile
+import torch
 
 from audiorl.cli import main
+from audiorl.data.audio import write_wav
+from audiorl.data.corpus import bundled_speech
 from audiorl.judges.character_ctc import load as load_ear
 from audiorl.models import load_policy
 from audiorl.train.logging import read_metrics
-from tokenizers_audio import load
+from audiorl.train.sft import SFTWorker
+from audiorl.tts.tiny import save_recogniser
+from tests.conftest import make_text
+from tokenizers_audio import CodeShards, load
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -62,3 +70,114 @@ def test_a_finished_quickstart_goes_on_to_nothing(quickstart: Path) -> None:
     before = (quickstart / "metrics.jsonl").read_bytes()
     assert main(["resume", str(quickstart)]) == 0
     assert (quickstart / "metrics.jsonl").read_bytes() == before
+
+
+# -- from a path: supervised speech, then reinforcement ----------------------------------------------------------------
+
+
+def train(recipe: str, out: Path, *options: str) -> Path:
+    assert main(["train", f"recipes/{recipe}.py", "--tiny", *options, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of tts_sft that was stopped after its first step and continued."""
+    out = tmp_path_factory.mktemp("runs") / "sft"
+    original, calls = SFTWorker.train, 0
+
+    def stopped(self: SFTWorker, examples: Any) -> dict[str, float]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self, examples)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SFTWorker, "train", stopped)
+        assert main(["train", "recipes/tts_sft.py", "--tiny", "--out", str(out)]) == 130
+        codes = {f: f.stat().st_mtime_ns for f in (out / "codes").iterdir()}
+        assert main(["resume", str(out)]) == 0
+    assert {f: f.stat().st_mtime_ns for f in (out / "codes").iterdir()} == codes  # nothing was encoded again
+    return out
+
+
+def checkpoint(run: Path, phase: str) -> Path:
+    return sorted((run / "checkpoints" / phase).glob("step_*"))[-1]
+
+
+def test_supervised_speech_from_a_path(taught: Path) -> None:
+    losses = [m["sft/loss"] for m in read_metrics(taught / "metrics.jsonl") if m["phase"] == "sft"]
+    assert len(losses) == 2 and losses[1] < losses[0]
+    codec = load(taught / "tiny" / "codec")
+    policy, start = (load_policy(path, codec=codec) for path in (checkpoint(taught, "sft"), taught / "tiny" / "model"))
+    assert not torch.equal(policy.code_head.weight, start.code_head.weight)
+    evals = json.loads((taught / "eval.json").read_text())
+    assert set(evals) == {"before", "after"} and evals["after"]["n"] == 2 and "similarity" in evals["after"]
+    held_out = {row["text"] for row in rows_of(taught / "eval" / "after.jsonl")}
+    kept = CodeShards(taught / "codes", codec)
+    english = {u.clip.key: u.text for u in bundled_speech(("en",), max_seconds=0.8)}
+    assert kept and not held_out & {english[key] for key in kept}
+    page = (taught / "report.html").read_text()
+    assert "What was said" in page and "<audio" in page
+
+
+def test_reinforced_speech_from_that_checkpoint(taught: Path, tmp_path: Path) -> None:
+    """A low-rank adapter, on texts of a file in one voice, rewarded by judges of its own."""
+    (tmp_path / "lines.txt").write_text("".join(f"Say {word} now.\n" for word in ("one", "two", "three", "four")))
+    voice = next(u for u in bundled_speech(("en",), max_seconds=0.8))
+    write_wav(tmp_path / "voice.wav", voice.clip.load(16_000), 16_000)
+    run = train(
+        "tts_grpo",
+        tmp_path / "run",
+        *("--path", str(checkpoint(taught, "sft")), "--codec", str(taught / "tiny" / "codec"), "--lora", "True"),
+        *("--data", str(tmp_path / "lines.txt"), "--held-out-count", "1", "--clone", "False", "--epochs", "2"),
+        *("--voice", str(tmp_path / "voice.wav"), "--voice-text", voice.text),
+    )
+    metrics = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "grpo"]
+    wanted = ("understood", "similarity", "duration", "finished", "silence", "clipping")
+    assert [m["step"] for m in metrics] == [1, 2] and {f"reward/{name}" for name in wanted} <= set(metrics[0])
+    assert metrics[0]["policy/engine_gap"] < 1e-4 and metrics[0]["grad_norm"] > 0
+    assert "eval/accuracy" in metrics[0] and metrics[1]["kl/beta"] != metrics[0]["kl/beta"]
+    adapted = load_policy(checkpoint(run, "grpo"), codec=load(taught / "tiny" / "codec"))
+    assert adapted.adapter is not None and not adapted.has_fresh_adapter()
+    (row, *_) = rows_of(sorted((run / "rollouts").glob("*.jsonl"))[0])
+    assert row["sample"]["prompt"].startswith(f"{voice.text}\n[audio]\nSay ")
+
+
+def test_every_estimator_takes_speech(tmp_path: Path) -> None:
+    options = ("--grpo.advantage", "gae", "--grpo.kl-in", "reward", "--grpo.kl-kind", "k1", "--max-steps", "1")
+    weights = ("--rewards.understood", "0", "--rewards.similarity", "0", "--judge", "None")
+    run = train("tts_grpo", tmp_path / "run", *options, *weights)
+    (metrics,) = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "grpo"]
+    assert metrics["critic/loss"] > 0 and "reward/understood" not in metrics and not (run / "eval.json").exists()
+    assert not (run / "tiny" / "judge").exists()
+
+
+def test_a_text_decoder_is_taught_and_not_reinforced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_text().save(tmp_path / "text")
+    path = ("--path", str(tmp_path / "text"))
+    assert main(["train", "recipes/tts_grpo.py", "--tiny", *path, "--out", str(tmp_path / "grpo")]) == 2
+    assert "text: writes text only; teach it to speak first" in capsys.readouterr().err
+    assert not (tmp_path / "grpo").exists()
+    run = train("tts_sft", tmp_path / "sft", *path, "--judge", "None", "--max-steps", "1")
+    assert load_policy(checkpoint(run, "sft")).speech is not None
+
+
+def test_speech_recipes_refuse_what_cannot_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "lines.txt").write_text("One.\nTwo.\n")
+    lines = ("--data", str(tmp_path / "lines.txt"), "--held-out-count", "1", "--clone", "False")
+    save_recogniser(tmp_path / "ear")
+    ear = str(tmp_path / "ear")
+    for recipe, options, message in (
+        ("tts_sft", lines, "'lines-0002': has no recording to learn from"),
+        ("tts_grpo", lines, "'lines-0002': no metadata['reference_audio']"),
+        ("tts_grpo", ("--judge", ear, "--rewards.asr", ear), "the reward asks it, too"),
+        ("tts_grpo", ("--judge", str(tmp_path)), "config.json: missing"),
+        ("tts_sft", ("--codec", str(tmp_path)), "config.json"),
+        ("tts_sft", ("--data", "nowhere.jsonl"), "nowhere.jsonl: missing"),
+    ):
+        out = tmp_path / "run"
+        assert main(["train", f"recipes/{recipe}.py", "--tiny", *options, "--out", str(out)]) == 2
+        assert message in capsys.readouterr().err, options
+        assert not out.exists()

@@ -1,12 +1,17 @@
 """The doctor reports what is there and what is not, and its exit code can be trusted."""
 
 import io
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from audiorl import doctor
+from audiorl import cli, doctor
 from audiorl.doctor import Check, Package, check_assets, check_optional, check_required, check_self_test, run_doctor
+
+ROOT = Path(__file__).parents[2]
 
 
 def printed(**kwargs):
@@ -42,7 +47,23 @@ def test_the_real_table_names_every_group():
     code, text = printed()
     for word in ("audiorl", "torch", "accelerator", "bf16", "attention", "vllm", "memory", "disk", "assets"):
         assert word in text
+    for word in ("pystoi", "pocketsphinx", "faster-whisper", "speechmos", "librosa", "pesq"):
+        assert word in text
     assert code in (0, 1)
+
+
+def test_every_extra_that_is_advised_exists():
+    """`pip install "audiorl[NAME]"` names an extra of pyproject.toml that brings the package."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for package in doctor.OPTIONAL:
+        for extra in re.findall(r"audiorl\[(\w+)\]", package.install):
+            assert any(re.match(rf"{package.name}\b", line) for line in extras[extra]), package
+
+
+def test_the_usage_names_every_evaluation():
+    scripts = {path.stem for path in (ROOT / "eval").glob("*.py")}
+    (listed,) = re.findall(r"eval/NAME\.py \((.*?)\)", cli.USAGE)
+    assert set(listed.split(", ")) == scripts
 
 
 def test_square_brackets_of_extras_are_printed(monkeypatch):

@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 import soundfile
 
+from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance
+from audiorl.data.seedtts import read_meta
+from audiorl.models import load_policy
+from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.voice import CodecVoice
+from audiorl.tts.prompts import to_say
+from audiorl.tts.tiny import save_codec, save_model
+from audiorl.types import Request
+from tests.conftest import make_text
 from tests.unit.judges.conftest import save_ctc, save_xvector
 
 RATE = 16_000
@@ -184,10 +193,17 @@ def test_bad_input(tts: ModuleType, meta: Path, tmp_path: Path) -> None:
         tts.run(tts.Options(**given))
 
     tts.use(judge())
-    with pytest.raises(ValueError, match="give --meta with --audio, or --turns"):
-        run(meta=None)
+    for several in ({"meta": None}, {"turns": meta}, {"texts": meta}):
+        with pytest.raises(ValueError, match="give one of --meta and --texts, with --audio or --model, or --turns"):
+            run(**several)
     with pytest.raises(ValueError, match="--audio: belongs to --meta"):
         run(meta=None, turns=meta)
+    with pytest.raises(ValueError, match="--model: belongs to --meta"):
+        run(meta=None, turns=meta, audio=None, model="m")
+    with pytest.raises(ValueError, match="--codec: belongs to --model"):
+        run(codec="c")
+    with pytest.raises(ValueError, match="--asr: name a recogniser"):
+        run(asr=None)
     with pytest.raises(ValueError, match="nowhere is no folder"):
         run(audio=tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
@@ -201,3 +217,111 @@ def test_bad_input(tts: ModuleType, meta: Path, tmp_path: Path) -> None:
     meta.write_text("a|p|p1.wav|...\n")
     with pytest.raises(ValueError, match=r"'a': the text '\.\.\.' is nothing but"):
         run(out=tmp_path / "other")
+
+
+# -- speech that a checkpoint generates --------------------------------------------------------------------------------
+
+SAY = SamplingConfig(max_new_tokens=2, max_frames=6)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Higgs Audio V2, with its codec in the folder above, as runs have them."""
+    run = tmp_path_factory.mktemp("run")
+    save_model(run / "checkpoints" / "step")
+    save_codec(run / "codec")
+    return run / "checkpoints" / "step"
+
+
+def spoken_by_hand(checkpoint: Path, meta: Path, seed: int) -> dict[str, np.ndarray]:
+    """What each utterance sounds like, one at a time."""
+    from tokenizers_audio import load
+
+    policy = load_policy(checkpoint, codec=load(checkpoint.parents[1] / "codec"))
+    found = {}
+    for u in read_meta(meta):
+        (rollout,) = HFEngine(policy, SAY).generate([Request(to_say(u), seed=seed)])
+        wav = CodecVoice.of(policy).waveform(rollout)
+        found[u.name] = np.zeros(0) if wav is None else wav
+    return found
+
+
+def test_a_checkpoint_says_the_list(tts: ModuleType, checkpoint: Path, meta: Path, tmp_path: Path) -> None:
+    def options(**changes: Any) -> Any:
+        given = {"model": str(checkpoint), "meta": meta, "out": tmp_path / "s", "sampling": SAY, "seed": 5}
+        return tts.Options(**given | {"generation_batch_size": 2} | changes)
+
+    assert tts.run(options()) == {}
+    folder = tmp_path / "s" / "audio"
+    expected = spoken_by_hand(checkpoint, meta, seed=5)
+    rows = {row["id"]: row for row in lines(folder / "generated.jsonl")}
+    assert list(rows) == ["a", "b", "c", "d"] and sum(len(wav) > 0 for wav in expected.values()) >= 2
+    for name, wav in expected.items():
+        assert rows[name]["seconds"] == pytest.approx(len(wav) / 24_000)
+        assert (folder / f"{name}.wav").exists() == bool(len(wav))
+        if len(wav):
+            np.testing.assert_allclose(soundfile.read(folder / f"{name}.wav")[0], np.clip(wav, -1, 1), atol=1e-4)
+    assert not [f for f in folder.iterdir() if "partial" in f.name]
+
+    save_ctc(tmp_path / "asr", "group")
+    scores = tts.run(options(asr=str(tmp_path / "asr")))
+    assert scores["utterances"] == 4 and scores["missing"] == sum(not len(w) for w in expected.values())
+    with pytest.raises(ValueError, match="seed: 5 -> 6"):
+        tts.run(options(seed=6))
+    with pytest.raises(ValueError, match="holds files that were not generated here"):
+        tts.run(options(audio=tmp_path / "out", out=tmp_path / "other"))
+
+
+def test_a_killed_generation_loses_no_recording(
+    tts: ModuleType, checkpoint: Path, meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = tts.Options(
+        model=str(checkpoint), meta=meta, out=tmp_path / "s", sampling=SAY, seed=5, generation_batch_size=1
+    )
+    folder, original, calls = tmp_path / "s" / "audio", HFEngine.generate, 0
+
+    def killed(self: HFEngine, requests: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return original(self, requests)
+
+    monkeypatch.setattr(HFEngine, "generate", killed)
+    with pytest.raises(KeyboardInterrupt):
+        tts.run(options)
+    first = {f.name: f.stat().st_mtime_ns for f in folder.glob("*.wav")}
+    assert first and calls == 3
+    tts.run(options)
+    assert calls == 5  # the two that were left
+    assert all((folder / name).stat().st_mtime_ns == at for name, at in first.items())
+    expected = {name: wav for name, wav in spoken_by_hand(checkpoint, meta, 5).items() if len(wav)}
+    assert {f.stem for f in folder.glob("*.wav")} == set(expected)
+    before = {f.name: f.read_bytes() for f in folder.glob("*.wav")}
+    calls = 10
+    next(iter(folder.glob("*.wav"))).unlink()
+    tts.run(options)
+    assert calls == 11 and {f.name: f.read_bytes() for f in folder.glob("*.wav")} == before
+
+
+def test_texts_of_a_plain_file(tts: ModuleType, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("Good morning.\n\nWho speaks?\n")
+    codec = str(checkpoint.parents[1] / "codec")
+    given = {"texts": tmp_path / "lines.txt", "out": tmp_path / "s", "sampling": SAY, "codec": codec}
+    assert tts.run(tts.Options(model=str(checkpoint), **given)) == {}
+    rows = lines(tmp_path / "s" / "audio" / "generated.jsonl")
+    assert [row["id"] for row in rows] == ["lines-0001", "lines-0003"]
+    (tmp_path / "up.jsonl").write_text('{"id": "../up", "text": "x"}\n')
+    with pytest.raises(ValueError, match=r"'\.\./up' is no name of a file"):
+        tts.run(tts.Options(model=str(checkpoint), **given | {"texts": tmp_path / "up.jsonl"}))
+
+
+def test_checkpoints_that_cannot_speak(tts: ModuleType, meta: Path, tmp_path: Path) -> None:
+    make_text().save(tmp_path / "text")
+    save_model(tmp_path / "alone" / "a" / "b" / "c" / "d")
+    for model, message in (
+        (tmp_path / "text", "text: writes text only; give a model that speaks"),
+        (tmp_path / "alone" / "a" / "b" / "c" / "d", "no folder codec/ beside it; name the audio tokenizer"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tts.run(tts.Options(model=str(model), meta=meta, out=tmp_path / "s"))

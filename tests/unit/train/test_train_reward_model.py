@@ -13,15 +13,16 @@ from torch import Tensor
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, ProcessRewardConfig, RewardModelConfig
 from audiorl.data.preferences import Pair, Steps
-from audiorl.models import AudioPolicy, load_policy
+from audiorl.models import AudioPolicy, dualize, load_policy
 from audiorl.models.value import ValueModel, load_value_model
 from audiorl.train.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.train.examples import Example, experience
 from audiorl.train.process_reward import ProcessRewardWorker, StepJudge, judged_right, train_process_reward
 from audiorl.train.reward_model import RewardModelWorker, ranked_right, score_answers, train_reward_model
 from audiorl.train.run import Run
-from audiorl.types import Experience, Sample
-from tests.conftest import Make, make_omni, make_text, readable
+from audiorl.types import AudioClip, Experience, Message, Sample, Turn
+from tests.conftest import Make, make_dual_omni, make_omni, make_text, readable
+from tests.unit.models.speaking import codec
 from tests.unit.train.test_train_preference import log_sigma, pairs_of
 from tests.unit.train.test_train_sft import (
     UNCLIPPED,
@@ -31,6 +32,9 @@ from tests.unit.train.test_train_sft import (
     gradients,
     times_heard,
 )
+from tokenizers_audio import AudioTokenizer
+
+__all__ = ["codec"]
 
 
 def reward_model(trunk: AudioPolicy) -> ValueModel:
@@ -251,6 +255,47 @@ def test_a_judgement_does_not_depend_on_its_batch(make_any: Make, samples: list[
             assert one == pytest.approx(wanted, abs=1e-6)
     assert judge.judge([(items[2].sample, items[2].steps)])[0] == pytest.approx(expected[2], abs=1e-6)
     assert judge.judge([]) == []
+
+
+def test_steps_about_a_spoken_prompt_are_judged_by_its_frames(codec: AudioTokenizer, samples: list[Sample]) -> None:
+    """A clip of the assistant's is speech in frames; the tower hears the user's. Both reach the judgement."""
+    policy = dualize(make_omni(), codec.num_codebooks, codec.codebook_size)
+    policy.set_codec(codec)
+    judge = StepJudge(policy, PROCESS.marker, PROCESS.good, PROCESS.bad)
+    clips = [s.audio[0] for s in samples]
+
+    def asked(heard: AudioClip, said: AudioClip) -> Sample:
+        turns = (Message("user", (heard, "Who speaks?")), Message("assistant", (said,)), Message("user", ("Why?",)))
+        return Sample("a", turns)
+
+    def judged(heard: AudioClip, said: AudioClip) -> list[float]:
+        return judge.judge([(asked(heard, said), ("yes", "no why"))])[0]
+
+    found = judged(clips[0], clips[1])
+    assert judged(clips[0], clips[2]) != found != judged(clips[2], clips[1])
+    prompt, steps = policy.prompt(asked(clips[0], clips[1])), []
+    ids: list[int] = []
+    for step in ("yes", "no why"):
+        ids += [*policy.tokenizer.encode(step), *policy.tokenizer.encode(PROCESS.marker)]
+        row = prompt.followed_by(torch.tensor(ids), ())
+        own = torch.arange(len(row)) >= len(prompt)
+        e = Experience(row.ids, own, len(prompt), row.audio, codes=row.codes)
+        e = e.replace(drawn=torch.nn.functional.pad(own[:, None], (0, codec.num_codebooks - 1)))
+        logits = policy.backbone.head(policy.model).weight.double()[list(judge.label_ids)] @ hidden_alone(policy, e)[-1]
+        steps.append(logits.softmax(-1)[0].item())
+    assert found == pytest.approx(steps, abs=1e-6)
+    batch = [(asked(clips[0], clips[1]), ("yes", "no why")), (samples[0], ("yes",))]  # with frames and without
+    assert judge.judge(batch)[0] == pytest.approx(found, abs=1e-6)
+
+
+def test_what_is_not_answered_in_steps_is_refused(samples: list[Sample]) -> None:
+    judge = StepJudge(make_dual_omni(), PROCESS.marker, PROCESS.good, PROCESS.bad)
+    spoken = Sample("s", (Message("user", ("Why?",)),), metadata={"respond": "speech"})
+    with pytest.raises(ValueError, match=r"'s': a prompt that opens speech is not answered in steps"):
+        judge.judge([(spoken, ("yes",))])
+    stream = Sample("t", (Message("user", ("Why?",)),), turns=(Turn(samples[0].audio[0], 1.0),))
+    with pytest.raises(ValueError, match=r"'t': a stream is not answered in steps"):
+        judge.judge([(stream, ("yes",))])
 
 
 @pytest.mark.parametrize(("good", "bad"), [("yes", "yes"), ("+", "+x")])

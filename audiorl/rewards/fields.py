@@ -1,0 +1,90 @@
+"""Fields of a JSON document from elsewhere, each checked for being there and of its kind; errors name the field."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class WireError(ValueError):
+    """A document with something missing or wrong; the message begins with the field."""
+
+
+def get(row: Any, name: str, kind: type[T], where: str) -> T:
+    """The field, if it is there and of its kind."""
+    if name not in checked(row, dict, where):
+        raise WireError(f"{where}.{name}: missing")
+    return checked(row[name], kind, f"{where}.{name}")
+
+
+def checked(value: Any, kind: type[T], where: str) -> T:
+    if not isinstance(value, kind) or isinstance(value, bool):  # True is an int, but no number
+        raise WireError(f"{where}: is a {type(value).__name__}, expected {kind.__name__}")
+    return value
+
+
+def finite(value: Any, where: str) -> float:
+    """A number, as a float."""
+    number = float(value) if type(value) is int and abs(value) < 2**53 else checked(value, float, where)
+    if not math.isfinite(number):
+        raise WireError(f"{where}: is {number}")
+    return number
+
+
+def maybe(row: Any, name: str, read: Callable[[Any, str, str], T], where: str) -> T | None:
+    """None where the field is null; it must be there."""
+    return None if isinstance(row, dict) and row.get(name, 0) is None else read(row, name, where)
+
+
+def rows(row: Any, name: str, where: str, read: Callable[[Any, str], T]) -> list[T]:
+    """Of a list; an entry is read together with its place."""
+    return each(get(row, name, list, where), f"{where}.{name}", read)
+
+
+def each(values: list[Any], where: str, read: Callable[[Any, str], T]) -> list[T]:
+    return [read(value, f"{where}[{i}]") for i, value in enumerate(values)]
+
+
+def entry(table: list[T], place: Any, where: str) -> T:
+    """What a number refers to."""
+    if not 0 <= checked(place, int, where) < len(table):
+        raise WireError(f"{where}: is {place}, there are {len(table)}")
+    return table[place]
+
+
+def whole(row: Any, name: str, where: str) -> int:
+    return get(row, name, int, where)
+
+
+def text(row: Any, name: str, where: str) -> str:
+    return get(row, name, str, where)
+
+
+def texts(row: Any, name: str, where: str) -> tuple[str, ...]:
+    return tuple(rows(row, name, where, lambda value, at: checked(value, str, at)))
+
+
+def number(row: Any, name: str, where: str) -> float:
+    if name not in checked(row, dict, where):
+        raise WireError(f"{where}.{name}: missing")
+    return finite(row[name], f"{where}.{name}")
+
+
+def one_of(row: Any, name: str, known: Sequence[str], where: str) -> Any:
+    value = text(row, name, where)
+    if value not in known:
+        raise WireError(f"{where}.{name}: is {value!r}, expected one of {', '.join(known)}")
+    return value
+
+
+def decoded(value: Any, where: str) -> bytes:
+    """Of base64."""
+    try:
+        return base64.b64decode(value, validate=True)
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise WireError(f"{where}: not base64 ({error})") from None

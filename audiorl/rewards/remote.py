@@ -1,0 +1,235 @@
+"""A reward that runs elsewhere: `audiorl rewards serve FILE` on one or more machines, asked over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, get_args
+from urllib.parse import urlsplit
+
+from audiorl.rewards.check import check_scores
+from audiorl.rewards.wire import AudioMode, digest, read_scores, write_rollouts
+from audiorl.types import Rollout, Score
+
+if TYPE_CHECKING:
+    import httpx
+
+TOKEN_ENV = "AUDIORL_REWARD_TOKEN"
+log = logging.getLogger(__name__)
+
+
+class RewardServerError(OSError):
+    """No server gave a usable answer in the tries that there were."""
+
+
+class _Failure(Exception):
+    """A try that another one may make good. `wait`: the seconds that the server asked for."""
+
+    def __init__(self, why: str, wait: float = 0.0):
+        super().__init__(why)
+        self.wait = wait
+
+
+@dataclass(frozen=True)
+class RemoteReward:
+    """The scores of a reward server, or of several that serve the same file.
+
+        RemoteReward("http://127.0.0.1:8300")
+        WeightedSum.of(judge=(RemoteReward(("http://judge1:8300", "http://judge2:8300"), batch_size=16), 0.5), ...)
+
+    All rollouts of a step are one request, so that the reward sees what it would see here. `batch_size` splits them,
+    to share the work between servers and repeat less of it; only for rewards that score each rollout by itself (not
+    for a `StandardisedSum`). At most `concurrency` requests are under way.
+
+    `audio`: "bytes" sends it, "path" sends the names of files that the server sees too and may read (its
+    --audio-root), "none" leaves it out, for rewards of text and codes; a reward that loads audio all the same says so.
+
+    An answer that is late (`timeout` seconds), cannot be read, has the wrong length or a value that is not finite, a
+    lost connection, a status of 5xx: each is a failed try. There are `tries` of them a request, with waits that begin
+    around `backoff` seconds and double up to `max_backoff`, drawn by `seed`; by default they outlast a restart of half
+    a minute. A server that failed is left aside for `rest` seconds as long as another one is not. The token is what the
+    environment variable `token_env` holds; the environment's proxies are not used.
+
+    Raises RewardServerError when the tries are spent, and ValueError at once for what no repetition mends: a request
+    that is refused, a reward that finds its input bad, servers that serve different rewards. Nothing is ever scored 0
+    because of a fault.
+    """
+
+    urls: str | tuple[str, ...]
+    audio: AudioMode = "bytes"
+    batch_size: int | None = None
+    concurrency: int = 4
+    timeout: float = 120.0
+    tries: int = 8
+    backoff: float = 0.5
+    max_backoff: float = 30.0
+    rest: float = 30.0
+    seed: int = 0
+    token_env: str = TOKEN_ENV
+    # Until when a server is left aside, by the wall clock: the object may be copied to other processes and machines.
+    _resting: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise ValueError("RemoteReward: urls is empty; give the address of a reward server")
+        for url in self.servers:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+                raise ValueError(f"RemoteReward: urls: {url!r} is no address like http://host:8300")
+        if self.audio not in get_args(AudioMode):
+            raise ValueError(f"RemoteReward: audio is {self.audio!r}, expected one of {', '.join(get_args(AudioMode))}")
+        for name in ("batch_size", "concurrency", "tries"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"RemoteReward: {name} is {value}; it must be at least 1")
+        for name, least in (("timeout", 1e-3), ("backoff", 0.0), ("max_backoff", 0.0), ("rest", 0.0)):
+            if not least <= (value := getattr(self, name)) < float("inf"):
+                raise ValueError(f"RemoteReward: {name} is {value}; it must be seconds")
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        urls = (self.urls,) if isinstance(self.urls, str) else self.urls
+        return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        size = self.batch_size or max(len(rollouts), 1)
+        batches = [rollouts[i : i + size] for i in range(0, len(rollouts), size)]
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            answers = asyncio.run(self._ask_all(batches))
+        else:  # in a notebook, or an asynchronous worker: a loop of its own in a thread of its own
+            with ThreadPoolExecutor(1) as thread:
+                answers = thread.submit(asyncio.run, self._ask_all(batches)).result()
+        return [score for answer in answers for score in answer]
+
+    async def _ask_all(self, batches: Sequence[Sequence[Rollout]]) -> list[list[Score]]:
+        import httpx
+
+        step = _Step(self.servers, self._resting)
+        gate = asyncio.Semaphore(self.concurrency)
+        wait = httpx.Timeout(None, connect=min(self.timeout, 10.0))  # the whole of a request is timed in `_post`
+        async with httpx.AsyncClient(headers=self._headers(), timeout=wait, trust_env=False) as client:
+            tasks = [asyncio.create_task(self._ask(client, step, gate, batch)) for batch in batches]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:  # after an error the others are of no use
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json"}
+        if token := os.environ.get(self.token_env, "").strip():
+            headers["Authorization"] = f"Bearer {checked_token(token, f'environment variable {self.token_env}')}"
+        return headers
+
+    async def _ask(
+        self, client: httpx.AsyncClient, step: _Step, gate: asyncio.Semaphore, batch: Sequence[Rollout]
+    ) -> list[Score]:
+        """The scores of one batch, in as many tries as it takes or there are."""
+        async with gate:
+            document = await asyncio.to_thread(write_rollouts, batch, self.audio)
+            rng = random.Random(f"{self.seed}/{digest(document)}")
+            begin = time.monotonic()
+            for done in range(1, self.tries + 1):
+                url = step.take(rng)
+                try:
+                    scores = await self._post(client, step, url, document, batch)
+                except _Failure as failure:
+                    step.release(url, rest=failure.wait or self.rest)
+                    log.warning("reward server %s: %s (try %d of %d)", url, failure, done, self.tries)
+                    last = f"the last, at {url}: {failure}"
+                    if done < self.tries:
+                        pause = min(self.backoff * 2 ** (done - 1), self.max_backoff) * rng.uniform(0.5, 1.0)
+                        await asyncio.sleep(max(pause, min(failure.wait, self.max_backoff)))
+                else:
+                    step.release(url, rest=0.0)
+                    return scores
+        raise RewardServerError(
+            f"reward server {', '.join(self.servers)}: {len(batch)} rollouts from {batch[0].name} on could not be "
+            f"scored in {self.tries} tries and {time.monotonic() - begin:.1f} s; {last}. Start it again, or raise "
+            "timeout or tries"
+        )
+
+    async def _post(
+        self, client: httpx.AsyncClient, step: _Step, url: str, document: bytes, batch: Sequence[Rollout]
+    ) -> list[Score]:
+        import httpx
+
+        try:
+            async with asyncio.timeout(self.timeout):
+                response = await client.post(f"{url}/v1/scores", content=document)
+        except TimeoutError:
+            raise _Failure(f"no answer within {self.timeout:g} s") from None
+        except httpx.RequestError as error:
+            raise _Failure(f"{type(error).__name__}: {error}") from None
+        try:
+            answer = response.json()
+        except (ValueError, RecursionError):
+            answer = None
+        if response.status_code == 200:
+            return self._scores(step, url, answer, document, batch)
+        said = answer if isinstance(answer, dict) else {}
+        status = f"status {response.status_code}: {said.get('error', response.text[:200])}"
+        passing = response.status_code >= 500 or response.status_code in (408, 429)
+        if passing and said.get("retry", True):
+            raise _Failure(status, _seconds(response.headers.get("Retry-After")))
+        raise ValueError(f"reward server {url}: {status}")
+
+    def _scores(self, step: _Step, url: str, answer: Any, document: bytes, batch: Sequence[Rollout]) -> list[Score]:
+        try:
+            scores = check_scores("remote", read_scores(answer), batch, undefined=True)
+        except ValueError as error:
+            raise _Failure(f"an answer that is no list of scores: {error}") from None
+        if answer.get("request") != digest(document):
+            raise _Failure("an answer to another request")
+        step.serves(url, str(answer.get("reward")))
+        return scores
+
+
+class _Step:
+    """The servers during one call: who is asked next, and whether they serve the same reward."""
+
+    def __init__(self, urls: Sequence[str], resting: dict[str, float]):
+        self._busy = dict.fromkeys(urls, 0)
+        self._resting = resting
+        self._served: dict[str, str] = {}
+
+    def take(self, rng: random.Random) -> str:
+        """One that has not failed lately, or else the one whose failure is longest ago; the least busy of them."""
+        now = time.time()
+        ready = {u: max(self._resting.get(u, 0.0) - now, 0.0) for u in self._busy}
+        url = min(self._busy, key=lambda u: (ready[u], self._busy[u], rng.random()))
+        self._busy[url] += 1
+        return url
+
+    def release(self, url: str, rest: float) -> None:
+        self._busy[url] -= 1
+        self._resting[url] = time.time() + rest if rest else 0.0
+
+    def serves(self, url: str, reward: str) -> None:
+        other = next((u for u, served in self._served.items() if served != reward), None)
+        if other is not None:
+            raise ValueError(
+                f"reward servers {other} and {url} serve different rewards ({self._served[other]}, {reward}); start "
+                "both with the same file"
+            )
+        self._served[url] = reward
+
+
+def checked_token(token: str, where: str) -> str:
+    """The token, if it fits into an HTTP header; errors never show it."""
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(f"{where}: no token; give printable ASCII characters without spaces")
+    return token
+
+
+def _seconds(header: str | None) -> float:
+    """Of Retry-After; a date is taken for nothing."""
+    return float(header) if header and header.isdigit() else 0.0

@@ -1,0 +1,245 @@
+"""audiorl rewards serve FILE: the reward that a Python file defines, for other processes and machines.
+
+audiorl rewards serve my_reward.py                                        # this machine only: http://127.0.0.1:8300
+audiorl rewards serve judge.py --host 0.0.0.0 --token-file token.txt      # others too; they must send the token
+audiorl rewards serve judge.py --audio-root /data/audio                   # may read audio there by path
+
+POST /v1/scores takes the rollouts and answers their scores in order, as `audiorl.rewards.wire` writes them. GET /health
+says whether the server is ready and, to who has the token, what it serves. `RemoteReward` is the client.
+
+What it refuses, each time with {"error": …}: 401 without the token, 403 audio outside the roots, 408 a body that does
+not come, 413 too many bytes or rollouts, 422 a document that is wrong (naming the field), 500 a reward that raised, 503
+a full queue (with Retry-After). Where a repetition is of no use "retry" is false.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ipaddress
+import json
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from starlette.requests import ClientDisconnect
+
+from audiorl import __version__
+from audiorl.rewards.check import check_scores
+from audiorl.rewards.files import FileReward, load_reward
+from audiorl.rewards.remote import TOKEN_ENV, checked_token
+from audiorl.rewards.wire import VERSION, PathRefused, WireError, digest, read_rollouts, score_rows
+from audiorl.types import Rollout, Score
+
+BODY_SECONDS = 120.0
+"""How long a request's body may take to arrive."""
+RETRY_SECONDS = 2
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Serve the reward of a file over HTTP."""
+
+    file: Annotated[str, tyro.conf.Positional]
+    """A Python file with a module-level `reward`."""
+    host: str = "127.0.0.1"
+    """Address to listen on; any but this machine's own loopback needs a token."""
+    port: int = 8300
+    """0: any free one."""
+    token_file: Path | None = None
+    """File with the bearer token; without it the environment variable AUDIORL_REWARD_TOKEN is looked at."""
+    audio_root: tuple[Path, ...] = ()
+    """Folders from which audio may be read by path; without any, audio must be sent."""
+    max_batch: int = 4096
+    """Most rollouts a request."""
+    max_bytes: int = 512 * 2**20
+    """Most bytes a request."""
+    concurrency: int = 1
+    """Calls of the reward at one time; rewards with models are made for one."""
+    max_queue: int = 16
+    """Requests that may wait for their turn."""
+
+
+def main(args: list[str]) -> None:
+    """Serve until interrupted. Raises ValueError or OSError for what is wrong with the options."""
+    options = tyro.cli(Serve, args=args, prog="audiorl rewards serve", description=Serve.__doc__)
+    _check(options)
+    token = read_token(options)
+    if token is None and not _is_loopback(options.host):
+        raise ValueError(
+            f"rewards serve: --host {options.host} is open to other machines, which needs a token: give --token-file, "
+            f"or set {TOKEN_ENV}"
+        )
+    app = make_app(load_reward(options.file), options, token)
+    listener = _listen(options.host, options.port)
+    host, port = listener.getsockname()[:2]
+    print(f"serving {options.file} on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+    with suppress(KeyboardInterrupt):  # how one stops it
+        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+
+
+def _check(options: Serve) -> None:
+    for name, least in (("max_batch", 1), ("max_bytes", 1), ("concurrency", 1), ("max_queue", 0)):
+        if getattr(options, name) < least:
+            raise ValueError(f"rewards serve: --{name.replace('_', '-')} must be at least {least}")
+    if not 0 <= options.port < 2**16:
+        raise ValueError(f"rewards serve: --port {options.port} is none; give 0 (any free one) to 65535")
+    for root in options.audio_root:
+        if not root.is_dir():
+            raise ValueError(f"rewards serve: --audio-root {root}: no such folder")
+
+
+def read_token(options: Serve) -> str | None:
+    """From the file, else from the environment; None where there is none."""
+    if options.token_file is not None:
+        return checked_token(
+            options.token_file.read_text().strip(), f"rewards serve: --token-file {options.token_file}"
+        )
+    token = os.environ.get(TOKEN_ENV, "").strip()
+    return checked_token(token, f"environment variable {TOKEN_ENV}") if token else None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bound before anything is said, so that a port which is taken is one clear error."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen()  # from here on a client waits rather than fails
+    except OSError as error:
+        listener.close()
+        raise OSError(
+            f"rewards serve: cannot listen on {host}:{port} ({error.strerror}); choose another --port"
+        ) from None
+    return listener
+
+
+class Refused(Exception):
+    """A request that ends with a status and a message."""
+
+    def __init__(self, status: int, message: str, **more: Any):
+        super().__init__(message)
+        self.status, self.more = status, more
+
+    def response(self) -> Response:
+        headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_SECONDS)}}
+        return _json({"error": str(self), **self.more}, self.status, headers.get(self.status, {}))
+
+
+def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(json.dumps(content, allow_nan=False), status, headers, "application/json")
+
+
+def make_app(served: FileReward, options: Serve, token: str | None) -> FastAPI:
+    """The server as an ASGI application."""
+    app = FastAPI(title="audiorl reward", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    identity = f"{Path(served.path).name} {hashlib.sha256(Path(served.path).read_bytes()).hexdigest()[:16]}"
+    turns = asyncio.Semaphore(options.concurrency)
+    inside = 0
+
+    @app.get("/health")
+    async def health(request: Request) -> Response:
+        known = {"file": identity, "reward": repr(served.reward)} if _knows(request, token) else {}
+        return _json({"ready": True, "version": __version__, "format": VERSION, **known})
+
+    async def answer(request: Request) -> Response:
+        body = await _read(request, options.max_bytes)
+        async with turns:
+            if await request.is_disconnected():
+                raise ClientDisconnect  # it waits no more, and will ask again
+            scores = await asyncio.to_thread(_scored, served, options, body)
+        return _json({"version": VERSION, "request": digest(body), "reward": identity, "scores": scores})
+
+    @app.post("/v1/scores")
+    async def scores(request: Request) -> Response:
+        nonlocal inside
+        inside += 1  # counted while it sends, too: bodies take memory
+        try:
+            if not _knows(request, token):
+                await _read(request, None)
+                raise Refused(401, f"wrong or missing token; set {TOKEN_ENV} to the server's")
+            if inside > options.concurrency + options.max_queue:
+                await _read(request, None)
+                raise Refused(503, f"busy: {options.concurrency + options.max_queue} requests are here already")
+            return await answer(request)
+        except Refused as refused:
+            return refused.response()
+        except ClientDisconnect:
+            return Response(status_code=499)
+        finally:
+            inside -= 1
+
+    return app
+
+
+def _knows(request: Request, token: str | None) -> bool:
+    """Compared in a time that does not tell how much of it is right."""
+    sent = request.headers.get("Authorization", "").encode()
+    return token is None or secrets.compare_digest(sent, f"Bearer {token}".encode())
+
+
+async def _read(request: Request, limit: int | None) -> bytes:
+    """The whole body, counted as it comes, since a declared length may be missing or a lie; None keeps nothing.
+
+    What is refused is read to its end all the same: a client listens only when it has sent all.
+    """
+    body, size = bytearray(), 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if limit is not None and size <= limit:
+                    body += chunk
+    except TimeoutError:
+        raise Refused(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+    if limit is not None and size > limit:
+        advice = (
+            "send smaller batches (batch_size), audio by path or none, or start the server with a larger --max-bytes"
+        )
+        raise Refused(413, f"{size} bytes, at most {limit}; {advice}")
+    return bytes(body)
+
+
+def _scored(served: FileReward, options: Serve, body: bytes) -> list[dict[str, Any]]:
+    """The rows of an answer's scores. Raises Refused for a document or a reward that is wrong."""
+    try:
+        rollouts = read_rollouts(body, options.audio_root)
+    except PathRefused as error:
+        raise Refused(403, str(error)) from None
+    except WireError as error:
+        raise Refused(422, str(error)) from None
+    if len(rollouts) > options.max_batch:
+        raise Refused(413, f"{len(rollouts)} rollouts, at most {options.max_batch}; send smaller batches (batch_size)")
+    given = _reward(served, rollouts)
+    try:
+        return score_rows(check_scores(served.path, given, rollouts, undefined=True))
+    except ValueError as error:
+        raise Refused(500, str(error)) from None
+
+
+def _reward(served: FileReward, rollouts: Sequence[Rollout]) -> list[Score]:
+    try:
+        return served.reward(rollouts)
+    except Exception as error:
+        log.exception("the reward of %s raised", served.path)  # all of it here, to the client only what it says
+        message = f"reward {served.path!r} raised {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        # A ValueError speaks of the rollouts, which will be the same in the next try.
+        raise Refused(500, message, retry=not isinstance(error, ValueError)) from None

@@ -1,0 +1,109 @@
+"""Texts to be said, from files: manifests, Seed-TTS-eval's meta.lst, or plain text with one a line.
+
+A manifest is what `audiorl.data.manifest` reads (JSON lines, a JSON list, parquet, saved datasets, LibriSpeech folders,
+WenetSpeech), with these columns, all but text optional::
+
+    {"id": "1", "text": "Good morning.", "audio": "1.flac", "speaker": "A", "language": "en"}
+    {"id": "2", "text": "Good night.", "audio": "2.flac", "prompt_audio": "a.flac", "prompt_text": "Hello there."}
+
+`audio` is how the text sounds (with `start` and `duration` a part of it), `prompt_audio` someone who says `prompt_text`
+and whose voice is to be imitated. Relative paths start from `audio_root`, by default the manifest's folder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from audiorl.data.audio import AudioError, load_clip, probe
+from audiorl.data.corpus import bundled_speech
+from audiorl.data.formats import AUDIO_FIELDS, TEXT_FIELDS, FieldError, Style, audio_field, clip_of
+from audiorl.data.manifest import Format, Loaded, read_values
+from audiorl.data.rows import Row
+from audiorl.data.seedtts import Utterance, read_meta, read_texts
+from audiorl.types import AudioClip, Sample
+
+
+def read_utterances(
+    path: str | Path,
+    *,
+    audio_root: str | Path | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+    limit: int | None = None,
+    check_audio: bool = False,
+) -> Loaded[Utterance]:
+    """The first `limit` texts of a .lst, a .txt or a manifest; arguments are those of `read_samples`.
+
+    Raises ValueError naming file, row and field; `on_error` is for the rows of manifests.
+    """
+    path = Path(path)
+    if path.suffix in (".lst", ".txt"):
+        found = (read_meta(path) if path.suffix == ".lst" else read_texts(path))[:limit]
+        for clip in (c for u in found if check_audio for c in (u.prompt, u.recording) if c is not None):
+            load_clip(clip, probe(clip).sample_rate)
+        return Loaded(tuple(found), (), str(path))
+
+    def of_row(row: Row, style: Style, format: Format) -> tuple[Sample, Utterance]:
+        utterance = _utterance(row, style)
+        if check_audio:
+            _check(utterance.recording, audio_field(row))
+            _check(utterance.prompt, "prompt_audio")
+        return Sample(utterance.name, ()), utterance
+
+    return read_values(
+        path, "auto", of_row, detect=lambda row: "asr", audio_root=audio_root, on_error=on_error, limit=limit
+    )
+
+
+def bundled_utterances(name: str, max_seconds: float | None = None) -> list[Utterance]:
+    """`bundled`, or `bundled:en` for one language: the package's own recordings with their texts."""
+    _, _, language = name.partition(":")
+    if name.partition(":")[0] != "bundled" or language not in ("", "en", "es", "fr"):
+        raise ValueError(f"no bundled texts are called {name!r}; give bundled, bundled:en, bundled:es or bundled:fr")
+    found = bundled_speech((language,) if language else ("en", "es", "fr"), max_seconds=max_seconds)
+    return [Utterance(u.id, u.text, recording=u.clip, speaker=u.speaker, language=u.language) for u in found]
+
+
+def _utterance(row: Row, style: Style) -> Utterance:
+    text_field = next((name for name in TEXT_FIELDS if row.data.get(name) is not None), "text")
+    given = row.data.get("id")
+    name = f"{Path(row.file).stem}-{row.number:04d}" if given is None else str(given).strip()
+    if not name:
+        raise FieldError("id", "empty; give every row its own id, or leave the column out")
+    found = Utterance(
+        name,
+        _text(row, text_field, "give the text to say"),
+        speaker=_optional(row, "speaker"),
+        language=_optional(row, "language"),
+    )
+    if any(row.data.get(field) is not None for field in AUDIO_FIELDS):
+        found = replace(found, recording=clip_of(row, style, audio_field(row)))
+    if row.data.get("prompt_audio") is not None:
+        alone = Row(row.file, row.number, {"prompt_audio": row.data["prompt_audio"]})  # start is that of audio
+        prompt_text = _text(row, "prompt_text", "give the text of prompt_audio")
+        found = replace(found, prompt=clip_of(alone, style, "prompt_audio"), prompt_text=prompt_text)
+    return found
+
+
+def _text(row: Row, field: str, remedy: str) -> str:
+    value = row.data.get(field)
+    if not isinstance(value, str) or not value.strip():
+        raise FieldError(field, f"{value!r} is no text; {remedy} (the columns are {', '.join(row.data)})")
+    return value.strip()
+
+
+def _optional(row: Row, field: str) -> str:
+    value = row.data.get(field)
+    if value is not None and not isinstance(value, str | int):
+        raise FieldError(field, f"{value!r} is no name; give text, or leave the column out")
+    return "" if value is None else str(value).strip()
+
+
+def _check(clip: AudioClip | None, field: str) -> None:
+    if clip is None:
+        return
+    try:
+        load_clip(clip, probe(clip).sample_rate)
+    except AudioError as error:
+        raise FieldError(field, str(error)) from error

@@ -1,0 +1,714 @@
+"""Rewards over HTTP: what travels, that scores are those of the same reward here, and everything that is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import json
+import math
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from audiorl.cli import main
+from audiorl.data.corpus import Utterance
+from audiorl.data.recordings import AUDIO_SUFFIXES
+from audiorl.models.speech import FrameLayout
+from audiorl.rewards import RemoteReward, RewardServerError, StandardisedSum, WeightedSum, load_reward
+from audiorl.rewards.serve import Serve
+from audiorl.rewards.simul import Quality, multi_turn
+from audiorl.rewards.wire import NOT_SENT, AudioMode, PathRefused, WireError, digest, read_rollouts, write_rollouts
+from audiorl.types import AudioClip, Message, Rollout, Sample, Score, Segment, Turn
+from tests.unit.codecs.families import save_mimi
+from tests.unit.rewards.serving import FAULTS, Faulty, Process, app_of, serving
+
+ROOT = Path(__file__).parents[3]
+PARTS = """
+    from audiorl.types import Score
+
+    def reward(rollouts):
+        '''A different score for each, with everything that a score can have.'''
+        return [
+            Score(len(r.text) + r.index / 3, {"tokens": float(r.num_sampled), "third": 1 / 3},
+                  tuple(len(s.text) / 7 for s in r.segments),
+                  tuple(float(i) for s in r.segments for i in s.ids),
+                  {"length": tuple(float(len(s.text)) if s.text else float("nan") for s in r.segments)})
+            for r in rollouts
+        ]
+    """
+SOUND = """
+    import numpy as np
+
+    def reward(rollout):
+        '''Of every sample of every clip, wherever it is.'''
+        clips = [*rollout.sample.audio, *rollout.audio, *(c for t in rollout.sample.turns for c in t.speech)]
+        clips += [t.audio.with_context() for t in rollout.sample.turns]
+        waves = [c.load(16_000).astype(np.float64) for c in clips]
+        return sum(float(w @ np.arange(1, len(w) + 1)) for w in waves)
+    """
+
+
+@pytest.fixture
+def reward_file(tmp_path: Path) -> Callable[[str], Path]:
+    def write(source: str) -> Path:
+        file = tmp_path / f"reward_{len(list(tmp_path.iterdir()))}.py"
+        file.write_text(dedent(source))
+        return file
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUDIORL_REWARD_TOKEN", raising=False)
+
+
+def remote(*urls: str, **options: Any) -> RemoteReward:
+    """Without long waits."""
+    return RemoteReward(urls, **({"timeout": 20.0, "backoff": 0.01, "max_backoff": 0.02, "rest": 0.05} | options))
+
+
+def answer(sample: Sample, *texts: str, index: int = 0, **tensors: Any) -> Rollout:
+    segments = tuple(
+        Segment(
+            torch.arange(3) + index,
+            torch.arange(2 + i) * 7,
+            torch.linspace(-1, 0, 2 + i),
+            text,
+            sample.audio[:1],
+            "stop" if i else "length",
+            policy_version=5,
+            source_time=0.1 * i,
+            **tensors,
+        )
+        for i, text in enumerate(texts)
+    )
+    return Rollout(sample, segments, f"3/{index}", index)
+
+
+def question(name: str = "q", *clips: AudioClip, references: tuple[str, ...] = ("yes",), **metadata: Any) -> Sample:
+    messages = (Message("system", ("Answer.",)), Message("user", (*clips, "What is said?", *clips[:1])))
+    return Sample(name, messages, references, ("yes", "no"), "qa", metadata)
+
+
+def stream(clip: AudioClip, name: str = "s") -> Sample:
+    """Three turns of a quarter of a second, the later ones with context."""
+    said = (("", ""), ("hola", "hello"), (" adiós", "bye"))
+    turns = tuple(
+        Turn(
+            dataclasses.replace(clip, start=0.25 * i, duration=0.25, context=0.125 if i else 0.0),
+            end=0.25 * (i + 1),
+            reference=reference,
+            source=source,
+            reference_seconds=0.4 if reference else None,
+            speech=(AudioClip(array=np.full(400, 0.1 * i, np.float32), sample_rate=8000),),
+        )
+        for i, (reference, source) in enumerate(said)
+    )
+    return Sample(name, (Message("system", ("Interpret.",)),), metadata={"target_language": "es"}, turns=turns)
+
+
+def texts(*answers: str) -> list[Rollout]:
+    sample = question()
+    return [answer(sample, text, index=i) for i, text in enumerate(answers)]
+
+
+# -- what travels ------------------------------------------------------------------------------------------------------
+
+
+def same(a: Any, b: Any) -> bool:
+    """Every field, tensors by type, shape and value; audio by what it is."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, AudioClip):
+        return isinstance(b, AudioClip) and np.array_equal(a.load(), b.load())
+    if dataclasses.is_dataclass(a) and not isinstance(a, type):
+        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return type(a) is type(b) and (a == b or (a != a and b != b))
+
+
+@pytest.mark.parametrize("mode", ["bytes", "path"])
+def test_rollouts_travel_complete(speech: list[Utterance], mode: AudioMode) -> None:
+    file = speech[0].clip
+    assert file.path is not None
+    noise = np.random.default_rng(0).uniform(-1, 1, (4000, 2)).astype(np.float32)
+    clips = [
+        file,
+        dataclasses.replace(file, start=0.3, duration=0.2),  # a small part of its file is cut out
+        dataclasses.replace(file, start=0.1, duration=0.5, context=0.1),
+        AudioClip(data=Path(file.path).read_bytes(), start=0.25),
+        AudioClip(array=noise, sample_rate=11_025, start=0.05, duration=0.2),
+    ]
+    metadata = {
+        "nested": {"a": [1, 2.5, None, True, ("x", float("nan"))], "float": {"clip": 3}},
+        "infinite": float("-inf"),
+        "reference_audio": clips[0],
+    }
+    sample = question("ünï", *clips, **metadata)
+    speaks = {"prompt_codes": torch.full((3, 4), -1), "codes": torch.arange(8).view(2, 4), "drawn": torch.eye(2, 4) > 0}
+    sent = [
+        answer(sample, "half a \ud83d pair", "…"),
+        answer(sample, "b", index=1, **speaks),
+        answer(stream(file), "", "hola", "x", index=2),
+        Rollout(sample, (), "none", -1),
+    ]
+    found = read_rollouts(write_rollouts(sent, mode), [Path(file.path).parent])
+    assert same(sent, found)
+    assert found[0].sample is found[1].sample and found[0].audio[0] is found[1].audio[0]
+
+
+def test_a_group_sends_its_audio_once(speech: list[Utterance]) -> None:
+    clip = speech[0].clip
+    assert clip.path is not None
+    size = len(base64.b64encode(Path(clip.path).read_bytes()))
+    one, many = (len(write_rollouts([answer(stream(clip), "", "a", "b")] * n)) for n in (1, 8))
+    assert size < one and many < one + 8 * 2000
+    document = json.loads(write_rollouts([answer(stream(clip), "", "a", "b")]))
+    assert sum(len(a) == size for a in document["audio"]) == 1  # whatever the number of chunks
+
+
+def test_a_part_of_a_long_file_travels_alone(tmp_path: Path) -> None:
+    wav = np.random.default_rng(1).uniform(-1, 1, 60 * 8000)
+    soundfile.write(tmp_path / "long.flac", wav, 8000)
+    part = AudioClip(path=str(tmp_path / "long.flac"), start=31.7, duration=0.5)
+    document = write_rollouts([answer(question("q", part), "a")])
+    assert len(document) < 0.5 * 8000 * 4 * 4 / 3 + 3000
+    assert same(part, read_rollouts(document)[0].audio[0])
+
+
+def test_audio_that_was_not_sent_says_so(speech: list[Utterance]) -> None:
+    document = write_rollouts([answer(question("q", speech[0].clip), "a")], "none")
+    assert len(document) < 3000
+    (found,) = read_rollouts(document)
+    with pytest.raises(ValueError, match=r"audio that was not sent: RemoteReward\(audio='none'\)"):
+        found.audio[0].load()
+    assert found.audio[0].path == NOT_SENT
+
+
+def test_metadata_that_cannot_travel_is_named() -> None:
+    with pytest.raises(ValueError, match=r"sample 'q': metadata\['when'\] holds a PosixPath, which cannot travel"):
+        write_rollouts([answer(question("q", when=[{"a": Path("x")}]), "a")])
+
+
+DOCUMENT = json.loads(write_rollouts([answer(question("q", AudioClip(data=b"x")), "a")]))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("version",), 2, r"document\.version: is 2, this server speaks 1"),
+        (("rollouts",), {}, r"document\.rollouts: is a dict, expected list"),
+        (("rollouts", 0, "sample"), 1, r"rollouts\[0\]\.sample: is 1, there are 1"),
+        (("rollouts", 0, "sample"), True, r"rollouts\[0\]\.sample: is a bool, expected int"),
+        (("rollouts", 0, "group_id"), None, r"rollouts\[0\]\.group_id: is a NoneType, expected str"),
+        (
+            ("rollouts", 0, "segments", 0, "stop_reason"),
+            "tired",
+            r"segments\[0\]\.stop_reason: is 'tired', expected one",
+        ),
+        (("rollouts", 0, "segments", 0, "ids"), None, r"segments\[0\]\.ids: expected 1 dim"),
+        (("rollouts", 0, "segments", 0, "ids", "shape"), [3], r"segments\[0\]\.ids\.data: 16 bytes for shape \[3\]"),
+        (("rollouts", 0, "segments", 0, "ids", "shape"), [-1, -2], r"segments\[0\]\.ids\.shape: is \[-1, -2\]"),
+        (("rollouts", 0, "segments", 0, "logprobs", "data"), "?", r"segments\[0\]\.logprobs\.data: not base64"),
+        (("rollouts", 0, "segments", 0, "audio", 0), 7, r"segments\[0\]\.audio\[0\]: is 7, there are 1"),
+        (("rollouts", 0, "segments", 0, "source_time"), 10**400, r"segments\[0\]\.source_time: is a int"),
+        (("samples", 0, "references"), ["a", 1], r"samples\[0\]\.references\[1\]: is a int, expected str"),
+        (("samples", 0, "messages", 1, "role"), "boss", r"samples\[0\]\.messages\[1\]\.role: is 'boss'"),
+        (("samples", 0, "metadata"), {"a": {"who": 1}}, r"samples\[0\]\.metadata\.a: 'who' is no kind of value"),
+        (("samples", 0, "metadata"), {"reference_audio": "/etc/passwd"}, r"metadata\.reference_audio: is a text"),
+        (("clips", 0, "context"), 1.0, r"clips\[0\]: AudioClip: context must be in 0\.\.start"),
+        (("clips", 0, "start"), math.nan, "document: not JSON"),
+        (("clips", 0, "path"), "/etc/passwd", r"clips\[0\]: has both path and audio"),
+        (("audio", 0), "%", r"audio\[0\]: not base64"),
+    ],
+)
+def test_a_wrong_document_is_refused_by_its_field(place: Sequence[Any], value: Any, message: str) -> None:
+    document = json.loads(json.dumps(DOCUMENT))
+    inner = document
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    with pytest.raises(WireError, match=message):
+        read_rollouts(json.dumps(document).encode())
+    if isinstance(place[-1], str):
+        del inner[place[-1]]
+        with pytest.raises(WireError, match=r"missing|expected|there are"):
+            read_rollouts(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000, b'{"version": 1}', b"1" * 10_000])
+def test_what_is_no_document_is_refused(body: bytes) -> None:
+    with pytest.raises(WireError, match="document"):
+        read_rollouts(body)
+
+
+def test_audio_outside_the_roots_is_refused(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "in", tmp_path / "inside-not"
+    for folder in (inside, outside):
+        folder.mkdir()
+        soundfile.write(folder / "a.wav", np.full(800, 0.5), 8000)
+    (inside / "link.wav").symlink_to(outside / "a.wav")
+
+    def read(path: Path, *roots: Path) -> Rollout:
+        return read_rollouts(write_rollouts([answer(question("q", AudioClip(path=str(path))), "a")], "path"), roots)[0]
+
+    assert len(read(inside / "a.wav", inside).audio[0].load(8000)) == 800
+    wrong = [outside / "a.wav", inside / ".." / "inside-not" / "a.wav", inside / "link.wav", Path("/etc/passwd")]
+    for path in wrong:
+        with pytest.raises(PathRefused, match=r"clips\[0\]\.path: .* lies outside the folders that may be read"):
+            read(path, inside)
+    with pytest.raises(PathRefused, match=r"\(none\); start the server with --audio-root"):
+        read(inside / "a.wav")
+    assert len(read(outside / "a.wav", inside, outside).audio[0].load(8000)) == 800
+    named = write_rollouts([answer(question("q", reference_audio=str(outside / "a.wav")), "a")], "path")
+    with pytest.raises(PathRefused):  # a path in the metadata is no way around it
+        read_rollouts(named, [inside])
+
+
+# -- the same scores as here -------------------------------------------------------------------------------------------
+
+
+def test_everything_in_a_score_comes_back(reward_file: Callable[[str], Path]) -> None:
+    file = reward_file(PARTS)
+    sample = question()
+    rollouts = [answer(sample, "a" * i, "", index=i) for i in range(7)]
+    expected = load_reward(file).reward(rollouts)
+    with serving(app_of(file)) as url:
+        for options in ({}, {"batch_size": 1}, {"batch_size": 3, "concurrency": 2}):
+            assert same(remote(url, **options)(rollouts), expected)
+        assert remote(url)([]) == []
+
+
+@pytest.mark.parametrize("mode", ["bytes", "path"])
+def test_a_reward_hears_the_same(
+    reward_file: Callable[[str], Path], speech: list[Utterance], tmp_path: Path, mode: AudioMode
+) -> None:
+    """To the bit: whole files, parts of them, arrays, streams with context, recordings of what could be said."""
+    soundfile.write(tmp_path / "long.ogg", np.random.default_rng(0).uniform(-0.5, 0.5, 24_000 * 8), 24_000)
+    part = AudioClip(path=str(tmp_path / "long.ogg"), start=3.21, duration=1.1)
+    array = AudioClip(array=np.random.default_rng(2).normal(0, 0.1, 9000).astype(np.float32), sample_rate=22_050)
+    rollouts = [answer(question("a", speech[3].clip, part, array), "x"), answer(stream(speech[3].clip), "", "y", "z")]
+    file = reward_file(SOUND)
+    expected = load_reward(file)(rollouts)
+    assert speech[3].clip.path is not None and Path(speech[3].clip.path).suffix in AUDIO_SUFFIXES
+    roots = (tmp_path, Path(speech[3].clip.path).parent)
+    with serving(app_of(file, audio_root=roots if mode == "path" else ())) as url:
+        assert remote(url, audio=mode)(rollouts) == expected
+        with pytest.raises(ValueError, match=r"raised AudioError: <audio that was not sent"):
+            remote(url, audio="none")(rollouts)
+
+
+def test_rewards_of_streams(reward_file: Callable[[str], Path], speech: list[Utterance]) -> None:
+    """Values per turn that are not defined stay so; the batch's statistics are those of the whole batch."""
+    sample = stream(speech[3].clip)
+    rollouts = [answer(sample, *t, index=i) for i, t in enumerate([("", "hola", " ad"), ("ho", "", ""), ("", "", "x")])]
+    with serving(app_of(reward_file("from audiorl.rewards.simul import multi_turn\nreward = multi_turn()"))) as url:
+        assert same(remote(url, audio="none")(rollouts), multi_turn()(rollouts))
+    with serving(app_of(reward_file("from audiorl.rewards.simul import Quality\nreward = Quality()"))) as url:
+        found = remote(url, audio="none")(rollouts)
+        assert math.isnan(found[0].per_segment[0]) and same(found, Quality()(rollouts))  # type: ignore[index]
+        here, there = StandardisedSum.of(quality=Quality()), StandardisedSum.of(quality=remote(url, batch_size=1))
+        assert same(there(rollouts), here(rollouts))
+
+
+SPEECH = """
+    from audiorl.judges import load_recogniser
+    from audiorl.models.speech import FrameLayout
+    from audiorl.rewards import AnswerAccuracy, ThinkFormat, WeightedSum, WordAccuracy
+    from audiorl.rewards.speech import Duration, Finished, Intelligibility, Listener, NotSilent
+    from audiorl.rollout.voice import CodecVoice
+    from tokenizers_audio import load
+
+    layout = FrameLayout(4, 66, bos=64, eos=65, begin_id=1, frame_id=0, delay_id=3, end_id=2)
+    listener = Listener(CodecVoice(load("CODEC"), layout), load_recogniser("pocketsphinx", "en"))
+    reward = WeightedSum.of(
+        accuracy=(AnswerAccuracy(), 2.0),
+        words=WordAccuracy(),
+        format=ThinkFormat(),
+        said=Intelligibility(listener),
+        length=Duration(listener),
+        sound=(NotSilent(listener), 0.1),
+        finished=(Finished(listener), 0.3),
+    )
+    """
+
+
+def spoken(sample: Sample, text: str, frames: int, index: int) -> Rollout:
+    layout = FrameLayout(4, 66, bos=64, eos=65, begin_id=1, frame_id=0, delay_id=3, end_id=2)
+    rows = layout.rows(torch.randint(0, 64, (4, frames), generator=torch.Generator().manual_seed(index)))
+    codes = {"codes": rows.codes, "drawn": rows.drawn} if frames else {}
+    segment = Segment(torch.arange(3), rows.ids, torch.zeros(rows.codes.shape), text, sample.audio, **codes)
+    return Rollout(sample, (segment,), "g", index)
+
+
+def test_rewards_of_answers_transcripts_and_speech(
+    tmp_path: Path, reward_file: Callable[[str], Path], speech: list[Utterance]
+) -> None:
+    """The codes travel, are decoded there, and heard by a real recogniser."""
+    save_mimi(tmp_path / "codec")
+    file = reward_file(SPEECH.replace("CODEC", str(tmp_path / "codec")))
+    sample = question("q", speech[0].clip, reference_seconds=0.7)
+    said = [("<think>h</think><answer>yes</answer>", 9), ("no", 4), ("yes it is", 0)]
+    rollouts = [spoken(sample, text, frames, i) for i, (text, frames) in enumerate(said)]
+    expected = load_reward(file)(rollouts)
+    assert {s.parts["accuracy"] for s in expected} == {0.0, 1.0} and expected[0].parts["length/seconds"] > 0
+    with serving(app_of(file)) as url:
+        assert remote(url, timeout=60.0)(rollouts) == expected
+
+
+def test_a_server_of_its_own(
+    tmp_path: Path, reward_file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real process with a token: alone, in a sum, from a file, and with the wrong token."""
+    file = reward_file("from audiorl.rewards import WordAccuracy\nreward = WordAccuracy()")
+    (tmp_path / "token.txt").write_text("s3cret\n")
+    monkeypatch.setenv("JUDGE_TOKEN", "s3cret")
+    rollouts = texts("yes", "yes it is", "no", "")
+    mine, other = load_reward(file), load_reward(reward_file(PARTS))
+    expected = mine(rollouts)
+    assert [s.total for s in expected] == [1, 0, 0, 0]
+    server = Process(file, "--token-file", str(tmp_path / "token.txt"))
+    try:
+        judge = remote(server.url, token_env="JUDGE_TOKEN")
+        assert judge(rollouts) == expected
+        here = WeightedSum.of(judge=(mine, 0.5), parts=other)
+        assert WeightedSum.of(judge=(judge, 0.5), parts=other)(rollouts) == here(rollouts)
+        monkeypatch.setenv("AUDIORL_REWARD_TOKEN", "s3cret")
+        monkeypatch.setenv("REWARD_SERVERS", f"{server.url} {server.url}/")
+        assert load_reward(ROOT / "recipes" / "rewards" / "remote.py")(rollouts) == expected
+        monkeypatch.setenv("JUDGE_TOKEN", "wrong1")
+        with pytest.raises(ValueError, match=r"status 401: wrong or missing token") as refused:
+            judge(rollouts)
+        assert "s3cret" not in str(refused.value) and "wrong1" not in str(refused.value)
+    finally:
+        server.close()
+
+
+# -- health, refusals --------------------------------------------------------------------------------------------------
+
+
+def test_health_and_token(reward_file: Callable[[str], Path]) -> None:
+    file = reward_file("def reward(rollout): return 1.0")
+    with serving(app_of(file, token="abc")) as url:
+        bare = httpx.get(f"{url}/health").json()
+        assert bare["ready"] is True and set(bare) == {"ready", "version", "format"}
+        full = httpx.get(f"{url}/health", headers={"Authorization": "Bearer abc"}).json()
+        assert full["file"].startswith(file.name) and "FunctionReward" in full["reward"]
+        for header in ({}, {"Authorization": "Bearer ab"}, {"Authorization": "abc"}, {"Authorization": "Basic abc"}):
+            response = httpx.post(f"{url}/v1/scores", content=b"{}", headers=header)
+            assert response.status_code == 401 and "token" in response.json()["error"]
+            assert response.headers["WWW-Authenticate"] == "Bearer"
+
+
+def test_limits(reward_file: Callable[[str], Path]) -> None:
+    file = reward_file("def reward(rollout): return 1.0")
+    with serving(app_of(file, max_batch=2, max_bytes=100_000)) as url:
+        with pytest.raises(ValueError, match=r"status 413: 3 rollouts, at most 2; send smaller batches"):
+            remote(url)(texts("a", "b", "c"))
+        assert len(remote(url, batch_size=2)(texts("a", "b", "c"))) == 3
+        with pytest.raises(ValueError, match=r"status 413: \d+ bytes, at most 100000; send smaller"):
+            remote(url)(texts("a" * 5_000_000))  # more than the sockets hold: it has to be read to be refused
+        chunks = (b"x" * 60_000 for _ in range(3))
+        response = httpx.post(f"{url}/v1/scores", content=chunks)  # without a declared length
+        assert response.status_code == 413
+        response = httpx.post(f"{url}/v1/scores", content=b'{"version": 1, "audio": []}')
+        assert (response.status_code, response.json()["error"]) == (422, "document.clips: missing")
+        path = AudioClip(path="/etc/passwd")
+        with pytest.raises(ValueError, match=r"status 403: clips\[0\]\.path: /etc/passwd lies outside"):
+            remote(url, audio="path")([answer(question("q", path), "a")])
+        with pytest.raises(ValueError, match="status 404"):
+            remote(f"{url}/else")(texts("a"))
+
+
+def test_a_reward_that_raises(reward_file: Callable[[str], Path], capfd: pytest.CaptureFixture[str]) -> None:
+    """A ValueError speaks of the rollouts and is not asked for again; anything else is."""
+    calls: list[int] = []
+
+    def unsure(rollouts: Sequence[Rollout]) -> list[Score]:
+        calls.append(len(rollouts))
+        if len(calls) < 3:
+            raise RuntimeError("out of\nmemory")
+        return [Score(1.0) for _ in rollouts]
+
+    file = reward_file("def reward(rollout): raise ValueError('no transcript')")
+    message = r"status 500: reward '.*' raised ValueError: no transcript$"
+    with serving(app_of(file)) as url, pytest.raises(ValueError, match=message):
+        remote(url)(texts("a"))
+    with serving(app_of(file, reward=unsure)) as url:
+        with pytest.raises(RewardServerError, match="raised RuntimeError: out of memory"):
+            remote(url, tries=2)(texts("a", "b"))
+        assert remote(url)(texts("a", "b")) == [Score(1.0)] * 2 and calls == [2, 2, 2]
+        response = httpx.post(f"{url}/v1/scores", content=write_rollouts(texts("a")))
+        assert "Traceback" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([Score(math.nan)], "total is nan"),
+        ([Score(math.inf)], "total is inf"),
+        ([Score(1.0, {"x": math.nan})], "part 'x' is nan"),
+        ([Score(1.0, per_segment=(math.inf,))], "per_segment holds a value that is not finite"),
+        ([Score(1.0, per_token=(1.0, math.nan))], "per_token holds a value"),
+        ([], "returned 0 scores for 1 rollouts"),
+        (None, "returned NoneType, expected a list"),
+    ],
+)
+def test_bad_scores_never_leave_the_server(reward_file: Callable[[str], Path], value: Any, message: str) -> None:
+    file = reward_file("def reward(rollout): return 1.0")
+    with serving(app_of(file, reward=lambda rollouts: value)) as url:
+        response = httpx.post(f"{url}/v1/scores", content=write_rollouts(texts("a")))
+        assert response.status_code == 500 and message in response.json()["error"]
+        json.loads(response.text, parse_constant=pytest.fail)
+
+
+def test_the_queue_is_bounded_and_the_reward_called_once_at_a_time(reward_file: Callable[[str], Path]) -> None:
+    inside, most, go = 0, 0, threading.Event()
+
+    def slow(rollouts: Sequence[Rollout]) -> list[Score]:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        go.wait(20)
+        time.sleep(0.1)
+        inside -= 1
+        return [Score(float(len(r.text))) for r in rollouts]
+
+    async def ask(url: str, count: int, refused: int = 0) -> list[httpx.Response]:
+        """All at once; the reward goes on when so many were turned away."""
+        async with httpx.AsyncClient(timeout=30) as client:
+            document = write_rollouts(texts("a"))
+            found = []
+            asked = [client.post(f"{url}/v1/scores", content=document) for _ in range(count)]
+            for response in asyncio.as_completed(asked):
+                found.append(await response)
+                if len(found) == refused:
+                    go.set()
+            return found
+
+    file = reward_file("def reward(rollout): return 1.0")
+    with serving(app_of(file, reward=slow, max_queue=1)) as url:
+        found = asyncio.run(ask(url, 5, refused=3))
+        assert sorted(r.status_code for r in found) == [200, 200, 503, 503, 503] and most == 1
+        busy = next(r for r in found if r.status_code == 503)
+        assert busy.headers["Retry-After"] == "2" and "busy" in busy.json()["error"]
+        patient = remote(url, batch_size=1, concurrency=5, tries=60, max_backoff=0.2)
+        assert [s.total for s in patient(texts("a", "bb", "ccc", "dddd"))] == [1, 2, 3, 4] and most == 1
+    with serving(app_of(file, reward=slow, concurrency=2)) as url:
+        asyncio.run(ask(url, 4))
+        assert most == 2
+
+
+def test_who_has_gone_is_not_answered(reward_file: Callable[[str], Path]) -> None:
+    """A request that was given up while it waited for its turn costs no call of the reward."""
+    asked: list[str] = []
+    go = threading.Event()
+
+    def slow(rollouts: Sequence[Rollout]) -> list[Score]:
+        asked.append(rollouts[0].text)
+        go.wait(20)
+        return [Score(1.0)]
+
+    async def two(url: str) -> None:
+        async with httpx.AsyncClient(timeout=30) as client:
+            first = asyncio.create_task(client.post(f"{url}/v1/scores", content=write_rollouts(texts("first"))))
+            while not asked:
+                await asyncio.sleep(0.01)
+            with pytest.raises(httpx.ReadTimeout):
+                await client.post(f"{url}/v1/scores", content=write_rollouts(texts("second")), timeout=0.5)
+            go.set()
+            assert (await first).status_code == 200
+
+    with serving(app_of(reward_file(PARTS), reward=slow)) as url:
+        asyncio.run(two(url))
+        assert remote(url)(texts("third")) == [Score(1.0)]
+    assert asked == ["first", "third"]
+
+
+# -- the client --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [*FAULTS, "late"])
+def test_every_fault_is_a_failed_try(reward_file: Callable[[str], Path], kind: str) -> None:
+    """Once the server is right again so is the score; while it is not, the error names address, tries and cause."""
+    app = Faulty(app_of(reward_file(PARTS)), fail=kind != "late", late=kind == "late", delay=1.0, kinds=[kind])
+    causes = {
+        "error": "status 500: Internal Server Error",
+        "busy": "status 503: busy",
+        "garbage": "no list of scores",
+        "not json": "no list of scores",
+        "short": "returned 1 scores for 2 rollouts",
+        "null": r"scores\[1\]\.total: is a NoneType",
+        "nan": r"scores\[1\]\.total: is nan",
+        "other": "an answer to another request",
+        "cut": "RemoteProtocolError",
+        "late": r"no answer within 0\.2 s",
+    }
+    with serving(app) as url:
+        asked = remote(url, timeout=0.2 if kind == "late" else 5.0, tries=2)
+        with pytest.raises(RewardServerError, match=rf"{url}: 2 rollouts from 'q' .* in 2 tries and .*{causes[kind]}"):
+            asked(texts("a", "b"))
+        assert app.calls == {kind: 2}
+        app.fail = app.late = 0.0
+        assert [s.total for s in remote(url)(texts("a", "bb"))] == [1.0, 2 + 1 / 3]
+
+
+def test_work_goes_to_the_servers_that_answer(reward_file: Callable[[str], Path]) -> None:
+    """One fails always, one is not there: each is asked once and then left aside; the third does the work."""
+    file = reward_file(PARTS)
+    broken, fine = Faulty(app_of(file), fail=1.0), Faulty(app_of(file))
+    rollouts = texts(*("a" * i for i in range(12)))
+    with serving(broken) as first, serving(fine) as second:
+        asked = remote("http://127.0.0.1:9", first, second, batch_size=1, concurrency=1, rest=60.0, tries=3)
+        expected = load_reward(file)(rollouts)
+        assert same(asked(rollouts), expected)
+        assert sum(broken.calls.values()) == 1 and fine.calls == {"right": 12}
+        assert same(asked(rollouts), expected)  # remembered from step to step
+        assert sum(broken.calls.values()) == 1
+        again = pickle.loads(pickle.dumps(asked))  # and by a copy in another process
+        assert again == asked and same(again(rollouts), expected) and sum(broken.calls.values()) == 1
+
+
+def test_work_is_shared(reward_file: Callable[[str], Path]) -> None:
+    file = reward_file(PARTS)
+    apps = [Faulty(app_of(file), late=1.0, delay=0.05) for _ in range(2)]
+    with serving(apps[0]) as first, serving(apps[1]) as second:
+        remote(first, second, batch_size=1, concurrency=4)(texts(*"abcdefgh"))
+    assert all(2 <= app.calls["late"] <= 6 for app in apps)
+
+
+def test_servers_of_different_rewards_are_noticed(reward_file: Callable[[str], Path]) -> None:
+    one, other = (reward_file(f"def reward(rollout): return {value}") for value in (1.0, 2.0))
+    message = rf"serve different rewards .*{one.name}.*start both with the same file"
+    with (
+        serving(app_of(one)) as first,
+        serving(app_of(other)) as second,
+        pytest.raises(ValueError, match=message),
+    ):
+        remote(first, second, batch_size=1, concurrency=2)(texts("a", "b"))
+
+
+def test_no_server_is_a_clear_error_in_bounded_time() -> None:
+    begin = time.monotonic()
+    with pytest.raises(RewardServerError, match=r"127\.0\.0\.1:9, .*in 4 tries .*ConnectError.*Start it again"):
+        remote("http://127.0.0.1:9", "http://127.0.0.1:10", tries=4, batch_size=1)(texts("a", "b"))
+    assert time.monotonic() - begin < 5
+
+
+def test_an_error_stops_the_other_batches(reward_file: Callable[[str], Path]) -> None:
+    def picky(rollouts: Sequence[Rollout]) -> list[Score]:
+        if rollouts[0].text == "a":
+            raise ValueError("not this one")
+        time.sleep(0.2)
+        raise RuntimeError("again")
+
+    begin = time.monotonic()
+    with serving(app_of(reward_file(PARTS), reward=picky)) as url:
+        with pytest.raises(ValueError, match="not this one"):
+            remote(url, batch_size=1, tries=1000, backoff=5.0, max_backoff=5.0)(texts("a", "b", "c"))
+        assert time.monotonic() - begin < 20  # and not for a thousand tries
+
+
+def test_in_a_running_loop(reward_file: Callable[[str], Path]) -> None:
+    async def notebook(url: str) -> list[Score]:
+        return remote(url)(texts("a"))
+
+    with serving(app_of(reward_file(PARTS))) as url:
+        assert asyncio.run(notebook(url))[0].total == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"urls": ()}, "urls is empty"),
+        ({"urls": "127.0.0.1:8300"}, "is no address like"),
+        ({"urls": ("http://a", "ftp://b")}, "'ftp://b' is no address"),
+        ({"urls": "http://user:secret@a"}, "is no address"),
+        ({"audio": "flac"}, "audio is 'flac', expected one of bytes, path, none"),
+        ({"tries": 0}, "tries is 0"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"timeout": 0.0}, r"timeout is 0\.0"),
+        ({"rest": math.inf}, "rest is inf"),
+    ],
+)
+def test_options_of_the_client(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"RemoteReward: .*{message}"):
+        RemoteReward(**{"urls": "http://127.0.0.1:8300", **options})
+
+
+def test_a_broken_token_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUDIORL_REWARD_TOKEN", "s3c\nret")
+    with pytest.raises(ValueError, match="AUDIORL_REWARD_TOKEN: no token") as error:
+        remote("http://127.0.0.1:9")(texts("a"))
+    assert "s3c" not in str(error.value)
+
+
+def test_digests_tell_requests_apart() -> None:
+    one, same_again, other = (digest(write_rollouts(texts(t))) for t in ("a", "a", "b"))
+    assert one == same_again != other
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    import socket
+
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        yield held.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--host", "0.0.0.0"], "--host 0.0.0.0 is open to other machines, which needs a token: give --token-file"),
+        (["--host", "::"], "needs a token"),
+        (["--token-file", "EMPTY"], "no token; give printable ASCII"),
+        (["--token-file", "MISSING"], "No such file"),
+        (["--port", "TAKEN"], "Address already in use"),
+        (["--port", "99999"], "--port 99999 is none"),
+        (["--audio-root", "MISSING"], "no such folder"),
+        (["--max-batch", "0"], "--max-batch must be at least 1"),
+    ],
+)
+def test_options_of_the_server(
+    reward_file: Callable[[str], Path],
+    tmp_path: Path,
+    taken: int,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    message: str,
+) -> None:
+    (tmp_path / "empty").write_text("\n")
+    known = {"EMPTY": str(tmp_path / "empty"), "MISSING": str(tmp_path / "missing"), "TAKEN": str(taken)}
+    file = reward_file("def reward(rollout): return 1.0")
+    assert main(["rewards", "serve", str(file), *(known.get(o, o) for o in options)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1, error
+
+
+def test_a_file_without_a_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rewards", "serve", str(tmp_path / "none.py")]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_defaults_are_local() -> None:
+    assert Serve("x.py").host == "127.0.0.1" and Serve("x.py").concurrency == 1 and Serve("x.py").audio_root == ()

@@ -1,0 +1,104 @@
+"""A recipe for tests of runtimes: a few supervised and policy gradient steps of a tiny Qwen2.5-Omni on real speech."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.data.corpus import bundled_speech
+from audiorl.models import qwen_omni
+from audiorl.train.examples import Example
+from audiorl.train.loop import rl
+from audiorl.train.run import Run
+from audiorl.train.sft import sft
+from audiorl.types import Message, Rollout, Sample, Score
+
+OPTIM = OptimConfig(lr=2e-3, warmup_steps=2)
+
+
+@dataclass(frozen=True)
+class Config:
+    seed: int = 0
+    threads: int = 1
+    steps: int = 5
+    kind: Literal["grpo", "ppo"] = "grpo"
+    audio: Literal["frozen", "projector", "full"] = "full"
+    prompts: int = 3
+
+
+def tiny() -> Config:
+    return Config()
+
+
+def vowels(rollouts: Sequence[Rollout]) -> list[Score]:
+    """Something that a model with random weights has more and less of."""
+    return [Score(sum(r.text.lower().count(v) for v in "aeiou") / (1 + len(r.text))) for r in rollouts]
+
+
+def grpo(config: Config) -> RLConfig:
+    return RLConfig(
+        steps=config.steps,
+        prompts_per_step=config.prompts,
+        group_size=4,
+        mini_batches=2,
+        kl_beta=0.1,
+        kl_control="log-space",
+        advantage_std=False,
+        micro_batch_tokens=250,
+        ema_decay=0.5,
+        save_every=2,
+    )
+
+
+def ppo(config: Config) -> RLConfig:
+    return RLConfig(
+        steps=config.steps,
+        prompts_per_step=config.prompts,
+        group_size=2,
+        epochs=2,
+        advantage="gae",
+        kl_in="reward",
+        kl_kind="k1",
+        kl_beta=0.1,
+        critic=CriticConfig(optim=OPTIM, warmup_steps=1),
+        ptx_coef=0.1,
+        ptx_batch=3,
+        aggregation="token-mean",
+        micro_batch_tokens=250,
+        save_every=2,
+    )
+
+
+def main(config: Config, run: Run) -> None:
+    torch.set_num_threads(config.threads)
+    spoken = bundled_speech(min_seconds=0.8, max_seconds=2.0)[:40]
+    questions = ("What is said?", "Which language is it, and who speaks?", "Why?")
+    samples = [
+        Sample(u.id, (Message("user", (u.clip, questions[i % 3])),), references=(u.text,), task="qa")
+        for i, u in enumerate(spoken)
+    ]
+    policy = qwen_omni.tiny(
+        [u.text for u in spoken],
+        hidden=32,
+        layers=2,
+        vocab_size=300,
+        whisper=False,
+        config=ModelConfig(audio=config.audio),
+    )
+    examples = [Example(s, s.references[0]) for s in samples]
+    sft(policy, examples, run, config=SFTConfig(steps=2, batch_size=5, save_every=1), optim=OPTIM, seed=config.seed)
+    rl(
+        policy,
+        samples,
+        vowels,
+        run,
+        config=(grpo if config.kind == "grpo" else ppo)(config),
+        optim=OPTIM,
+        sampling=SamplingConfig(max_new_tokens=8),
+        seed=config.seed,
+        supervised=examples,
+    )

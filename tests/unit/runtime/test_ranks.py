@@ -1,0 +1,153 @@
+"""Two processes of torchrun do what one does: the same losses and weights, resumed on one rank or two."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from audiorl.cli import main
+from audiorl.runtime.world import World
+from audiorl.train.actors import alone
+
+RECIPE = Path(__file__).parent / "steps_recipe.py"
+
+
+def audiorl(*args: str, ranks: int = 1) -> str:
+    """What `audiorl ARGS` printed, in one process or in several of torchrun."""
+    if ranks > 1:
+        return torchrun("-m", "audiorl.cli", *args)
+    threads = torch.get_num_threads()
+    assert main([*args]) == 0
+    torch.set_num_threads(threads)
+    return ""
+
+
+def torchrun(*args: str, ranks: int = 2, fails: bool = False) -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port)]
+    return output(*launcher, *args, fails=fails)
+
+
+def output(*args: str, fails: bool = False) -> str:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(RECIPE.parents[3])}
+    done = subprocess.run([sys.executable, *args], capture_output=True, text=True, env=environment, timeout=900)
+    assert (done.returncode != 0) == fails, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout + done.stderr
+
+
+def rows(run: Path, phase: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in lines if row["phase"] == phase]
+
+
+def assert_equal_runs(one: Path, two: Path) -> None:
+    """Every metric that is no time, and the weights and optimizer state of every checkpoint, to 1e-5."""
+    for phase in ("sft", "rl"):
+        for a, b in zip(rows(one, phase), rows(two, phase), strict=True):
+            assert a.keys() == b.keys()
+            timeless = [k for k in a if not k.startswith(("time", "tokens_per_s", "phase"))]
+            assert [b[k] for k in timeless] == pytest.approx([a[k] for k in timeless], abs=1e-5, rel=1e-5)
+        assert all(row["grad_norm"] > 0 for row in rows(one, phase)[-2:])
+    files = sorted(p.relative_to(one) for p in one.glob("checkpoints/*/*_*/*.safetensors"))
+    assert len(files) > 4
+    for file in files:
+        weights, others = load_file(one / file), load_file(two / file)
+        for name, tensor in weights.items():
+            torch.testing.assert_close(others[name], tensor, atol=1e-5, rtol=0)
+
+
+def rewind(run: Path) -> None:
+    """Back to the checkpoint of step 4 of 5, as if the machine had died after it."""
+    state = json.loads((run / "state.json").read_text())
+    state["finished"].pop("rl")
+    state["checkpoints"]["rl"] = "checkpoints/rl/step_000004"
+    (run / "state.json").write_text(json.dumps(state | {"seq": 6}))
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo"])
+def test_two_ranks_train_as_one_and_either_goes_on_where_the_other_stopped(kind: str, tmp_path: Path) -> None:
+    """Three groups on two ranks: their shares differ, and so do their numbers of micro-batches."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    audiorl("train", str(RECIPE), "--kind", kind, "--out", str(one))
+    audiorl("train", str(RECIPE), "--kind", kind, "--out", str(two), ranks=2)
+    assert_equal_runs(one, two)
+    for number in (1, 2) if kind == "grpo" else ():
+        rewind(two)
+        audiorl("resume", str(two), ranks=number)
+        assert_equal_runs(one, two)
+
+
+GROUP = """
+import os, sys, torch
+from audiorl.runtime.ranks import RanksGroup, RankError, follow, process_group, rank
+from tests.unit.runtime.test_ranks import Adder
+
+with process_group() as world:
+    if rank() > 0:
+        follow()
+    else:
+        group = RanksGroup(lambda: Adder(10), Adder, 20)
+        assert group.each("plus", [1, 2]) == [11, 22] and group.all("plus", 5) == [15, 25]
+        assert group.first("plus", 7) == 17 and group.all("total") == [30.0, 30.0]
+        for bad in ([1], [1, 2, 3]):
+            try:
+                group.each("plus", bad)
+            except ValueError as error:
+                assert "shards for 2 workers" in str(error)
+            else:
+                raise AssertionError
+        print("so far so good", flush=True)
+        if sys.argv[1] == "other":
+            try:
+                group.all("fail_on", 1)
+            except RankError as error:
+                print("driver:", error)
+        if sys.argv[1] == "own":
+            group.all("fail_on", 0)
+"""
+
+
+class Adder:
+    def __init__(self, base: int):
+        self.base = base
+
+    def plus(self, x: int) -> int:
+        return self.base + x
+
+    def total(self) -> float:
+        return float(World.of_process_group().sum(torch.tensor(float(self.base))))
+
+    def fail_on(self, rank: int) -> float:
+        if World.of_process_group().rank == rank:
+            raise ValueError("row 7 of data.jsonl is empty")
+        return self.total()
+
+
+@pytest.mark.parametrize("who", ["none", "other", "own"])
+def test_a_group_of_ranks_and_what_goes_wrong_in_it(who: str, tmp_path: Path) -> None:
+    """A rank that fails ends the others, which wait for it, and the driver knows why."""
+    script = tmp_path / "script.py"
+    script.write_text(GROUP)
+    printed = torchrun(str(script), who, fails=who != "none")
+    assert "so far so good" in printed
+    if who == "other":
+        assert "driver: rank 1: ValueError: row 7 of data.jsonl is empty; the run stopped" in printed
+    if who == "own":
+        assert "ValueError: row 7 of data.jsonl is empty" in printed
+
+
+def test_training_that_knows_one_process_only_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="dpo: this kind of training runs in one process"):
+        alone(lambda: Adder(1), "dpo")

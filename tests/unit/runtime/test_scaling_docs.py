@@ -1,0 +1,83 @@
+"""docs/scaling.md prints what its commands print, and the files in docs/launch/ can be read."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from audiorl import plan_cli
+from audiorl.runtime.plan import GIB
+from bench.engines import main as simulate
+
+DOCS = Path(__file__).parents[3] / "docs"
+SCALING = (DOCS / "scaling.md").read_text()
+LAYOUTS = re.findall(r"^\| [^|]+ \| `(?!audiorl)([^`]+)` \| ([^|]+) \| ([^|]*) \| ([^|]*) \|$", SCALING, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_layouts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(plan_cli, "size_of", cache(plan_cli.size_of))
+    assert len(LAYOUTS) > 20
+    for arguments, peaks, sequences, host in LAYOUTS:
+        code = plan_cli.plan([*arguments.split(), "--json", "True"])
+        said = json.loads(capsys.readouterr().out)
+        assert ("does not fit" in peaks) == (code == 1) == (not said["fits"])
+        for gpu in said["gpus"]:
+            phase = max(gpu["total"], key=gpu["total"].get)
+            name = f"{gpu['name']} " if len(said["gpus"]) > 1 else ""
+            assert f"{name}{gpu['peak'] / GIB:.1f} {phase}" in peaks, arguments
+            if gpu["cache"]:
+                assert sequences.strip() == f"{gpu['cache']['sequences']} / {gpu['cache']['shared']}"
+        assert host.strip() == (f"{said['host_bytes'] / GIB:.0f}" if said["host_bytes"] else "")
+        for change in re.findall(r"would with `([^`]+)`", peaks):
+            assert plan_cli.plan([*arguments.split(), *change.split(), "--json", "True"]) == 0
+            capsys.readouterr()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", re.findall(r"^    python bench/engines\.py(.*)$", SCALING, re.MULTILINE))
+def test_simulated_tables(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    simulate(command.split())
+    rows = [
+        [c.strip() for c in line.strip("│").split("│")] for line in capsys.readouterr().out.splitlines() if "│" in line
+    ]
+    engines = ""
+    for row in rows:
+        engines = row[0] or engines
+        if row[1] == "least":
+            assert f"| {' | '.join([engines, *row[2:]])} |" in SCALING
+
+
+@pytest.mark.parametrize("script", sorted((DOCS / "launch").glob("*.sbatch")), ids=lambda p: p.name)
+def test_scripts_parse_and_refuse_no_command(script: Path) -> None:
+    assert subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True).stderr == ""
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("usage: sbatch")
+    head = script.read_text().split("\nset -euo pipefail")[0]
+    assert all(line.startswith("#") for line in head.splitlines()), "SLURM reads its options up to the first command"
+
+
+def test_the_ray_cluster_is_consistent() -> None:
+    cluster: dict[str, Any] = yaml.safe_load((DOCS / "launch" / "kuberay.yaml").read_text())
+    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
+    images = set()
+    for group in groups:
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        images.add(container["image"])
+        assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+        limits = container["resources"]["limits"]
+        assert limits == container["resources"]["requests"]
+        assert group["rayStartParams"]["num-gpus"] == limits.get("nvidia.com/gpu", "0")
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values()), "KubeRay takes strings only"
+    assert len(images) == 1, "all pods need the same audiorl"
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
