@@ -63,23 +63,22 @@ class Config:
     """Of torch, on the CPU."""
     tokenizer: UnifiedConfig = UnifiedConfig(
         spectrum_hop=240,
+        phases="peaks",
         strides=(2, 2),
         channels=(192, 192, 192),
         dilations=(1, 3),
         activation="elu",
     )
     codec: CodecConfig = CodecConfig(
-        batch_size=8,
-        save_every=200,
+        batch_size=4,
+        save_every=500,
         train=TrainConfig(
-            steps=1600,
+            steps=5000,
             lr=1e-3,
             warmup_steps=20,
             schedule="cosine",
             max_grad_norm=100.0,
-            mel_windows=(512, 1024, 2048),
-            mel_bands=(40, 80, 160),
-            quantize_after=60,
+            start_vectors=16384,
             codebook_dropout=0.25,
             revive_below=0.1,
             adversarial_after=None,

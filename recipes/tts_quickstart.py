@@ -1,14 +1,14 @@
 """A small model learns to speak: codec, DualFFN, and GRPO on what a recogniser understands, on real human speech.
 
-    codec    our tokenizer, on the bundled recordings and robot voices
+    codec    our tokenizer, on a person's recordings and robot voices
     ear      a recogniser of characters on Whisper tiny's encoder: the judge that the reward asks
-    sft      a text decoder of 5 M parameters, taught to write codes: robot voices say all texts, a person says those of
-             the training split
-    grpo     that person's voice says training texts again; the reward is the share of characters that the ear
-             understands, with a little for the right length
+    sft      a text decoder of 5 M parameters, taught to write codes: robot voices say all texts, and phrases of longer
+             ones; the person says those of the training split
+    grpo     the person's voice says phrases that only robots have said; the reward is the share of characters that the
+             ear understands, with a little for the right length
 
-Before and after, the person's voice says texts of the other split, which no one but robots has said before, and a
-judge that took no part in training (`--judge`, another recogniser) writes down what it understands.
+Before and after, the person's voice says the held-out texts, which only robots have said before, and a judge that took
+no part in training (`--judge`, another recogniser) writes down what it understands.
 
     audiorl train recipes/tts_quickstart.py --out runs/tts
     audiorl train recipes/tts_quickstart.py --judge judges/whisper-base --seed 1 --out runs/tts-1
@@ -46,7 +46,7 @@ from audiorl.train.run import Run
 from audiorl.train.sft import sft
 from audiorl.tts.evaluate import measure_speech, probe_speech
 from audiorl.tts.prompts import spoken, to_speak
-from audiorl.types import AudioClip
+from audiorl.types import AudioClip, Sample
 from tokenizers_audio import AudioTokenizer
 from tokenizers_audio.audio import prepare
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
@@ -60,20 +60,26 @@ Split = Literal["train", "test"]
 @dataclass(frozen=True)
 class Config:
     seed: int = 0
-    max_seconds: float = 2.0
+    max_seconds: float = 2.5
     """Longest recording to learn from or to repeat."""
-    held_out: float = 0.27
-    voices: int = 4
-    """Robot voices; every text is said by each of them."""
+    held_out: float = 0.2
+    phrases: int = 1200
+    """Phrases of up to five words, cut from texts that are not held out."""
+    voices: int = 6
+    """Robot voices."""
+    readings: int = 3
+    """How many of them say each text."""
     test_texts: int = 80
     threads: int = 2
-    ear_steps: int = 400
+    ear_clips: int = 1500
+    ear_steps: int = 600
     judge: str = "pocketsphinx"
     """Recogniser for the measurements, which the reward never asks: a folder, or `pocketsphinx`."""
     tokenizer: UnifiedConfig = UnifiedConfig(
         num_codebooks=4,
         codebook_size=256,
         spectrum_hop=240,
+        phases="peaks",
         strides=(2, 2),
         channels=(192, 192, 192),
         dilations=(1, 3),
@@ -81,17 +87,15 @@ class Config:
     )
     """0.8 kbit/s: a small model learns to write few codes sooner."""
     codec: CodecConfig = CodecConfig(
-        batch_size=8,
-        save_every=200,
+        batch_size=4,
+        save_every=500,
         train=TrainConfig(
-            steps=1200,
+            steps=2000,
             lr=1e-3,
             warmup_steps=20,
             schedule="cosine",
             max_grad_norm=100.0,
-            mel_windows=(512, 1024, 2048),
-            mel_bands=(40, 80, 160),
-            quantize_after=60,
+            start_vectors=16384,
             codebook_dropout=0.0,
             revive_below=0.1,
             adversarial_after=None,
@@ -100,7 +104,7 @@ class Config:
     )
     hidden: int = 256
     layers: int = 4
-    sft: SFTConfig = SFTConfig(steps=1500, batch_size=24, micro_batch_tokens=4000, save_every=100)
+    sft: SFTConfig = SFTConfig(steps=1200, batch_size=24, micro_batch_tokens=4000, save_every=100)
     sft_optim: OptimConfig = OptimConfig(lr=1.5e-3, warmup_steps=50, schedule="cosine")
     grpo: RLConfig = RLConfig(
         steps=60,
@@ -123,7 +127,9 @@ class Config:
 def tiny() -> Config:
     return Config(
         max_seconds=0.8,
+        phrases=4,
         voices=1,
+        readings=1,
         test_texts=2,
         ear_steps=2,
         judge="ear",
@@ -154,18 +160,16 @@ def tiny() -> Config:
 def main(config: Config, run: Run) -> None:
     torch.set_num_threads(config.threads)
     train, test = texts("train", config), texts("test", config)
+    said = [u.text for u in (*train, *test)]
+    short = phrases(train, test, config)
     people = [(u.text, trimmed(u.clip.load(RATE))) for u in train]
-    robots = robot_voices([*train, *test], config)
+    robots = robot_voices([*said, *short], config)
     codec = trained_codec(run, [wav for _, wav in people] + [wav for _, _, wav in robots], config)
     ear = trained_ear(run, people + [(text, wav) for text, _, wav in robots], codec, config)
     judge: Recogniser = ear if config.judge == "ear" else load_recogniser(config.judge, "en")
 
-    policy = dualize(
-        tiny_text([u.text for u in (*train, *test)], hidden=config.hidden, layers=config.layers, seed=config.seed),
-        codec.num_codebooks,
-        codec.codebook_size,
-        config.seed,
-    )
+    letters = tiny_text(hidden=config.hidden, layers=config.layers, vocab_size=256, seed=config.seed)
+    policy = dualize(letters, codec.num_codebooks, codec.codebook_size, config.seed)
     policy.set_codec(codec)
     recorded = [spoken(u.id, plain(u.text), spoken_part(u), speaker=PERSON) for u in train]
     synthetic = [
@@ -185,7 +189,7 @@ def main(config: Config, run: Run) -> None:
     )
     rl(
         policy,
-        [e.sample for e in recorded],
+        prompts(short, robots),
         reward,
         run,
         config=config.grpo,
@@ -207,17 +211,41 @@ def texts(split: Split, config: Config) -> list[Utterance]:
     return train if split == "train" else test
 
 
-def robot_voices(utterances: Sequence[Utterance], config: Config) -> list[tuple[str, str, np.ndarray]]:
-    """(text, name of the voice, waveform at RATE Hz): every text said by every voice."""
+def phrases(train: Sequence[Utterance], test: Sequence[Utterance], config: Config) -> list[str]:
+    """Up to five words in a row of English texts that are not held out; none is a whole text."""
+    held_out = {plain(u.text) for u in test}
+    longer = {plain(u.text) for u in bundled_speech(("en",))} - held_out
+    found: set[str] = set()
+    for text in longer:
+        words = text.split()
+        found |= {" ".join(words[i : i + n]) for n in range(1, 6) for i in range(len(words) - n + 1)}
+    found -= held_out | {plain(u.text) for u in train}
+    usable = sorted(p for p in found if 4 <= len(p) <= 14 * config.max_seconds)
+    return random.Random(config.seed).sample(usable, min(config.phrases, len(usable)))
+
+
+def robot_voices(said: Sequence[str], config: Config) -> list[tuple[str, str, np.ndarray]]:
+    """(text, name of the voice, waveform at RATE Hz): every text said by some of the voices."""
     rng = random.Random(config.seed)
     chosen = rng.sample(voices("en"), config.voices)
     asked = [
-        (f"ROBOT{k}", Speech(u.text, "en", voice, 150 + 10 * k, 30 + 15 * k))
-        for u in utterances
-        for k, voice in enumerate(chosen)
+        (f"ROBOT{k}", Speech(text, "en", chosen[k], 150 + 10 * k, 30 + 10 * k))
+        for text in said
+        for k in rng.sample(range(config.voices), config.readings)
     ]
     waves = synthesize_many([speech for _, speech in asked], workers=config.threads)
     return [(s.text, name, trimmed(np.asarray(wav))) for (name, s), wav in zip(asked, waves, strict=True)]
+
+
+def prompts(short: Sequence[str], robots: Sequence[tuple[str, str, np.ndarray]]) -> list[Sample]:
+    """Each phrase for the person's voice, to last as long as it does when robots say it."""
+    seconds: dict[str, list[float]] = {}
+    for text, _, wav in robots:
+        seconds.setdefault(text, []).append(len(wav) / RATE)
+    return [
+        to_speak(text, plain(text), speaker=PERSON, metadata={"reference_seconds": float(np.mean(seconds[text]))})
+        for text in short
+    ]
 
 
 def trained_codec(run: Run, waves: Sequence[np.ndarray], config: Config) -> UnifiedTokenizer:
@@ -238,6 +266,7 @@ def trained_ear(
     folder = run.dir / "ear"
     if not run.finished("ear"):
         fitting = [(t, w) for t, w in speech if len(w) / RATE > len(plain(t)) / 25]
+        fitting = random.Random(config.seed).sample(fitting, min(config.ear_clips, len(fitting)))
         judge = train_character_ctc(
             [through(codec, w) if i % 2 else w for i, (_, w) in enumerate(fitting)],
             [t for t, _ in fitting],

@@ -33,6 +33,9 @@ from tokenizers_audio.unified.train import TrainConfig, Trainer
 LONGEST = 10.0
 """Seconds of a held-out recording that are measured."""
 
+START_CROPS = 1000
+"""How many a tokenizer that has a beginning of its own begins with."""
+
 
 @dataclass(frozen=True)
 class CodecConfig:
@@ -74,8 +77,12 @@ class CodecWorker:
         self.tokenizer = tokenizer
         self.trainer = Trainer(tokenizer, config.train, seed, trained)
         self.crops = crops_of(tokenizer, recordings, config, seed)
+        self.begins = tokenizer.config.phases == "peaks" and not trained
 
     def train(self, items: Sequence[Place]) -> dict[str, float]:
+        if self.begins and not self.trainer.steps_done:
+            places = range(0, len(self.crops), max(len(self.crops) // START_CROPS, 1))
+            self.trainer.begin(torch.from_numpy(self.crops.read([self.crops[i] for i in places], 0)))
         return self.trainer.step(torch.from_numpy(self.crops.read(items, self.trainer.steps_done)))
 
     def state(self) -> TrainerState:

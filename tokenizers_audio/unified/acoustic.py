@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tokenizers_audio.unified.config import UnifiedConfig
 from tokenizers_audio.unified.layers import Cache, CausalConv, CausalUpsample, Chain, activation, residual_units
-from tokenizers_audio.unified.spectrum import Analysis, Synthesis
+from tokenizers_audio.unified.spectrum import Analysis, MelSynthesis, Synthesis
 
 
 class AcousticEncoder(Chain):
@@ -28,7 +28,10 @@ class AcousticEncoder(Chain):
 
 
 class AcousticDecoder(nn.Module):
-    """[B, acoustic_dim, F] -> [B, 1, F · hop] samples; frame f depends on frames up to f."""
+    """[B, acoustic_dim, F] -> [B, 1, F · hop] samples; frame f depends on frames up to f.
+
+    `layers` say what the samples are made of, `voice` makes them.
+    """
 
     def __init__(self, config: UnifiedConfig):
         super().__init__()
@@ -38,15 +41,20 @@ class AcousticDecoder(nn.Module):
             layers += [act(before), CausalUpsample(before, after, stride)]
             layers += residual_units(after, config.dilations, act)
         layers.append(act(channels[0]))
+        self.voice: nn.Module
         if config.spectrum_hop is None:
-            layers += [CausalConv(channels[0], 1, 7), Bounded()]
-        else:
+            layers.append(CausalConv(channels[0], 1, 7))
+            self.voice = Bounded()
+        elif config.phases == "learned":
             layers.append(CausalConv(channels[0], config.window + 2, 1))
-            layers.append(Synthesis(config.window, config.spectrum_hop))
+            self.voice = Synthesis(config.window, config.spectrum_hop)
+        else:
+            layers.append(CausalConv(channels[0], config.mels, 1))
+            self.voice = MelSynthesis(config.window, config.spectrum_hop, config.sample_rate, config.mels)
         self.layers = Chain(*layers)
 
     def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
-        return self.layers(x, cache)
+        return self.voice(self.layers(x, cache), cache)
 
 
 class Bounded(nn.Module):

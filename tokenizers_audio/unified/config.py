@@ -41,6 +41,10 @@ class UnifiedConfig:
     coded, the decoder makes up its own.
     """
     window: int = 960
+    phases: Literal["learned", "peaks"] = "learned"
+    """With `spectrum_hop`: the decoder learns spectra with their phases, or it says log-mels, `mels` of them, and the
+    phases are worked out from the peaks. The latter is understood after minutes of training, the former sounds better
+    after days."""
     activation: Literal["snake", "elu"] = "snake"
     """Of the acoustic branch. Snake suits a branch on samples, ELU one on spectra, where it is quicker too."""
     acoustic_dim: int = 256
@@ -75,6 +79,8 @@ class UnifiedConfig:
             raise ValueError(
                 f"window {self.window} must be a multiple of spectrum_hop {self.spectrum_hop}, at least 3 of them"
             )
+        if self.phases == "peaks" and self.spectrum_hop is None:
+            raise ValueError('phases="peaks" works on spectra; set spectrum_hop')
         if self.semantic == "mel" and self.hop % 4:
             raise ValueError(f"a frame of {self.hop} samples cannot be cut into the 4 steps of the log-mel statistics")
 

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from tokenizers_audio.unified.semantic import mel_filters
+from tokenizers_audio.unified.spectrum import mel_filters
 
 STFT_WINDOWS = (512, 1024, 2048)
 MEL_WINDOWS = (32, 64, 128, 256, 512, 1024, 2048)

@@ -29,6 +29,7 @@ from tokenizers_audio.identity import identity
 from tokenizers_audio.unified.acoustic import AcousticDecoder, AcousticEncoder
 from tokenizers_audio.unified.config import MODEL_TYPE, UnifiedConfig
 from tokenizers_audio.unified.layers import Cache
+from tokenizers_audio.unified.patches import PatchDecoder, PatchEncoder, least_squares, principal_components
 from tokenizers_audio.unified.quantizer import GroupedQuantizer, Quantized, ResidualQuantizer
 from tokenizers_audio.unified.semantic import (
     MelStatistics,
@@ -37,6 +38,7 @@ from tokenizers_audio.unified.semantic import (
     SpeechModelFeatures,
     build_speech_model,
 )
+from tokenizers_audio.unified.spectrum import LogMel
 from tokenizers_audio.unified.streaming import UnifiedStreaming
 
 WEIGHTS = "model.safetensors"
@@ -46,14 +48,17 @@ PIECE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What a training step compares. wav [B, T]; latents [B, D, F] before quantisation; features [B, D', F] as
-    predicted and as they are, None without a semantic branch."""
+    """What a training step compares. wav [B, T], None where it is not needed; latents [B, D, F] before quantisation;
+    features [B, D', F] as predicted and as they are, None without a semantic branch; mels [B, mels, steps] likewise,
+    None for a decoder that does not say them."""
 
-    wav: Tensor
+    wav: Tensor | None
     quantized: Quantized | None
     latents: Tensor
     predicted: Tensor | None
     features: Tensor | None
+    mels: Tensor | None = None
+    heard: Tensor | None = None
 
 
 class UnifiedTokenizer(nn.Module):
@@ -78,6 +83,11 @@ class UnifiedTokenizer(nn.Module):
             fused += config.semantic_dim
         self.fuse = nn.Linear(fused, config.codebook_dim)
         self.to_acoustic = nn.Linear(config.codebook_dim, config.acoustic_dim)
+        self.mels: LogMel | None = None
+        if config.phases == "peaks":
+            self.mels = LogMel(config.window, config.sample_rate, config.mels)
+            self.patch_encoder = PatchEncoder(config, self.mels)
+            self.patch_decoder = PatchDecoder(config)
         self.eval().requires_grad_(False)
 
     # -- what every codec offers -------------------------------------------------------------------------------------
@@ -174,16 +184,19 @@ class UnifiedTokenizer(nn.Module):
         if self.features is not None:
             features = self.features(wav)
             sides.append(self.semantic_encoder(features, cache))
-        return self.fuse(torch.cat(sides, 1).transpose(1, 2)).transpose(1, 2), features
+        latents = self.fuse(torch.cat(sides, 1).transpose(1, 2))
+        if self.mels is not None:
+            latents = latents + self.patch_encoder(wav[:, past : wav.shape[-1] - ahead], cache)
+        return latents.transpose(1, 2), features
 
     def wav_of(self, vectors: Tensor, cache: Cache) -> Tensor:
         """[B, D, F] the next quantised vectors -> [B, F · hop] samples, `lookahead` frames late"""
         return self._wav(vectors, cache).float().clamp(-1, 1)
 
-    def reconstruct(self, wav: Tensor, levels: Tensor | None) -> Reconstruction:
+    def reconstruct(self, wav: Tensor, levels: Tensor | None, sound: bool = True) -> Reconstruction:
         """Through the codes and back with gradients, for training. wav [B, F · hop]; levels [B] codebooks to use.
 
-        Without `levels` nothing is quantised.
+        Without `levels` nothing is quantised. A decoder that says log-mels makes samples of them only for `sound`.
         """
         hop, skip, (block, past, ahead) = self.config.hop, self.config.lookahead, self.blocks
         frames = wav.shape[-1] // hop
@@ -197,11 +210,49 @@ class UnifiedTokenizer(nn.Module):
         if features is not None:
             features = features[..., :frames]
             predicted = self.semantic_decoder(self.to_semantic(vectors.transpose(1, 2)).transpose(1, 2))
-        out = self._wav(pad(vectors, (0, skip)), None)[:, skip * hop :]
-        return Reconstruction(out, quantized, latents, predicted, features)
+        said = self._said(pad(vectors, (0, skip)), None)
+        out = self.decoder.voice(said, None)[:, 0, skip * hop :] if sound or self.mels is None else None
+        mels, heard = (None, None) if self.mels is None else self._compared(said, wav)
+        return Reconstruction(out, quantized, latents, predicted, features, mels, heard)
+
+    def _compared(self, said: Tensor, wav: Tensor) -> tuple[Tensor, Tensor]:
+        """The log-mels [B, mels, steps] that the decoder said of wav [B, F · hop], and those that it has."""
+        assert self.mels is not None and self.config.spectrum_hop is not None
+        step, size = self.config.spectrum_hop, self.config.window
+        with torch.no_grad():
+            heard = self.mels(pad(wav, (0, size - step)).unfold(-1, size, step)).transpose(1, 2)
+        return said[..., self.config.lookahead * self.config.hop // step :], heard
+
+    @torch.no_grad()
+    def begin(self, wav: Tensor, generator: torch.Generator) -> Tensor:
+        """For a decoder that says log-mels: set the straight ways to their best on wav [B, F · hop], and the networks
+        beside them to silence. Returns the latents [N, D] of these recordings."""
+        if self.mels is None:
+            raise ValueError("only a tokenizer whose decoder says log-mels has a beginning of its own")
+        hop, late = self.config.hop, self.config.lookahead
+        _, past, ahead = self.blocks
+        principal_components(self.patch_encoder.map, self.patch_encoder.patches(wav, None).flatten(0, 1), generator)
+        self.fuse.weight.zero_()
+        self.fuse.bias.zero_()
+        last = self.decoder.layers[-1].conv
+        last.parametrizations.weight.original0.zero_()
+        last.bias.zero_()
+        latents, _ = self.latents_of(pad(wav, (past, ahead)), None)
+        pairs = self.patch_decoder.pairs(pad(latents, (1, late)))[:, late:]
+        _, heard = self._compared(torch.zeros(0), wav)
+        wanted = heard.unflatten(2, (-1, self.patch_decoder.steps)).permute(0, 2, 3, 1).flatten(2)
+        # The last frames lack what comes after them.
+        ends = wav.shape[-1] // hop - max(late, 1)
+        least_squares(self.patch_decoder.map, pairs[:, :ends].flatten(0, 1), wanted[:, :ends].flatten(0, 1))
+        return latents.transpose(1, 2).flatten(0, 1)
+
+    def _said(self, vectors: Tensor, cache: Cache | None) -> Tensor:
+        """What the decoder says before it has a voice."""
+        said = self.decoder.layers(self.to_acoustic(vectors.transpose(1, 2)).transpose(1, 2), cache)
+        return said if self.mels is None else said + self.patch_decoder(vectors, cache)
 
     def _wav(self, vectors: Tensor, cache: Cache | None) -> Tensor:
-        return self.decoder(self.to_acoustic(vectors.transpose(1, 2)).transpose(1, 2), cache)[:, 0]
+        return self.decoder.voice(self._said(vectors, cache), cache)[:, 0]
 
     # -- folders -----------------------------------------------------------------------------------------------------
 

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
-from transformers.audio_utils import mel_filter_bank
 
 from tokenizers_audio.checkpoint import load_model, read_config
 from tokenizers_audio.resample import resample
 from tokenizers_audio.unified.config import UnifiedConfig
 from tokenizers_audio.unified.layers import CausalConv, Chain, Elu, activation, full_precision, residual_units, wide
+from tokenizers_audio.unified.spectrum import LogMel
 
 SPEECH_MODELS = ("hubert", "wavlm", "wav2vec2")
 
@@ -43,26 +43,17 @@ class MelStatistics(nn.Module):
     Needs no pretrained model: formants and voicing instead of phonetic classes. Bands are scaled to about -1 … 1.
     """
 
-    window: Tensor
-    filters: Tensor
-
     def __init__(self, config: UnifiedConfig):
         super().__init__()
         self.step = config.hop // 4
         self.size = config.hop
         self.channels = 2 * config.mels
         self.block, self.past, self.ahead = 1, self.size - self.step, 0
-        self.register_buffer("window", torch.hann_window(self.size), persistent=False)
-        self.register_buffer(
-            "filters", mel_filters(config.sample_rate, self.size // 2 + 1, config.mels), persistent=False
-        )
+        self.mels = LogMel(self.size, config.sample_rate, config.mels)
 
     @torch.no_grad()
     def forward(self, wav: Tensor) -> Tensor:
-        spectra = torch.fft.rfft(wide(wav).unfold(-1, self.size, self.step) * self.window).abs()
-        with full_precision(wav):
-            mel = ((spectra @ self.filters).clamp_min(1e-5).log10() + 1.5) / 2
-        steps = mel.transpose(1, 2).unflatten(-1, (-1, 4))
+        steps = self.mels(wide(wav).unfold(-1, self.size, self.step)).transpose(1, 2).unflatten(-1, (-1, 4))
         return torch.cat([steps.mean(-1), steps.std(-1, correction=0)], 1)
 
 
@@ -123,12 +114,6 @@ class SemanticDecoder(Chain):
     def __init__(self, config: UnifiedConfig, channels: int):
         width = config.semantic_dim
         super().__init__(*residual_units(width, (1, 1), activation("elu")), Elu(), CausalConv(width, channels, 3))
-
-
-def mel_filters(sample_rate: int, bins: int, mels: int) -> Tensor:
-    """[bins, mels] triangles of equal area on Slaney's mel scale, 0 Hz to half the sample rate."""
-    filters = mel_filter_bank(bins, mels, 0.0, sample_rate / 2, sample_rate, norm="slaney", mel_scale="slaney")
-    return torch.from_numpy(filters).float()
 
 
 def load_speech_model(path: str | Path) -> PreTrainedModel:

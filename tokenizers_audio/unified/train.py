@@ -37,7 +37,10 @@ State = dict[str, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class LossWeights:
-    """X-Codec's (arXiv 2408.17175), whose semantic features are HuBERT's; a weight of 0 leaves a loss out."""
+    """X-Codec's (arXiv 2408.17175), whose semantic features are HuBERT's; a weight of 0 leaves a loss out.
+
+    A decoder that says log-mels (`phases="peaks"`) is compared in them alone: `mel`.
+    """
 
     mel: float = 45.0
     stft: float = 1.0
@@ -123,16 +126,24 @@ class Trainer:
                 take_from_first(*(t.detach() for t in self.discriminator.state_dict(keep_vars=True).values()))
             take_from_first(self.codebooks.counts, self.codebooks.sums)
 
+    def begin(self, wav: Tensor) -> None:
+        """Start a decoder that says log-mels, and the codebooks, from [B, T] samples, the same on all ranks."""
+        latents = self.tokenizer.begin(wav.to(self.tokenizer.device), self._random("start"))
+        order = torch.randperm(len(latents), generator=self._random("start"))[: self.config.start_vectors]
+        self.codebooks.start(latents[order.to(latents.device)], self._random("start"))
+        self.quantizing = True
+        self.share_weights()
+
     def step(self, wav: Tensor) -> dict[str, float]:
         """One update from [B, T] samples. Raises FloatingPointError before the tokenizer changes where a loss or a
         gradient is not finite."""
         config, device = self.config, self.tokenizer.device
         wav = wav.to(device)
         levels = self._levels(len(wav)).to(device) if self.quantizing else None
-        with self._autocast():
-            out = self.tokenizer.reconstruct(wav, levels)
         adversarial = self.discriminator is not None and self.steps_done >= (config.adversarial_after or 0)
-        metrics = self._judge(wav, out.wav.detach()) if adversarial else {}
+        with self._autocast():
+            out = self.tokenizer.reconstruct(wav, levels, sound=adversarial)
+        metrics = self._judge(wav, out.wav.detach()) if adversarial and out.wav is not None else {}
         losses = self._losses(wav, out, adversarial)
         weights = config.weights
         total = sum((getattr(weights, name) * value for name, value in losses.items()), wav.new_zeros(()))
@@ -185,14 +196,17 @@ class Trainer:
 
     def _losses(self, wav: Tensor, out: Reconstruction, adversarial: bool) -> dict[str, Tensor]:
         """Unweighted, by the names of `LossWeights`."""
-        stft, mel = self.spectral(wav, out.wav)
-        losses = {"mel": mel, "stft": stft}
+        losses: dict[str, Tensor] = {}
+        if out.mels is not None and out.heard is not None:
+            losses["mel"] = 2 * (out.mels.float() - out.heard).abs().mean()  # in log10, as below
+        elif out.wav is not None:
+            losses["stft"], losses["mel"] = self.spectral(wav, out.wav)
         if out.features is not None and out.predicted is not None:
             losses["semantic"] = (out.predicted.float() - out.features).square().mean()
         if out.quantized is not None:
             losses["commitment"] = out.quantized.commitment
         if adversarial:
-            assert self.discriminator is not None
+            assert self.discriminator is not None and out.wav is not None
             self.discriminator.requires_grad_(False)  # it is judged by here, not taught
             with self._autocast():
                 with torch.no_grad():

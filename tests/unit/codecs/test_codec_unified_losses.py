@@ -18,7 +18,7 @@ from tokenizers_audio.unified.discriminator import (
     feature_matching_loss,
 )
 from tokenizers_audio.unified.losses import SpectralLoss
-from tokenizers_audio.unified.semantic import mel_filters
+from tokenizers_audio.unified.spectrum import mel_filters
 
 
 def spectra(wav: np.ndarray, size: int) -> np.ndarray:

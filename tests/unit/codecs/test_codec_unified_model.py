@@ -21,8 +21,9 @@ from tests.unit.codecs.unified_tiny import clips, tiny, tiny_config, tiny_hubert
 from tokenizers_audio.resample import resample
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 from tokenizers_audio.unified import model as model_module
+from tokenizers_audio.unified.layers import Cache
 from tokenizers_audio.unified.semantic import MelStatistics, SpeechModelFeatures, load_speech_model
-from tokenizers_audio.unified.spectrum import Analysis, Synthesis
+from tokenizers_audio.unified.spectrum import Analysis, OverlapAdd, PeakPhases, Synthesis
 
 
 def test_the_default_is_the_released_geometry_and_the_ablation_costs_the_same() -> None:
@@ -45,6 +46,7 @@ def test_the_default_is_the_released_geometry_and_the_ablation_costs_the_same() 
         (dict(window=1000), "window 1000 must be a multiple of spectrum_hop 240"),
         (dict(window=480), "at least 3 of them"),
         (dict(lookahead=-1), "lookahead"),
+        (dict(phases="peaks", spectrum_hop=None), "works on spectra; set spectrum_hop"),
     ],
 )
 def test_a_geometry_that_cannot_be(changes: dict[str, Any], message: str) -> None:
@@ -52,7 +54,10 @@ def test_a_geometry_that_cannot_be(changes: dict[str, Any], message: str) -> Non
         tiny_config(**changes)
 
 
-@pytest.mark.parametrize("changes", [{}, dict(spectrum_hop=None, strides=(8, 5, 4, 2, 3), channels=(4, 4, 4, 8, 8, 8))])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, dict(phases="peaks"), dict(spectrum_hop=None, strides=(8, 5, 4, 2, 3), channels=(4, 4, 4, 8, 8, 8))],
+)
 def test_a_frame_hears_nothing_after_it_and_speech_waits_for_one_frame(changes: dict[str, Any]) -> None:
     tokenizer = tiny(**changes)
     wav = clips(1, 8)
@@ -103,6 +108,54 @@ def test_spectra_written_as_they_were_heard_give_the_samples_back() -> None:
     # Written to begin where each frame was heard to begin, 720 samples before its own hop.
     out = synthesis(torch.cat([spectra.abs().clamp_min(1e-20).log(), spectra.angle()], 1))
     torch.testing.assert_close(out[0, :, 720:], wav[:, : 32 * 240 - 720], rtol=0, atol=1e-4)
+
+
+def test_phases_from_peaks_are_those_of_the_tones_that_were_heard() -> None:
+    """Two steady tones between bins come back as they are, but for a constant phase each, whatever the pieces."""
+    t = torch.arange(24_000, dtype=torch.float64) / 24_000
+    tones = [a * torch.sin(2 * torch.pi * f * t + p) for a, f, p in ((0.5, 437.0, 0.3), (0.2, 1913.0, 2.0))]
+    windows = sum(tones)[None].unfold(-1, 960, 240) * torch.hann_window(960, dtype=torch.float64)
+    magnitudes = torch.fft.rfft(windows).abs()
+    phases, add = PeakPhases(960, 240), OverlapAdd(960, 240).double()
+    out = add(magnitudes, phases(magnitudes))[0, 0, 4800:19200]
+    # What no sine or cosine of the two frequencies explains is little: the interpolation of peaks is not exact.
+    basis = torch.stack(
+        [g(2 * torch.pi * f * t[4800:19200]) for f in (437.0, 1913.0) for g in (torch.sin, torch.cos)], 1
+    )
+    fit = torch.linalg.lstsq(basis, out[:, None]).solution
+    assert float((out - (basis @ fit)[:, 0]).square().mean() / out.square().mean()) < 0.05
+    amplitudes = fit.reshape(2, 2).norm(dim=1)
+    torch.testing.assert_close(amplitudes, torch.tensor([0.5, 0.2], dtype=torch.float64), rtol=0.1, atol=0)
+    cache: Cache = {}
+    pieces = [phases(part, cache) for part in magnitudes.split(7, 1)]
+    assert torch.equal(torch.cat(pieces, 1), phases(magnitudes))
+
+
+def test_silence_and_flat_spectra_have_phases_too() -> None:
+    phases = PeakPhases(960, 240)
+    for magnitudes in (torch.zeros(1, 3, 481), torch.ones(1, 3, 481)):
+        assert bool(phases(magnitudes).isfinite().all())
+
+
+def test_the_straight_ways_begin_at_principal_components_and_least_squares() -> None:
+    """With as many coordinates as mels nothing is lost on the way there, and little on the way back."""
+    tokenizer = tiny(phases="peaks", codebook_dim=80, mels=20, semantic="none")
+    wav = clips(4, 12)
+    latents = tokenizer.begin(wav, torch.Generator().manual_seed(0))
+    assert latents.shape == (48, 80)
+    torch.testing.assert_close(latents.mean(0), torch.zeros(80), rtol=0, atol=1e-2)
+    assert float(latents.square().mean()) == pytest.approx(1.0, abs=0.05)
+    patches = tokenizer.patch_encoder.patches(wav, None).flatten(0, 1)
+    map = tokenizer.patch_encoder.map
+    back = torch.linalg.lstsq(map.weight.double(), (latents - map.bias).double().T).solution.T
+    torch.testing.assert_close(back.float(), patches, rtol=0, atol=5e-2)
+    out = tokenizer.reconstruct(wav, None, sound=False)
+    assert out.wav is None and out.mels is not None and out.heard is not None
+    assert out.mels.shape == out.heard.shape == (4, 20, 48)
+    flat = (out.heard - out.heard.mean((0, 2), keepdim=True)).abs().mean()
+    assert float((out.mels - out.heard)[..., :40].abs().mean()) < 0.1 * float(flat)
+    with pytest.raises(ValueError, match="only a tokenizer whose decoder says log-mels"):
+        tiny().begin(wav, torch.Generator())
 
 
 def test_mel_statistics_are_mean_and_deviation_of_a_frames_four_steps() -> None:

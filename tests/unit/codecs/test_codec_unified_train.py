@@ -55,6 +55,17 @@ def test_it_learns_real_speech(changes: dict[str, Any]) -> None:
         assert history[-1]["loss/semantic"] < 0.5 * history[0]["loss/semantic"]
 
 
+def test_a_decoder_that_says_mels_begins_with_what_recordings_say_and_gets_better() -> None:
+    trainer = Trainer(tiny(phases="peaks"), tiny_training(lr=2e-3))
+    trainer.begin(clips(4, 12))
+    history = [trainer.step(clips(3, 4)) for _ in range(20)]
+    assert history[0]["quantizing"] and history[0]["loss/mel"] < 0.5
+    assert history[-1]["loss/mel"] < 0.85 * history[0]["loss/mel"] and "loss/stft" not in history[0]
+    played = Trainer(tiny(phases="peaks"), PLAYED)
+    played.begin(clips(4, 12))
+    assert "loss/adversarial" in [played.step(clips(3, 4)) for _ in range(3)][-1]
+
+
 def test_the_k_means_start_waits_for_its_time_and_its_vectors() -> None:
     trainer = Trainer(tiny(), tiny_training(start_vectors=20, quantize_after=5))
     quantizing = [trainer.step(batch(k))["quantizing"] for k in range(7)]  # 8 vectors a step
