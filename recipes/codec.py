@@ -26,13 +26,13 @@ from audiorl.data.corpus import Utterance, bundled_speech, split_by_key
 from audiorl.data.recordings import Recordings, read_recordings
 from audiorl.report import write_report
 from audiorl.runtime.ranks import local_device
-from audiorl.train.codec import CodecConfig, measure_codec, train_codec
+from audiorl.train.codec import CodecConfig, measure_codec, quick_training, small_tokenizer, train_codec
 from audiorl.train.run import Run
 from audiorl.types import AudioClip
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 from tokenizers_audio.unified import load as load_tokenizer
 from tokenizers_audio.unified.semantic import load_speech_model
-from tokenizers_audio.unified.train import LossWeights, TrainConfig
+from tokenizers_audio.unified.train import TrainConfig
 
 T = TypeVar("T")
 HELD_OUT = 0.1
@@ -61,30 +61,8 @@ class Config:
     device: str = "cpu"
     threads: int = 2
     """Of torch, on the CPU."""
-    tokenizer: UnifiedConfig = UnifiedConfig(
-        spectrum_hop=240,
-        phases="peaks",
-        strides=(2, 2),
-        channels=(192, 192, 192),
-        dilations=(1, 3),
-        activation="elu",
-    )
-    codec: CodecConfig = CodecConfig(
-        batch_size=4,
-        save_every=500,
-        train=TrainConfig(
-            steps=5000,
-            lr=1e-3,
-            warmup_steps=20,
-            schedule="cosine",
-            max_grad_norm=100.0,
-            start_vectors=16384,
-            codebook_dropout=0.25,
-            revive_below=0.1,
-            adversarial_after=None,
-            weights=LossWeights(semantic=10.0),
-        ),
-    )
+    tokenizer: UnifiedConfig = small_tokenizer()
+    codec: CodecConfig = quick_training(5000)
 
 
 def tiny() -> Config:

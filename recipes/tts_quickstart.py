@@ -40,7 +40,7 @@ from audiorl.rewards.speech import Duration, Finished, Intelligibility, Listener
 from audiorl.rollout.voice import CodecVoice
 from audiorl.simulst.bundled import spoken as spoken_part
 from audiorl.simulst.bundled import trimmed
-from audiorl.train.codec import CodecConfig, train_codec
+from audiorl.train.codec import CodecConfig, quick_training, small_tokenizer, train_codec
 from audiorl.train.loop import rl
 from audiorl.train.run import Run
 from audiorl.train.sft import sft
@@ -50,7 +50,7 @@ from audiorl.types import AudioClip, Sample
 from tokenizers_audio import AudioTokenizer
 from tokenizers_audio.audio import prepare
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
-from tokenizers_audio.unified.train import LossWeights, TrainConfig
+from tokenizers_audio.unified.train import TrainConfig
 
 RATE = 16_000
 PERSON = "SPEAKER0"
@@ -75,33 +75,9 @@ class Config:
     ear_steps: int = 600
     judge: str = "pocketsphinx"
     """Recogniser for the measurements, which the reward never asks: a folder, or `pocketsphinx`."""
-    tokenizer: UnifiedConfig = UnifiedConfig(
-        num_codebooks=4,
-        codebook_size=256,
-        spectrum_hop=240,
-        phases="peaks",
-        strides=(2, 2),
-        channels=(192, 192, 192),
-        dilations=(1, 3),
-        activation="elu",
-    )
+    tokenizer: UnifiedConfig = small_tokenizer(4, 256)
     """0.8 kbit/s: a small model learns to write few codes sooner."""
-    codec: CodecConfig = CodecConfig(
-        batch_size=4,
-        save_every=500,
-        train=TrainConfig(
-            steps=2000,
-            lr=1e-3,
-            warmup_steps=20,
-            schedule="cosine",
-            max_grad_norm=100.0,
-            start_vectors=16384,
-            codebook_dropout=0.0,
-            revive_below=0.1,
-            adversarial_after=None,
-            weights=LossWeights(semantic=10.0),
-        ),
-    )
+    codec: CodecConfig = quick_training(2000, codebook_dropout=0.0)
     hidden: int = 256
     layers: int = 4
     sft: SFTConfig = SFTConfig(steps=1200, batch_size=24, micro_batch_tokens=4000, save_every=100)
@@ -136,7 +112,9 @@ def tiny() -> Config:
         tokenizer=UnifiedConfig(
             num_codebooks=2,
             codebook_size=16,
+            codebook_dim=16,
             spectrum_hop=240,
+            phases="peaks",
             strides=(2, 2),
             channels=(16, 16, 16),
             dilations=(1,),
@@ -147,7 +125,7 @@ def tiny() -> Config:
             batch_size=2,
             crop_seconds=0.4,
             save_every=2,
-            train=TrainConfig(steps=3, mel_windows=(512,), mel_bands=(40,), start_vectors=20, adversarial_after=None),
+            train=TrainConfig(steps=3, start_vectors=40, adversarial_after=None),
         ),
         hidden=64,
         layers=2,

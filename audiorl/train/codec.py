@@ -26,9 +26,9 @@ from audiorl.train.run import Run
 from audiorl.types import AudioClip
 from tokenizers_audio.audio import prepare
 from tokenizers_audio.protocol import AudioTokenizer
-from tokenizers_audio.unified import UnifiedTokenizer
+from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 from tokenizers_audio.unified import load as load_tokenizer
-from tokenizers_audio.unified.train import TrainConfig, Trainer
+from tokenizers_audio.unified.train import LossWeights, TrainConfig, Trainer
 
 LONGEST = 10.0
 """Seconds of a held-out recording that are measured."""
@@ -66,6 +66,40 @@ class CodecConfig:
     @property
     def sort(self) -> bool:
         return False
+
+
+def small_tokenizer(num_codebooks: int = 8, codebook_size: int = 1024) -> UnifiedConfig:
+    """A tokenizer of 4 M parameters that says log-mels: two CPU cores train it in minutes."""
+    return UnifiedConfig(
+        num_codebooks=num_codebooks,
+        codebook_size=codebook_size,
+        spectrum_hop=240,
+        phases="peaks",
+        strides=(2, 2),
+        channels=(192, 192, 192),
+        dilations=(1, 3),
+        activation="elu",
+    )
+
+
+def quick_training(steps: int, codebook_dropout: float = 0.25) -> CodecConfig:
+    """How `small_tokenizer` is trained: small batches, many steps."""
+    return CodecConfig(
+        batch_size=4,
+        save_every=500,
+        train=TrainConfig(
+            steps=steps,
+            lr=1e-3,
+            warmup_steps=20,
+            schedule="cosine",
+            max_grad_norm=100.0,
+            start_vectors=16384,
+            codebook_dropout=codebook_dropout,
+            revive_below=0.1,
+            adversarial_after=None,
+            weights=LossWeights(semantic=10.0),
+        ),
+    )
 
 
 class CodecWorker:

@@ -92,8 +92,8 @@ class PeakPhases(nn.Module):
     """[B, T, bins] magnitudes -> phases [B, T, bins] of a sinusoid at every peak of the spectrum.
 
     Single-pass spectrogram inversion (Beauregard, Harish and Wyse 2015): a peak's frequency is that of the parabola
-    through the logarithms of it and its neighbours, its phase goes on from the frame before with that frequency, and the bins around it
-    follow it as those of a Hann window do, with alternating signs.
+    through the logarithms of it and its neighbours, its phase goes on from the frame before with that frequency, and
+    the bins around it follow it as those of a Hann window do, with alternating signs.
     """
 
     def __init__(self, size: int, hop: int):
