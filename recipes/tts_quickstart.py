@@ -2,13 +2,13 @@
 
     codec    our tokenizer, on a person's recordings and robot voices
     ear      a recogniser of characters on Whisper tiny's encoder: the judge that the reward asks
-    sft      a text decoder of 5 M parameters, taught to write codes: robot voices say all texts, and phrases of longer
-             ones; the person says those of the training split
-    grpo     the person's voice says phrases that only robots have said; the reward is the share of characters that the
-             ear understands, with a little for the right length
+    sft      a text decoder of 5 M parameters, taught to write codes: robot voices say all texts, a person says those of
+             the training split
+    grpo     the person's voice says the texts of the practice split, which only robots have said; the reward is the
+             share of characters that the ear understands, with a little for the right length
 
-Before and after, the person's voice says the held-out texts, which only robots have said before, and a judge that took
-no part in training (`--judge`, another recogniser) writes down what it understands.
+Before and after, the person's voice says the texts of the test split, which only robots have said either, and a judge
+that took no part in training (`--judge`, another recogniser) writes down what it understands.
 
     audiorl train recipes/tts_quickstart.py --out runs/tts
     audiorl train recipes/tts_quickstart.py --judge judges/whisper-base --seed 1 --out runs/tts-1
@@ -19,7 +19,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import soxr
@@ -54,33 +53,30 @@ from tokenizers_audio.unified.train import TrainConfig
 
 RATE = 16_000
 PERSON = "SPEAKER0"
-Split = Literal["train", "test"]
 
 
 @dataclass(frozen=True)
 class Config:
     seed: int = 0
-    max_seconds: float = 2.5
+    max_seconds: float = 2.0
     """Longest recording to learn from or to repeat."""
     held_out: float = 0.2
-    phrases: int = 1200
-    """Phrases of up to five words, cut from texts that are not held out."""
-    voices: int = 6
-    """Robot voices."""
-    readings: int = 3
-    """How many of them say each text."""
+    """Share of the texts in the test split."""
+    practice: float = 0.25
+    """Share of the others in the practice split."""
+    voices: int = 4
+    """Robot voices; every text is said by each of them."""
     test_texts: int = 80
     threads: int = 2
-    ear_clips: int = 1500
     ear_steps: int = 600
     judge: str = "pocketsphinx"
     """Recogniser for the measurements, which the reward never asks: a folder, or `pocketsphinx`."""
     tokenizer: UnifiedConfig = small_tokenizer(4, 256)
     """0.8 kbit/s: a small model learns to write few codes sooner."""
-    codec: CodecConfig = quick_training(2000, codebook_dropout=0.0)
+    codec: CodecConfig = quick_training(1500, codebook_dropout=0.0)
     hidden: int = 256
     layers: int = 4
-    sft: SFTConfig = SFTConfig(steps=1200, batch_size=24, micro_batch_tokens=4000, save_every=100)
+    sft: SFTConfig = SFTConfig(steps=900, batch_size=24, micro_batch_tokens=4000, save_every=100)
     sft_optim: OptimConfig = OptimConfig(lr=1.5e-3, warmup_steps=50, schedule="cosine")
     grpo: RLConfig = RLConfig(
         steps=60,
@@ -96,16 +92,14 @@ class Config:
         eval_every=20,
         save_every=10,
     )
-    optim: OptimConfig = OptimConfig(lr=5e-5, warmup_steps=3)
+    optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=3)
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=64)
 
 
 def tiny() -> Config:
     return Config(
         max_seconds=0.8,
-        phrases=4,
         voices=1,
-        readings=1,
         test_texts=2,
         ear_steps=2,
         judge="ear",
@@ -137,11 +131,9 @@ def tiny() -> Config:
 
 def main(config: Config, run: Run) -> None:
     torch.set_num_threads(config.threads)
-    train, test = texts("train", config), texts("test", config)
-    said = [u.text for u in (*train, *test)]
-    short = phrases(train, test, config)
+    train, practice, test = splits(config)
     people = [(u.text, trimmed(u.clip.load(RATE))) for u in train]
-    robots = robot_voices([*said, *short], config)
+    robots = robot_voices([u.text for u in (*train, *practice, *test)], config)
     codec = trained_codec(run, [wav for _, wav in people] + [wav for _, _, wav in robots], config)
     ear = trained_ear(run, people + [(text, wav) for text, _, wav in robots], codec, config)
     judge: Recogniser = ear if config.judge == "ear" else load_recogniser(config.judge, "en")
@@ -167,7 +159,7 @@ def main(config: Config, run: Run) -> None:
     )
     rl(
         policy,
-        prompts(short, robots),
+        prompts(practice, robots),
         reward,
         run,
         config=config.grpo,
@@ -182,47 +174,35 @@ def main(config: Config, run: Run) -> None:
     print(write_report(run.dir))
 
 
-def texts(split: Split, config: Config) -> list[Utterance]:
-    """English recordings with letters to say; no text of one split is in the other."""
+def splits(config: Config) -> tuple[list[Utterance], list[Utterance], list[Utterance]]:
+    """(train, practice, test): English recordings with letters to say; no text is in two of them."""
     usable = [u for u in bundled_speech(("en",), max_seconds=config.max_seconds) if len(plain(u.text)) > 1]
-    train, test = split_by_key(usable, config.held_out, seed=0)
-    return train if split == "train" else test
-
-
-def phrases(train: Sequence[Utterance], test: Sequence[Utterance], config: Config) -> list[str]:
-    """Up to five words in a row of English texts that are not held out; none is a whole text."""
-    held_out = {plain(u.text) for u in test}
-    longer = {plain(u.text) for u in bundled_speech(("en",))} - held_out
-    found: set[str] = set()
-    for text in longer:
-        words = text.split()
-        found |= {" ".join(words[i : i + n]) for n in range(1, 6) for i in range(len(words) - n + 1)}
-    found -= held_out | {plain(u.text) for u in train}
-    usable = sorted(p for p in found if 4 <= len(p) <= 14 * config.max_seconds)
-    return random.Random(config.seed).sample(usable, min(config.phrases, len(usable)))
+    rest, test = split_by_key(usable, config.held_out, seed=0)
+    train, practice = split_by_key(rest, config.practice, seed=1)
+    return train, practice, test
 
 
 def robot_voices(said: Sequence[str], config: Config) -> list[tuple[str, str, np.ndarray]]:
-    """(text, name of the voice, waveform at RATE Hz): every text said by some of the voices."""
+    """(text, name of the voice, waveform at RATE Hz): every text said by every voice."""
     rng = random.Random(config.seed)
     chosen = rng.sample(voices("en"), config.voices)
     asked = [
-        (f"ROBOT{k}", Speech(text, "en", chosen[k], 150 + 10 * k, 30 + 10 * k))
+        (f"ROBOT{k}", Speech(text, "en", voice, 150 + 10 * k, 30 + 15 * k))
         for text in said
-        for k in rng.sample(range(config.voices), config.readings)
+        for k, voice in enumerate(chosen)
     ]
     waves = synthesize_many([speech for _, speech in asked], workers=config.threads)
     return [(s.text, name, trimmed(np.asarray(wav))) for (name, s), wav in zip(asked, waves, strict=True)]
 
 
-def prompts(short: Sequence[str], robots: Sequence[tuple[str, str, np.ndarray]]) -> list[Sample]:
-    """Each phrase for the person's voice, to last as long as it does when robots say it."""
+def prompts(practice: Sequence[Utterance], robots: Sequence[tuple[str, str, np.ndarray]]) -> list[Sample]:
+    """Each text for the person's voice, to last as long as it does when robots say it."""
     seconds: dict[str, list[float]] = {}
     for text, _, wav in robots:
         seconds.setdefault(text, []).append(len(wav) / RATE)
     return [
-        to_speak(text, plain(text), speaker=PERSON, metadata={"reference_seconds": float(np.mean(seconds[text]))})
-        for text in short
+        to_speak(u.id, plain(u.text), speaker=PERSON, metadata={"reference_seconds": float(np.mean(seconds[u.text]))})
+        for u in practice
     ]
 
 
@@ -244,7 +224,6 @@ def trained_ear(
     folder = run.dir / "ear"
     if not run.finished("ear"):
         fitting = [(t, w) for t, w in speech if len(w) / RATE > len(plain(t)) / 25]
-        fitting = random.Random(config.seed).sample(fitting, min(config.ear_clips, len(fitting)))
         judge = train_character_ctc(
             [through(codec, w) if i % 2 else w for i, (_, w) in enumerate(fitting)],
             [t for t, _ in fitting],
