@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from tokenizers_audio.unified.config import UnifiedConfig
@@ -55,6 +56,13 @@ class AcousticDecoder(nn.Module):
 
     def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
         return self.voice(self.layers(x, cache), cache)
+
+    @torch.no_grad()
+    def silence(self) -> None:
+        """Let the last layer say 0; its weights' directions stay."""
+        for name, p in self.layers[-1].named_parameters():
+            if name.endswith(("original0", "bias")):
+                p.zero_()
 
 
 class Bounded(nn.Module):

@@ -234,9 +234,7 @@ class UnifiedTokenizer(nn.Module):
         principal_components(self.patch_encoder.map, self.patch_encoder.patches(wav, None).flatten(0, 1), generator)
         self.fuse.weight.zero_()
         self.fuse.bias.zero_()
-        last = self.decoder.layers[-1].conv
-        last.parametrizations.weight.original0.zero_()
-        last.bias.zero_()
+        self.decoder.silence()
         latents, _ = self.latents_of(pad(wav, (past, ahead)), None)
         pairs = self.patch_decoder.pairs(pad(latents, (1, late)))[:, late:]
         _, heard = self._compared(torch.zeros(0), wav)

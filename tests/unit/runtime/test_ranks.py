@@ -24,7 +24,7 @@ RECIPE = Path(__file__).parent / "steps_recipe.py"
 def audiorl(*args: str, ranks: int = 1) -> str:
     """What `audiorl ARGS` printed, in one process or in several of torchrun."""
     if ranks > 1:
-        return torchrun("-m", "audiorl.cli", *args)
+        return output("-m", "audiorl.cli", *args, "--runtime.kind", "torchrun", f"--runtime.ranks={ranks}")
     threads = torch.get_num_threads()
     assert main([*args]) == 0
     torch.set_num_threads(threads)
@@ -145,6 +145,18 @@ def test_a_group_of_ranks_and_what_goes_wrong_in_it(who: str, tmp_path: Path) ->
         assert "driver: rank 1: ValueError: row 7 of data.jsonl is empty; the run stopped" in printed
     if who == "own":
         assert "ValueError: row 7 of data.jsonl is empty" in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--runtime.ranks", "2"], "several processes need --runtime.kind torchrun"),
+        (["--runtime.kind", "torchrun", "--runtime.ranks", "0"], "runtime.ranks is 0; it must be at least 1"),
+    ],
+)
+def test_a_runtime_that_cannot_be(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(RECIPE), "--out", "never", *options]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_training_that_knows_one_process_only_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
