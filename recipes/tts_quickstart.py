@@ -1,14 +1,16 @@
 """A small model learns to speak: codec, DualFFN, and GRPO on what a recogniser understands, on real human speech.
 
-    codec    our tokenizer, on a person's recordings and robot voices
-    ear      a recogniser of characters on Whisper tiny's encoder: the judge that the reward asks
-    sft      a text decoder of 5 M parameters, taught to write codes: robot voices say all texts, a person says those of
-             the training split
-    grpo     the person's voice says the texts of the practice split, which only robots have said; the reward is the
-             share of characters that the ear understands, with a little for the right length
+A text is one to three words, of some eighty of which there is a person's recording (`WORDS`); its speech is those
+recordings, one after the other.
 
-Before and after, the person's voice says the texts of the test split, which only robots have said either, and a judge
-that took no part in training (`--judge`, another recogniser) writes down what it understands.
+    codec    our tokenizer, on the training split's speech
+    ear      a recogniser of characters on Whisper tiny's encoder: the judge that the reward asks
+    sft      a text decoder of 5 M parameters, taught to write the codes of the training split
+    grpo     it says the texts of the practice split, which have no speech; the reward is the share of characters that
+             the ear understands, with a little for the right length
+
+Before and after it says the texts of the test split, and a judge that took no part in training (`--judge`, another
+recogniser) writes down what it understands. No text is in two splits.
 
     audiorl train recipes/tts_quickstart.py --out runs/tts
     audiorl train recipes/tts_quickstart.py --judge judges/whisper-base --seed 1 --out runs/tts-1
@@ -17,7 +19,7 @@ that took no part in training (`--judge`, another recogniser) writes down what i
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +27,8 @@ import soxr
 import torch
 
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig, SFTConfig
-from audiorl.data.corpus import Utterance, bundled_speech, split_by_key
+from audiorl.data.corpus import bundled_speech
 from audiorl.data.recordings import Recordings
-from audiorl.data.synth import Speech, synthesize_many, voices
 from audiorl.judges import Recogniser, load_recogniser
 from audiorl.judges.character_ctc import CharacterCTC, plain, train_character_ctc
 from audiorl.judges.character_ctc import load as load_ear
@@ -37,7 +38,6 @@ from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.speech import Duration, Finished, Intelligibility, Listener
 from audiorl.rollout.voice import CodecVoice
-from audiorl.simulst.bundled import spoken as spoken_part
 from audiorl.simulst.bundled import trimmed
 from audiorl.train.codec import CodecConfig, quick_training, small_tokenizer, train_codec
 from audiorl.train.loop import rl
@@ -52,20 +52,26 @@ from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 from tokenizers_audio.unified.train import TrainConfig
 
 RATE = 16_000
-PERSON = "SPEAKER0"
+GAP = 0.06
+"""Seconds of silence between words."""
+WORDS = (
+    "alpha bravo charlie delta echo foxtrot golf hotel india juliet kilo lima mike november oscar papa quebec "
+    "romeo sierra tango uniform victor whiskey yankee zulu january february march april june july august "
+    "september october december monday tuesday wednesday thursday friday saturday sunday hello goodbye family "
+    "friends messages password location today tomorrow yesterday extension transfer urgent calling cancelled "
+    "enabled disabled activated paused removed received saved console agent local record time work minutes hours "
+    "added star space playback"
+).split()  # noqa: SIM905
+Words = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Config:
     seed: int = 0
-    max_seconds: float = 2.0
-    """Longest recording to learn from or to repeat."""
-    held_out: float = 0.2
-    """Share of the texts in the test split."""
-    practice: float = 0.25
-    """Share of the others in the practice split."""
-    voices: int = 4
-    """Robot voices; every text is said by each of them."""
+    words: int = len(WORDS)
+    """How many of WORDS are used."""
+    train_texts: int = 1500
+    practice_texts: int = 400
     test_texts: int = 80
     threads: int = 2
     ear_steps: int = 600
@@ -76,7 +82,7 @@ class Config:
     codec: CodecConfig = quick_training(1500, codebook_dropout=0.0)
     hidden: int = 256
     layers: int = 4
-    sft: SFTConfig = SFTConfig(steps=900, batch_size=24, micro_batch_tokens=4000, save_every=100)
+    sft: SFTConfig = SFTConfig(steps=800, batch_size=24, micro_batch_tokens=4000, save_every=100)
     sft_optim: OptimConfig = OptimConfig(lr=1.5e-3, warmup_steps=50, schedule="cosine")
     grpo: RLConfig = RLConfig(
         steps=60,
@@ -93,13 +99,14 @@ class Config:
         save_every=10,
     )
     optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=3)
-    sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=64)
+    sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=90)
 
 
 def tiny() -> Config:
     return Config(
-        max_seconds=0.8,
-        voices=1,
+        words=6,
+        train_texts=8,
+        practice_texts=4,
         test_texts=2,
         ear_steps=2,
         judge="ear",
@@ -131,24 +138,20 @@ def tiny() -> Config:
 
 def main(config: Config, run: Run) -> None:
     torch.set_num_threads(config.threads)
+    known = recordings(config)
     train, practice, test = splits(config)
-    people = [(u.text, trimmed(u.clip.load(RATE))) for u in train]
-    robots = robot_voices([u.text for u in (*train, *practice, *test)], config)
-    codec = trained_codec(run, [wav for _, wav in people] + [wav for _, _, wav in robots], config)
-    ear = trained_ear(run, people + [(text, wav) for text, _, wav in robots], codec, config)
+    speech = [(" ".join(words), said(words, known)) for words in train]
+    codec = trained_codec(run, [wav for _, wav in speech], config)
+    ear = trained_ear(run, speech, codec, config)
     judge: Recogniser = ear if config.judge == "ear" else load_recogniser(config.judge, "en")
 
     letters = tiny_text(hidden=config.hidden, layers=config.layers, vocab_size=256, seed=config.seed)
     policy = dualize(letters, codec.num_codebooks, codec.codebook_size, config.seed)
     policy.set_codec(codec)
-    recorded = [spoken(u.id, plain(u.text), spoken_part(u), speaker=PERSON) for u in train]
-    synthetic = [
-        spoken(f"{voice}/{number}", plain(text), AudioClip(array=wav, sample_rate=RATE), speaker=voice)
-        for number, (text, voice, wav) in enumerate(robots)
-    ]
-    sft(policy, recorded + synthetic, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
+    examples = [spoken(text, text, AudioClip(array=wav, sample_rate=RATE)) for text, wav in speech]
+    sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
 
-    held_out = [to_speak(u.id, plain(u.text), speaker=PERSON) for u in test][: config.test_texts]
+    held_out = [prompt(words, known) for words in test]
     measure_speech(run, "before", policy, held_out, config.sampling, judge)
     voice = CodecVoice.of(policy)
     listener = Listener(voice, recogniser=ear)
@@ -159,7 +162,7 @@ def main(config: Config, run: Run) -> None:
     )
     rl(
         policy,
-        prompts(practice, robots),
+        [prompt(words, known) for words in practice],
         reward,
         run,
         config=config.grpo,
@@ -174,36 +177,38 @@ def main(config: Config, run: Run) -> None:
     print(write_report(run.dir))
 
 
-def splits(config: Config) -> tuple[list[Utterance], list[Utterance], list[Utterance]]:
-    """(train, practice, test): English recordings with letters to say; no text is in two of them."""
-    usable = [u for u in bundled_speech(("en",), max_seconds=config.max_seconds) if len(plain(u.text)) > 1]
-    rest, test = split_by_key(usable, config.held_out, seed=0)
-    train, practice = split_by_key(rest, config.practice, seed=1)
-    return train, practice, test
+def recordings(config: Config) -> dict[str, np.ndarray]:
+    """The speech [T] at RATE Hz of each word, from the first recording of it."""
+    found: dict[str, np.ndarray] = {}
+    for u in bundled_speech(("en",), max_seconds=2.0):
+        if plain(u.text) in WORDS[: config.words] and plain(u.text) not in found:
+            found[plain(u.text)] = trimmed(u.clip.load(RATE))
+    return found
 
 
-def robot_voices(said: Sequence[str], config: Config) -> list[tuple[str, str, np.ndarray]]:
-    """(text, name of the voice, waveform at RATE Hz): every text said by every voice."""
+def splits(config: Config) -> tuple[list[Words], list[Words], list[Words]]:
+    """(train, practice, test): texts of one to three different words, none twice. All single words are in train."""
     rng = random.Random(config.seed)
-    chosen = rng.sample(voices("en"), config.voices)
-    asked = [
-        (f"ROBOT{k}", Speech(text, "en", voice, 150 + 10 * k, 30 + 15 * k))
-        for text in said
-        for k, voice in enumerate(chosen)
-    ]
-    waves = synthesize_many([speech for _, speech in asked], workers=config.threads)
-    return [(s.text, name, trimmed(np.asarray(wav))) for (name, s), wav in zip(asked, waves, strict=True)]
+    vocabulary = WORDS[: config.words]
+    texts: dict[Words, None] = dict.fromkeys((word,) for word in vocabulary)
+    wanted = max(config.train_texts, len(vocabulary)) + config.practice_texts + config.test_texts
+    while len(texts) < wanted:
+        texts[tuple(rng.sample(vocabulary, rng.choice((2, 3))))] = None
+    found = list(texts)
+    first, last = len(found) - config.practice_texts - config.test_texts, len(found) - config.test_texts
+    return found[:first], found[first:last], found[last:]
 
 
-def prompts(practice: Sequence[Utterance], robots: Sequence[tuple[str, str, np.ndarray]]) -> list[Sample]:
-    """Each text for the person's voice, to last as long as it does when robots say it."""
-    seconds: dict[str, list[float]] = {}
-    for text, _, wav in robots:
-        seconds.setdefault(text, []).append(len(wav) / RATE)
-    return [
-        to_speak(u.id, plain(u.text), speaker=PERSON, metadata={"reference_seconds": float(np.mean(seconds[u.text]))})
-        for u in practice
-    ]
+def said(words: Words, known: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The recordings of the words one after the other, [T] at RATE Hz."""
+    gap = np.zeros(round(GAP * RATE), np.float32)
+    return np.concatenate([part for word in words for part in (known[word], gap)][:-1])
+
+
+def prompt(words: Words, known: Mapping[str, np.ndarray]) -> Sample:
+    """The text to say, and how long it lasts when the person says it."""
+    text = " ".join(words)
+    return to_speak(text, text, metadata={"reference_seconds": len(said(words, known)) / RATE})
 
 
 def trained_codec(run: Run, waves: Sequence[np.ndarray], config: Config) -> UnifiedTokenizer:
@@ -220,7 +225,7 @@ def trained_codec(run: Run, waves: Sequence[np.ndarray], config: Config) -> Unif
 def trained_ear(
     run: Run, speech: Sequence[tuple[str, np.ndarray]], codec: AudioTokenizer, config: Config
 ) -> CharacterCTC:
-    """The reward's recogniser, which also knows how the codec changes voices."""
+    """The reward's recogniser, which also knows how the codec changes the voice."""
     folder = run.dir / "ear"
     if not run.finished("ear"):
         fitting = [(t, w) for t, w in speech if len(w) / RATE > len(plain(t)) / 25]
