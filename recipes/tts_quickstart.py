@@ -54,14 +54,14 @@ from tokenizers_audio.unified.train import TrainConfig
 RATE = 16_000
 GAP = 0.06
 """Seconds of silence between words."""
-WORDS = (
+WORDS = (  # noqa: SIM905
     "alpha bravo charlie delta echo foxtrot golf hotel india juliet kilo lima mike november oscar papa quebec "
     "romeo sierra tango uniform victor whiskey yankee zulu january february march april june july august "
     "september october december monday tuesday wednesday thursday friday saturday sunday hello goodbye family "
     "friends messages password location today tomorrow yesterday extension transfer urgent calling cancelled "
     "enabled disabled activated paused removed received saved console agent local record time work minutes hours "
     "added star space playback"
-).split()  # noqa: SIM905
+).split()
 Words = tuple[str, ...]
 
 

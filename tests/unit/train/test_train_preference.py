@@ -476,7 +476,7 @@ def test_kto_contrasts_with_other_prompts_and_balances_both_kinds(
     """The pairs' two answers lie side by side: the next answer is not always a mismatched one."""
     handed: list[Any] = []
     monkeypatch.setattr(
-        preference, "fit", lambda worker, policy, items, *rest, **options: handed.extend([worker, items])
+        preference, "fit", lambda group, policy, items, *rest, **options: handed.extend([*group.workers, items])
     )
     judged = pairs_to_judged(text_pairs(samples, 3))
     few = [j for j in judged if j.desirable] + judged[1:2]

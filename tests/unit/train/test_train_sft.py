@@ -18,6 +18,7 @@ from audiorl.algos.packing import loss_weights, micro_batches, pack_experiences
 from audiorl.config import ModelConfig, OptimConfig, SFTConfig
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
+from audiorl.runtime.local import LocalGroup
 from audiorl.train.examples import Example, experience
 from audiorl.train.fit import fit
 from audiorl.train.run import Interrupted, Run
@@ -163,7 +164,7 @@ def test_the_sorted_schedule_covers_an_epoch_once_and_resumes(tmp_path: Path) ->
     model, items = make_text(), list(range(len(lengths)))
 
     def go(recorder: Recorder, run: Run) -> list[list[int]]:
-        fit(recorder, model, items, run, config, phase="p", seed=5, length=lengths.__getitem__)
+        fit(LocalGroup([recorder]), model, items, run, config, phase="p", seed=5, length=lengths.__getitem__)
         return recorder.seen
 
     whole = go(Recorder(), Run.create(tmp_path / "a", "r.py", [], config))
