@@ -216,8 +216,8 @@ def trained_codec(run: Run, waves: Sequence[np.ndarray], config: Config) -> Unif
     torch.manual_seed(config.seed)
     codec = UnifiedTokenizer(config.tokenizer)
     clips = tuple(AudioClip(array=wav, sample_rate=RATE) for wav in waves)
-    recordings = Recordings(clips, tuple(len(wav) / RATE for wav in waves))
-    train_codec(codec, recordings, run, config=config.codec, seed=config.seed)
+    heard = Recordings(clips, tuple(len(wav) / RATE for wav in waves))
+    train_codec(codec, heard, run, config=config.codec, seed=config.seed)
     codec.save(run.dir / "codec")
     return codec
 
