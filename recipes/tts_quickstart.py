@@ -82,7 +82,7 @@ class Config:
     codec: CodecConfig = quick_training(1500, codebook_dropout=0.0)
     hidden: int = 256
     layers: int = 4
-    sft: SFTConfig = SFTConfig(steps=800, batch_size=24, micro_batch_tokens=4000, save_every=100)
+    sft: SFTConfig = SFTConfig(steps=300, batch_size=24, micro_batch_tokens=4000, save_every=100)
     sft_optim: OptimConfig = OptimConfig(lr=1.5e-3, warmup_steps=50, schedule="cosine")
     grpo: RLConfig = RLConfig(
         steps=60,
@@ -99,7 +99,7 @@ class Config:
         save_every=10,
     )
     optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=3)
-    sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=90)
+    sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=90, audio_temperature=0.7)
 
 
 def tiny() -> Config:
@@ -145,8 +145,10 @@ def main(config: Config, run: Run) -> None:
     ear = trained_ear(run, speech, codec, config)
     judge: Recogniser = ear if config.judge == "ear" else load_recogniser(config.judge, "en")
 
-    letters = tiny_text(hidden=config.hidden, layers=config.layers, vocab_size=256, seed=config.seed)
-    policy = dualize(letters, codec.num_codebooks, codec.codebook_size, config.seed)
+    writer = tiny_text(
+        [t for t, _ in speech], hidden=config.hidden, layers=config.layers, vocab_size=600, seed=config.seed
+    )
+    policy = dualize(writer, codec.num_codebooks, codec.codebook_size, config.seed)
     policy.set_codec(codec)
     examples = [spoken(text, text, AudioClip(array=wav, sample_rate=RATE)) for text, wav in speech]
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
