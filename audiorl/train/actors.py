@@ -38,10 +38,7 @@ class PolicyFile:
     @classmethod
     def save(cls, run: Run, phase: str, name: str, policy: AudioPolicy) -> PolicyFile:
         """checkpoints/PHASE/NAME of the run, written unless it is there."""
-        folder = run.model(phase, name)
-        if not folder.is_dir():
-            run.save_model(phase, name, policy)
-        return cls(str(folder.resolve()), policy.config, policy.codec)
+        return cls(run.keep_model(phase, name, policy), policy.config, policy.codec)
 
     def load(self) -> AudioPolicy:
         return load_policy(self.folder, replace(self.config, device=local_device(self.config.device)), self.codec)

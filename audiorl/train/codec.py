@@ -184,13 +184,11 @@ def _workers(
         return LocalGroup([CodecWorker(tokenizer, recordings, config, seed, trained)])
     if config.batch_size % ranks():
         raise ValueError(f"a batch of {config.batch_size} cannot be dealt out evenly to {ranks()} processes")
-    start = run.model(phase, "start")
-    if not start.is_dir():
-        run.save_model(phase, "start", tokenizer)
+    start = run.keep_model(phase, "start", tokenizer)
     return RanksGroup(
         lambda: CodecWorker(tokenizer, recordings, config, seed, trained),
         _worker,
-        *(str(start.resolve()), tokenizer.device.type, recordings, config, seed, trained),
+        *(start, tokenizer.device.type, recordings, config, seed, trained),
     )
 
 

@@ -139,6 +139,13 @@ class Run:
         """Write a model folder of its own."""
         save_checkpoint(self.model(phase, name), model, {}, {"phase": phase})
 
+    def keep_model(self, phase: str, name: str, model: Saved) -> str:
+        """Where a model of its own lies, as every process finds it; written unless it is there."""
+        folder = self.model(phase, name)
+        if not folder.is_dir():
+            self.save_model(phase, name, model)
+        return str(folder.resolve())
+
     def save(self, phase: str, step: int, model: Saved, trainer: TrainerState) -> None:
         folder = self.dir / "checkpoints" / phase / f"step_{step:06d}"
         save_checkpoint(folder, model, trainer, {"phase": phase, "step": step})

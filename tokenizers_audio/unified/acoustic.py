@@ -31,7 +31,7 @@ class AcousticEncoder(Chain):
 class AcousticDecoder(nn.Module):
     """[B, acoustic_dim, F] -> [B, 1, F · hop] samples; frame f depends on frames up to f.
 
-    `layers` say what the samples are made of, `voice` makes them.
+    `layers` say what the samples are made of, `voice` makes them; between the two others may add to it.
     """
 
     def __init__(self, config: UnifiedConfig):
@@ -53,9 +53,6 @@ class AcousticDecoder(nn.Module):
             layers.append(CausalConv(channels[0], config.mels, 1))
             self.voice = MelSynthesis(config.window, config.spectrum_hop, config.sample_rate, config.mels)
         self.layers = Chain(*layers)
-
-    def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
-        return self.voice(self.layers(x, cache), cache)
 
     @torch.no_grad()
     def silence(self) -> None:

@@ -43,8 +43,7 @@ class UnifiedConfig:
     window: int = 960
     phases: Literal["learned", "peaks"] = "learned"
     """With `spectrum_hop`: the decoder learns spectra with their phases, or it says log-mels, `mels` of them, and the
-    phases are worked out from the peaks. The latter is understood after minutes of training, the former sounds better
-    after days."""
+    phases are worked out from the peaks, which is understood after minutes of training."""
     activation: Literal["snake", "elu"] = "snake"
     """Of the acoustic branch. Snake suits a branch on samples, ELU one on spectra, where it is quicker too."""
     acoustic_dim: int = 256
