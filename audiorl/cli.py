@@ -80,16 +80,16 @@ def _train(args: list[str]) -> int:
     if not args or args[0].startswith("-"):
         raise ValueError("train: name a recipe first, for example: audiorl train recipes/quickstart.py --out runs/one")
     path, rest = args[0], args[1:]
+    command = ["train", *args]
     runtime = take_runtime(rest)
     if "--help" in rest or "-h" in rest:
         print("Also: --out DIR (required); --tiny or --full: start from the recipe's tiny() or full() configuration;")
-        print("--runtime.kind local|torchrun and --runtime.ranks N: processes of this machine that train together\n")
+        print("--runtime.kind local|torchrun|ray, --runtime.ranks N and more: docs/scaling.md\n")
         recipe.parse_config(recipe.load_recipe(path), rest)
-    everything = [path, *rest]
     out = _take(rest, "--out")
     if out is None:
         raise ValueError(f"train: say where the run is written: --out runs/{Path(path).stem}")
-    relaunch(runtime, ["train", *everything])
+    relaunch(runtime, command)
     run = recipe.start(path, rest, out)
     if run is not None:
         print(f"finished: {run.dir}")
@@ -100,10 +100,11 @@ def _resume(args: list[str]) -> int:
     from audiorl import recipe
     from audiorl.runtime.launch import relaunch, take_runtime
 
+    command = ["resume", *args]
     runtime = take_runtime(args)
     if len(args) != 1:
         raise ValueError("resume: name one run folder, for example: audiorl resume runs/quickstart")
-    relaunch(runtime, ["resume", args[0]])
+    relaunch(runtime, command)
     run = recipe.resume(args[0])
     if run is not None:
         print(f"finished: {run.dir}")

@@ -70,6 +70,8 @@ class Config:
     seed: int = 0
     words: int = len(WORDS)
     """How many of WORDS are used."""
+    most_words: int = 3
+    """Of a text."""
     train_texts: int = 1500
     practice_texts: int = 400
     test_texts: int = 80
@@ -195,7 +197,7 @@ def splits(config: Config) -> tuple[list[Words], list[Words], list[Words]]:
     texts: dict[Words, None] = dict.fromkeys((word,) for word in vocabulary)
     wanted = max(config.train_texts, len(vocabulary)) + config.practice_texts + config.test_texts
     while len(texts) < wanted:
-        texts[tuple(rng.sample(vocabulary, rng.choice((2, 3))))] = None
+        texts[tuple(rng.sample(vocabulary, rng.randint(2, config.most_words)))] = None
     found = list(texts)
     first, last = len(found) - config.practice_texts - config.test_texts, len(found) - config.test_texts
     return found[:first], found[first:last], found[last:]

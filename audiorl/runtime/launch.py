@@ -5,34 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import tyro
 
-
-@dataclass(frozen=True)
-class RuntimeConfig:
-    """The options `--runtime.…` of `audiorl train` and `audiorl resume`; they are no part of a recipe."""
-
-    kind: Literal["local", "torchrun"] = "local"
-    ranks: int = 1
-    """Processes of this machine, a GPU each where there are GPUs. Several machines: start torchrun yourself."""
-
-    def check(self) -> None:
-        """Raises ValueError for what this machine cannot do."""
-        if self.ranks < 1:
-            raise ValueError(f"runtime.ranks is {self.ranks}; it must be at least 1")
-        if self.kind == "local" and self.ranks > 1:
-            raise ValueError(f"runtime.ranks {self.ranks}: several processes need --runtime.kind torchrun")
-        gpus = torch.cuda.device_count()
-        if gpus and self.ranks > gpus:
-            raise ValueError(f"runtime.ranks is {self.ranks}, but this machine has {gpus} GPUs, one for each process")
+from audiorl.runtime.config import RuntimeConfig, set_current
 
 
 def take_runtime(args: list[str]) -> RuntimeConfig:
-    """Remove the options `--runtime.…` from `args` and read them."""
+    """Remove the options `--runtime.…` from `args`, read them and make them this process's."""
     own: list[str] = []
     i = 0
     while i < len(args):
@@ -45,6 +26,10 @@ def take_runtime(args: list[str]) -> RuntimeConfig:
     options = [arg.replace("--runtime.", "--", 1) for arg in own]
     runtime = tyro.cli(RuntimeConfig, args=options, prog="audiorl", description="Where a run's processes are.")
     runtime.check()
+    gpus = torch.cuda.device_count()
+    if runtime.kind == "torchrun" and gpus and runtime.ranks > gpus:
+        raise ValueError(f"runtime.ranks is {runtime.ranks}, but this machine has {gpus} GPUs, one for each process")
+    set_current(runtime)
     return runtime
 
 

@@ -1,0 +1,59 @@
+"""Where a run's processes are and what they do. No part of a recipe: the same run can go on elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """The options `--runtime.…` of `audiorl train` and `audiorl resume`."""
+
+    kind: Literal["local", "torchrun", "ray"] = "local"
+    ranks: int = 1
+    """Trainers, a GPU each where there are GPUs. torchrun: of this machine; for several start torchrun yourself."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """DeepSpeed ZeRO stage of the trainers; 0 is plain data parallelism, without DeepSpeed."""
+    offload: bool = False
+    """Optimizer state in the machine's memory, with ZeRO."""
+    engine: Literal["hf", "vllm"] = "hf"
+    """What writes rollouts: the trainer's own model, or vLLM."""
+    engines: int = 0
+    """Engines apart from the trainers, with their own weights (ray only); 0: one with each trainer."""
+    engine_gpus: int = 1
+    """GPUs of an engine apart (tensor parallel)."""
+    address: str | None = None
+    """Of a Ray cluster that runs already; None starts one on this machine."""
+    restarts: int = 3
+    """How often workers that died are replaced before the run stops (ray only)."""
+
+    def check(self) -> None:
+        """Raises ValueError for options that cannot be together."""
+        for name in ("ranks", "engine_gpus"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"runtime.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.kind == "local" and self.ranks > 1:
+            raise ValueError(f"runtime.ranks {self.ranks}: several processes need --runtime.kind torchrun or ray")
+        if self.engines < 0 or self.restarts < 0:
+            raise ValueError("runtime.engines and runtime.restarts must be at least 0")
+        if self.engines and self.kind != "ray":
+            raise ValueError("runtime.engines: engines apart from the trainers need --runtime.kind ray")
+        if self.offload and not self.zero:
+            raise ValueError(
+                "runtime.offload: only ZeRO can keep the optimizer there; add --runtime.zero 1, 2 or 3"
+            )
+
+
+_current = RuntimeConfig()
+
+
+def current() -> RuntimeConfig:
+    """The options of this process's run."""
+    return _current
+
+
+def set_current(config: RuntimeConfig) -> None:
+    """Of the process's run from here on; workers elsewhere are given it with what they are made from."""
+    global _current
+    _current = config
