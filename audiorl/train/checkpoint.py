@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from audiorl.models.loading import read_tensors
 from audiorl.models.value import ValueModel
 from tokenizers_audio.unified import UnifiedTokenizer
 
+MANIFEST = "manifest.json"
+"""Size and CRC-32 of every file of a checkpoint, by its path there."""
 TrainerState = dict[str, dict[str, Tensor]]
 Saved = AudioPolicy | ValueModel | UnifiedTokenizer
 """What a phase trains and its checkpoints hold."""
@@ -36,9 +39,11 @@ def save_checkpoint(folder: Path, model: Saved, trainer: TrainerState, meta: Map
         }
         save_file(flat, partial / "trainer.safetensors")
         (partial / "trainer.json").write_text(json.dumps(dict(meta), indent=1))
-        for file in partial.rglob("*"):
-            if file.is_file():
-                flush_to_disk(file)
+        files = [file for file in sorted(partial.rglob("*")) if file.is_file()]
+        found = {str(file.relative_to(partial)): [file.stat().st_size, _crc32(file)] for file in files}
+        (partial / MANIFEST).write_text(json.dumps(found, indent=1))
+        for file in [*files, partial / MANIFEST]:
+            flush_to_disk(file)
     except Exception as error:
         shutil.rmtree(partial, ignore_errors=True)
         if _no_room(error):
@@ -54,11 +59,8 @@ def save_checkpoint(folder: Path, model: Saved, trainer: TrainerState, meta: Map
 def load_checkpoint(folder: Path, model: Saved) -> tuple[TrainerState, dict[str, Any]]:
     """Copy a checkpoint's weights into `model`; returns the trainer's state and the metadata.
 
-    Raises ValueError when the checkpoint is of another architecture or incomplete.
+    Raises ValueError when the checkpoint is of another architecture, damaged or incomplete.
     """
-    for name in ("trainer.safetensors", "trainer.json"):
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder}: {name} is missing; the checkpoint is not complete")
     load_into(folder, model)
     trainer: TrainerState = {}
     for name, tensor in read_tensors(folder / "trainer.safetensors").items():
@@ -68,11 +70,38 @@ def load_checkpoint(folder: Path, model: Saved) -> tuple[TrainerState, dict[str,
 
 
 def load_into(folder: Path, model: Saved) -> None:
-    """Copy the weights of a model folder into `model`, by the same code that loads a model for use."""
+    """Copy a checkpoint's weights into `model`, by the same code that loads a model for use.
+
+    Raises ValueError as `load_checkpoint` does.
+    """
+    verify(folder)
     if isinstance(model, AudioPolicy):
         load_weights(folder, model)
     else:
         model.restore(folder)
+
+
+def verify(folder: Path) -> None:
+    """Raises ValueError naming the first file of a checkpoint that is not what was written."""
+    if not (folder / MANIFEST).is_file():
+        raise ValueError(f"{folder}: {MANIFEST} is missing; the checkpoint is not complete")
+    for name, (size, crc) in read_json(folder / MANIFEST).items():
+        file = folder / name
+        if not file.is_file():
+            raise ValueError(f"{folder}: {name} is missing; {_REMOVE}")
+        if file.stat().st_size != size or _crc32(file) != crc:
+            raise ValueError(f"{file}: damaged, it is not what was written; {_REMOVE}")
+
+
+_REMOVE = "copy it again, or remove the checkpoint's folder to go on from the one before it"
+
+
+def _crc32(file: Path) -> int:
+    crc = 0
+    with open(file, "rb") as stream:
+        while chunk := stream.read(1 << 20):
+            crc = zlib.crc32(chunk, crc)
+    return crc
 
 
 def write_json(path: Path, value: Any) -> None:

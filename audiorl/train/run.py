@@ -115,11 +115,26 @@ class Run:
 
     def restore(self, phase: str, model: Saved) -> tuple[int, TrainerState | None]:
         """Load the phase's last checkpoint into `model`: (steps done, trainer state), or (0, None) at its start."""
-        entry = self._state["checkpoints"].get(phase)
-        if entry is None:
+        if phase not in self._state["checkpoints"]:
             return 0, None
-        trainer, meta = load_checkpoint(self.dir / entry, model)
+        if not self.checkpoint(phase).is_dir():
+            self._go_back(phase)
+        trainer, meta = load_checkpoint(self.checkpoint(phase), model)
         return int(meta["step"]), trainer
+
+    def _go_back(self, phase: str) -> None:
+        """To the checkpoint before one that was removed, and to what was logged until then."""
+        lost = self.checkpoint(phase)
+        left = sorted(lost.parent.glob("step_*"))
+        if not left:
+            raise ValueError(f"{lost} is missing, and there is no checkpoint before it; start the run again")
+        print(f"{phase}: {lost.name} is gone; going on from {left[-1].name}", flush=True)
+        self._state["checkpoints"][phase] = str(left[-1].relative_to(self.dir))
+        self._seq = int(read_json(left[-1] / "trainer.json")["seq"])
+        self._log.close()
+        truncate_from(self.dir / "metrics.jsonl", self._seq)
+        self._log = MetricsLog(self.dir / "metrics.jsonl")
+        self._write_state()
 
     def load_result(self, phase: str, model: Saved) -> None:
         """Copy the weights that a finished training phase ended with into `model`."""
@@ -148,7 +163,7 @@ class Run:
 
     def save(self, phase: str, step: int, model: Saved, trainer: TrainerState) -> None:
         folder = self.dir / "checkpoints" / phase / f"step_{step:06d}"
-        save_checkpoint(folder, model, trainer, {"phase": phase, "step": step})
+        save_checkpoint(folder, model, trainer, {"phase": phase, "step": step, "seq": self._seq})
         self._state["checkpoints"][phase] = str(folder.relative_to(self.dir))
         self._write_state()
         for old in sorted(folder.parent.glob("step_*"))[: -self.keep_checkpoints]:

@@ -371,13 +371,27 @@ def stopped(finished: Path, tmp_path: Path) -> Path:
     return tmp_path / "stopped"
 
 
+def flip_bit(file: Path) -> None:
+    """Of the last weight: nothing but its value changes."""
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+
+
 RUN_FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "weights are cut": ("checkpoints/grpo/step_000002/model.safetensors", cut, "damaged or cut off"),
-    "weights are garbage": ("checkpoints/grpo/step_000002/model.safetensors", spoil_header, "damaged or cut off"),
-    "trainer is cut": ("checkpoints/grpo/step_000002/trainer.safetensors", cut, "damaged or cut off"),
+    "weights are cut": ("checkpoints/grpo/step_000002/model.safetensors", cut, "damaged, it is not what was written"),
+    "weights are garbage": ("checkpoints/grpo/step_000002/model.safetensors", spoil_header, "damaged"),
+    "one bit of a weight": (
+        "checkpoints/grpo/step_000002/model.safetensors",
+        flip_bit,
+        "remove the checkpoint's folder",
+    ),
+    "trainer is cut": ("checkpoints/grpo/step_000002/trainer.safetensors", cut, "damaged"),
     "trainer is missing": ("checkpoints/grpo/step_000002/trainer.safetensors", Path.unlink, "is missing"),
-    "step is cut": ("checkpoints/grpo/step_000002/trainer.json", cut, "damaged, not valid JSON"),
-    "checkpoint is gone": ("checkpoints/grpo/step_000002", shutil.rmtree, "is missing"),
+    "step is cut": ("checkpoints/grpo/step_000002/trainer.json", cut, "damaged"),
+    "manifest is missing": ("checkpoints/grpo/step_000002/manifest.json", Path.unlink, "is missing"),
+    "manifest is cut": ("checkpoints/grpo/step_000002/manifest.json", cut, "damaged, not valid JSON"),
+    "checkpoints are gone": ("checkpoints/grpo", shutil.rmtree, "is missing"),
     "state is cut": ("state.json", cut, "damaged, not valid JSON"),
     "config is cut": ("config.json", cut, "damaged, not valid JSON"),
     "evaluations are cut": ("eval.json", cut, "damaged, not valid JSON"),
@@ -398,6 +412,15 @@ def test_damaged_runs(fails: Fails, stopped: Path, fault: str) -> None:
         and Path(name).parts[-1].partition(".")[0] in error.replace("not a run folder", "state")
     ), error
     assert all(p.read_bytes() == content for p, content in before.items()), "a failed resume changed the run"
+
+
+def test_a_removed_checkpoint_is_made_again_from_the_one_before(finished: Path, stopped: Path) -> None:
+    last = Path("checkpoints/grpo/step_000002")
+    shutil.rmtree(stopped / last)
+    assert main(["resume", str(stopped)]) == 0
+    for name in ("model.safetensors", "trainer.safetensors"):
+        assert (stopped / last / name).read_bytes() == (finished / last / name).read_bytes()
+    assert [m["step"] for m in read_metrics(stopped / "metrics.jsonl")] == [1, 2]
 
 
 def test_resume_after_the_recipe_changed(finished: Path, tmp_path: Path, fails: Fails) -> None:
