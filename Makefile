@@ -15,9 +15,13 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet -e ".[dev,metrics,speech,serve]"
+	$(PY) -m pip install --quiet -e ".[dev,metrics,speech,serve,scale,rollout-cpu]"
 # It pins a tqdm older than datasets can use and works with ours; what its agents import is in the dev extra.
 	$(PY) -m pip install --quiet --no-deps simuleval==1.1.4
+# vLLM asks for wheels that are built for CUDA. Beside a torch that is not they cannot be loaded, and take what finds
+# them installed down with them; nothing here needs them.
+	$(PY) -c "import sys, torch; sys.exit(torch.version.cuda is None)" \
+		|| $(PY) -m pip uninstall --quiet --yes torchaudio torchvision torchcodec
 	touch $@
 
 quickstart: install

@@ -18,6 +18,7 @@ import tyro
 
 from audiorl.config import to_json
 from audiorl.runtime.ranks import follow, process_group, rank
+from audiorl.runtime.team import processes
 from audiorl.train.checkpoint import read_json
 from audiorl.train.run import Run
 
@@ -65,7 +66,7 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path) -> Run | None:
         return None
     run = Run.create(out, str(Path(path).resolve()), argv, config)
     try:
-        with process_group():
+        with processes():
             recipe.main(config, run)
     except (ValueError, OSError):
         run.discard_if_empty()  # a mistake in the data or options should not block the same --out
@@ -88,7 +89,7 @@ def resume(folder: str | Path) -> Run | None:
             f"{run.dir}/config.json: the recipe now gives another value for {changed}; "
             "restore the recipe, or start a new run"
         )
-    with process_group():
+    with processes():
         recipe.main(config, run)
     return run
 

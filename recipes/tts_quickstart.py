@@ -1,6 +1,6 @@
 """A small model learns to speak: codec, DualFFN, and GRPO on what a recogniser understands, on real human speech.
 
-A text is one to three words, of some eighty of which there is a person's recording (`WORDS`); its speech is those
+A text is one word or two, of some eighty of which there is a person's recording (`WORDS`); its speech is those
 recordings, one after the other.
 
     codec    our tokenizer, on the training split's speech
@@ -70,13 +70,15 @@ class Config:
     seed: int = 0
     words: int = len(WORDS)
     """How many of WORDS are used."""
-    most_words: int = 3
+    most_words: int = 2
     """Of a text."""
-    train_texts: int = 1500
+    train_texts: int = 5000
     practice_texts: int = 400
     test_texts: int = 80
     threads: int = 2
     ear_steps: int = 600
+    ear_texts: int = 1500
+    """How many of the training texts the ear learns from."""
     judge: str = "pocketsphinx"
     """Recogniser for the measurements, which the reward never asks: a folder, or `pocketsphinx`."""
     tokenizer: UnifiedConfig = small_tokenizer(4, 256)
@@ -84,12 +86,13 @@ class Config:
     codec: CodecConfig = quick_training(1500, codebook_dropout=0.0)
     hidden: int = 256
     layers: int = 4
-    sft: SFTConfig = SFTConfig(steps=300, batch_size=24, micro_batch_tokens=4000, save_every=100)
+    sft: SFTConfig = SFTConfig(steps=500, batch_size=32, micro_batch_tokens=4000, save_every=100)
     sft_optim: OptimConfig = OptimConfig(lr=1.5e-3, warmup_steps=50, schedule="cosine")
     grpo: RLConfig = RLConfig(
-        steps=60,
-        prompts_per_step=8,
-        group_size=8,
+        steps=40,
+        prompts_per_step=16,
+        group_size=16,
+        advantage_std=False,
         aggregation="token-mean",
         kl_in="loss",
         kl_kind="k3",
@@ -100,7 +103,7 @@ class Config:
         eval_every=20,
         save_every=10,
     )
-    optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=3)
+    optim: OptimConfig = OptimConfig(lr=3e-4, betas=(0.9, 0.95), warmup_steps=3)
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=90, audio_temperature=0.7)
 
 
@@ -144,7 +147,7 @@ def main(config: Config, run: Run) -> None:
     train, practice, test = splits(config)
     speech = [(" ".join(words), said(words, known)) for words in train]
     codec = trained_codec(run, [wav for _, wav in speech], config)
-    ear = trained_ear(run, speech, codec, config)
+    ear = trained_ear(run, speech[: config.ear_texts], codec, config)
     judge: Recogniser = ear if config.judge == "ear" else load_recogniser(config.judge, "en")
 
     writer = tiny_text(
@@ -191,7 +194,7 @@ def recordings(config: Config) -> dict[str, np.ndarray]:
 
 
 def splits(config: Config) -> tuple[list[Words], list[Words], list[Words]]:
-    """(train, practice, test): texts of one to three different words, none twice. All single words are in train."""
+    """(train, practice, test): texts of 1 to `most_words` different words, none twice; single words are in train."""
     rng = random.Random(config.seed)
     vocabulary = WORDS[: config.words]
     texts: dict[Words, None] = dict.fromkeys((word,) for word in vocabulary)

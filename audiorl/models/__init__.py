@@ -20,6 +20,7 @@ __all__ = [
     "FrameLayout",
     "Prompt",
     "Reference",
+    "adapted_model",
     "dualize",
     "load_policy",
     "load_weights",
@@ -76,6 +77,14 @@ def _load_model(path: str | Path, config: ModelConfig) -> AudioPolicy:
     )
 
 
+def adapted_model(path: str | Path) -> str | None:
+    """The folder or hub id of the model that an adapter folder belongs to; None where there is no adapter."""
+    folder = Path(path)
+    if not (folder.is_dir() and (folder / "adapter_config.json").exists()):
+        return None
+    return str(_saved_adapter(folder).base_model_name_or_path)
+
+
 def load_weights(folder: str | Path, policy: AudioPolicy) -> None:
     """Copy the weights of a model or adapter folder into `policy`.
 
@@ -129,18 +138,23 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def _load_adapter(folder: Path, config: ModelConfig) -> AudioPolicy:
-    from peft import PeftConfig
-
     from audiorl.config import LoraConfig
+
+    saved = _saved_adapter(folder)
+    targets = tuple(sorted({t.rsplit(".", 1)[-1] for t in saved.target_modules}))
+    lora = LoraConfig(rank=saved.r, alpha=saved.lora_alpha, target_modules=targets)
+    policy = load_policy(saved.base_model_name_or_path, dataclasses.replace(config, lora=lora))
+    _read_adapter(folder, policy)
+    return policy
+
+
+def _saved_adapter(folder: Path) -> Any:
+    from peft import PeftConfig
 
     saved = PeftConfig.from_pretrained(str(folder))
     if not saved.base_model_name_or_path:
         raise ValueError(f"{folder}/adapter_config.json: base_model_name_or_path is missing")
-    targets = tuple(sorted({t.rsplit(".", 1)[-1] for t in saved.target_modules}))  # type: ignore[attr-defined]
-    lora = LoraConfig(rank=saved.r, alpha=saved.lora_alpha, target_modules=targets)  # type: ignore[attr-defined]
-    policy = load_policy(saved.base_model_name_or_path, dataclasses.replace(config, lora=lora))
-    _read_adapter(folder, policy)
-    return policy
+    return saved
 
 
 def _read_adapter(folder: Path, policy: AudioPolicy) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, WhisperFeatureExtractor
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    WhisperFeatureExtractor,
+)
 from transformers.utils import logging
 
 from audiorl.config import ModelConfig
@@ -37,8 +43,12 @@ def load_model(
     build(model) changes its structure before the weights are read. fill(model, name) may give a weight that the
     checkpoint lacks its value and return True.
 
+    On the device "meta" it is the structure alone: no weights are read.
+
     Raises ValueError when weights are damaged, missing, too many or of another shape than config.json says.
     """
+    if config.device == "meta":
+        return _structure(model_class if build is None else _built(model_class, build), path)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # its table of missing and unexpected weights is what the errors below say
     try:
@@ -71,6 +81,14 @@ def load_model(
                 "do config.json and the weights belong together?"
             )
     return model.to(config.device)
+
+
+def _structure(model_class: Any, path: str | Path) -> PreTrainedModel:
+    with torch.device("meta"):
+        model: PreTrainedModel = model_class(model_class.config_class.from_pretrained(str(path)))
+    with suppress(OSError):  # not every model has one beside it
+        model.generation_config = GenerationConfig.from_pretrained(str(path))
+    return model
 
 
 def _built(base: Any, build: Callable[[Any], None]) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import accumulate
@@ -41,6 +41,9 @@ from tokenizers_audio import AudioTokenizer, prepare
 
 BESIDE_ADAPTER = "trained.safetensors"
 """In an adapter's folder: what was trained beside the adapter, such as the audio projector."""
+
+Weights = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+"""Named tensors: all at once, or one after the other as they arrive."""
 
 disable_progress_bar()  # of weight loading and saving, at every checkpoint
 
@@ -191,6 +194,30 @@ class AudioPolicy(nn.Module):
                 out.append(self.backbone.project(self.model, heard))
         return out
 
+    def audio_tokens(self, clip: AudioClip) -> int:
+        """How many tokens the clip becomes. It is heard at once, unless the model has no weights (device "meta")."""
+        if self.device.type != "meta":
+            return len(self._hear(clip))
+        if self.extractor is None:
+            raise ValueError("the model hears no audio")
+        mel, before = self.mel(clip)
+        own = self.backbone.tokens(self.model, mel.shape[1]) - before
+        if own < 1:
+            raise ValueError(f"{clip_name(clip)}: the clip is too short to be heard")
+        return own
+
+    def mel(self, clip: AudioClip) -> tuple[Tensor, int]:
+        """[mel bins, frames] of the clip with its context, on the CPU, and how many audio tokens are the context's."""
+        assert self.extractor is not None
+        mel = log_mel(self.extractor, clip.with_context().load(self.extractor.sampling_rate))
+        return mel, self._tokens_of(clip.context) if clip.context else 0
+
+    def _tokens_of(self, length: float) -> int:
+        """Audio tokens of `length` seconds."""
+        assert self.extractor is not None
+        hop = self.extractor.hop_length / self.extractor.sampling_rate
+        return self.backbone.tokens(self.model, ceil(length / hop - 1e-6))
+
     @contextmanager
     def hear_once(self) -> Iterator[None]:
         """Around the passes of one update: a trained tower hears each clip once, and is trained once, at the end.
@@ -234,26 +261,18 @@ class AudioPolicy(nn.Module):
 
     def _hear_anew(self, clip: AudioClip) -> Tensor:
         """[tokens, D] of the clip itself; its context is heard with it and then left out."""
-        heard = self.backbone.hear(self.model, [self._mel(clip.with_context())])[0]
+        mel, before = self.mel(clip)
+        weight = next(self.backbone.tower(self.model).parameters())
+        heard = self.backbone.hear(self.model, [mel.to(device=weight.device, dtype=weight.dtype)])[0]
         if not clip.context:
             return heard
-        assert self.extractor is not None
-        hop = self.extractor.hop_length / self.extractor.sampling_rate
-        before, own = (self.backbone.tokens(self.model, ceil(s / hop - 1e-6)) for s in (clip.context, seconds(clip)))
+        own = self._tokens_of(seconds(clip))
         if before + own != len(heard):
             raise ValueError(
                 f"{clip_name(clip)}: {own} audio tokens after {before} of context are {len(heard)} together; make the "
                 f"context of {clip.context:g} s a multiple of the audio encoder's frame"
             )
         return heard[before:]
-
-    def _mel(self, clip: AudioClip) -> Tensor:
-        assert self.extractor is not None
-        wav = clip.load(self.extractor.sampling_rate)
-        mel = log_mel(self.extractor, wav)
-        tower = self.backbone.tower(self.model)
-        weight = next(tower.parameters())
-        return mel.to(device=weight.device, dtype=weight.dtype)
 
     # -- speech ----------------------------------------------------------------------------------------------------
 
@@ -338,7 +357,7 @@ class AudioPolicy(nn.Module):
         try:
             for piece in self.backbone.chat([self._in_frames(m, frames) for m in sample.messages]):
                 if isinstance(piece, AudioClip):
-                    text += str(self.backbone.audio_token) * len(self._hear(piece))
+                    text += str(self.backbone.audio_token) * self.audio_tokens(piece)
                     heard.append(piece)
                 else:
                     text += piece
@@ -380,7 +399,7 @@ class AudioPolicy(nn.Module):
         """[P] int64: a chunk of a stream with its delimiters, ready for the policy's turn."""
         pieces = self.backbone.chunk(clip)
         text = "".join(
-            str(self.backbone.audio_token) * len(self._hear(p)) if isinstance(p, AudioClip) else p for p in pieces
+            str(self.backbone.audio_token) * self.audio_tokens(p) if isinstance(p, AudioClip) else p for p in pieces
         )
         return torch.tensor(self.tokenizer.encode(text, add_special_tokens=False), dtype=torch.long)
 
@@ -529,19 +548,30 @@ class AudioPolicy(nn.Module):
             self.extractor.save_pretrained(str(folder))
 
     @torch.no_grad()
-    def load_weights(self, weights: Mapping[str, Tensor], where: str = "weights") -> None:
+    def load_weights(self, weights: Weights, where: str = "weights") -> None:
         """Copy `weights` into the parameters of the same name, in place."""
         own = dict(self.model.named_parameters())
-        unknown = [name for name in weights if name not in own]
-        if unknown:
-            raise ValueError(f"{where}: weight {unknown[0]!r} is not in this model; was it saved by another one?")
-        for name, tensor in weights.items():
-            if own[name].shape != tensor.shape:
-                shapes = f"{tuple(tensor.shape)} there, {tuple(own[name].shape)} here"
-                raise ValueError(f"{where}: weight {name!r} has another shape ({shapes}): another architecture")
+        if isinstance(weights, Mapping):  # a mistake in names that are known changes nothing yet
+            for name, tensor in weights.items():
+                check_weight(name, tensor, own, where)
+        for name, tensor in named(weights):
+            check_weight(name, tensor, own, where)
             if own[name].data_ptr() != tensor.data_ptr():
                 own[name].copy_(tensor)
         self.weights_changed()
+
+
+def named(weights: Weights) -> Iterable[tuple[str, Tensor]]:
+    return weights.items() if isinstance(weights, Mapping) else weights
+
+
+def check_weight(name: str, tensor: Tensor, own: Mapping[str, Tensor], where: str) -> None:
+    """Raise ValueError unless a model of parameters `own` has this one."""
+    if name not in own:
+        raise ValueError(f"{where}: weight {name!r} is not in this model; was it saved by another one?")
+    if own[name].shape != tensor.shape:
+        shapes = f"{tuple(tensor.shape)} there, {tuple(own[name].shape)} here"
+        raise ValueError(f"{where}: weight {name!r} has another shape ({shapes}): another architecture")
 
 
 class Reference:

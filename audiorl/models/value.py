@@ -31,7 +31,9 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            return self.linear(hidden.float()).squeeze(-1)
+            # ZeRO holds the head in the trunk's dtype, beside its float32 master.
+            weight, bias = self.linear.weight.float(), self.linear.bias.float()
+            return nn.functional.linear(hidden.float(), weight, bias).squeeze(-1)
 
 
 class ValueModel(nn.Module):

@@ -6,11 +6,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Protocol
 
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.rewards.check import check_scores
-from audiorl.types import Request, Reward, Rollout, RolloutEngine, Sample, Score
+from audiorl.types import Request, Reward, Rollout, Sample, Score
+
+
+class Writer(Protocol):
+    """What is asked of an engine here: see `RolloutEngine`."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Rollout]: ...
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,7 @@ class Collected:
 
 
 def collect(
-    engine: RolloutEngine, samples: Sequence[Sample], reward: Reward, step: int, config: RLConfig, seed: int
+    engine: Writer, samples: Sequence[Sample], reward: Reward, step: int, config: RLConfig, seed: int
 ) -> Collected:
     """`group_size` answers to each of `prompts_per_step` prompts.
 
@@ -67,7 +74,7 @@ def collect(
 
 
 def _ask(
-    engine: RolloutEngine, batch: Sequence[Sample], reward: Reward, n: int, seed: int, step: int, first: int
+    engine: Writer, batch: Sequence[Sample], reward: Reward, n: int, seed: int, step: int, first: int
 ) -> list[list[Rollout]]:
     requests = [Request(s, n, seed=seed, group_id=f"{step}/{i}") for i, s in enumerate(batch, first)]
     rollouts = engine.generate(requests)
@@ -76,7 +83,7 @@ def _ask(
     return [list(group) for _, group in groupby(scored, key=lambda r: r.group_id)]
 
 
-def _greedy(engine: RolloutEngine, heads: Sequence[Rollout], reward: Reward) -> list[Score]:
+def _greedy(engine: Writer, heads: Sequence[Rollout], reward: Reward) -> list[Score]:
     rollouts = engine.generate([Request(r.sample, 1, group_id=r.group_id, greedy=True) for r in heads])
     return check_scores("reward", reward(rollouts), rollouts)
 

@@ -8,7 +8,7 @@ Shapes: R prompts, B = sum of n rows, S cached length, H decoder width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicLayer
 
 from audiorl.config import SamplingConfig
 from audiorl.models.attention import ungrouped
-from audiorl.models.policy import AudioPolicy
+from audiorl.models.policy import AudioPolicy, Weights
 from audiorl.models.speech import Prompt, padded_codes, wants_speech
 from audiorl.rollout.pen import Author, Line, Pen, most_rows, pen_for
 from audiorl.rollout.stream import StreamDecoder, side_by_side
@@ -79,7 +79,7 @@ class HFEngine:
         self.sampling = sampling or SamplingConfig()
         self.policy_version = 0
 
-    def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+    def update_weights(self, weights: Weights, version: int) -> None:
         self.policy.load_weights(weights)
         self.policy_version = version
 
@@ -110,7 +110,13 @@ class HFEngine:
         for part in self._batches(requests, prompts):
             with self.policy.autocast(), ungrouped(self.policy.backbone.decoder(self.policy.model)):
                 rows = self._decode([requests[i] for i in part], [prompts[i] for i in part])
-            rollouts.extend(self._rollout(row) for row in rows)
+            for row in rows:
+                assert row.stop_reason is not None
+                rollouts.append(
+                    answered(
+                        self.policy, row.request, row.index, row.prompt, row.line, row.stop_reason, self.policy_version
+                    )
+                )
         return rollouts
 
     def _batches(self, requests: Sequence[Request], prompts: Sequence[Prompt]) -> Iterator[list[int]]:
@@ -195,20 +201,29 @@ class HFEngine:
                 return "stop"
         return reason
 
-    def _rollout(self, row: _Row) -> Rollout:
-        assert row.stop_reason is not None
-        segment = Segment(
-            prompt_ids=row.prompt.ids,
-            prompt_codes=row.prompt.codes,
-            **row.line.fields(),
-            text=self.policy.decode(row.line.ids),
-            audio=row.prompt.audio,
-            stop_reason=row.stop_reason,
-            policy_version=self.policy_version,
-        )
-        return Rollout(
-            sample=row.request.sample,
-            segments=(segment,),
-            group_id=row.request.group_id or row.request.sample.id,
-            index=row.index,
-        )
+
+def answered(
+    policy: AudioPolicy,
+    request: Request,
+    index: int,
+    prompt: Prompt,
+    line: Line,
+    stop_reason: StopReason,
+    policy_version: int,
+) -> Rollout:
+    """The rollout of one segment: a prompt and what was written after it."""
+    segment = Segment(
+        prompt_ids=prompt.ids,
+        prompt_codes=prompt.codes,
+        **line.fields(),
+        text=policy.decode(line.ids),
+        audio=prompt.audio,
+        stop_reason=stop_reason,
+        policy_version=policy_version,
+    )
+    return Rollout(
+        sample=request.sample,
+        segments=(segment,),
+        group_id=request.group_id or request.sample.id,
+        index=index,
+    )

@@ -51,6 +51,11 @@ def choose(logprobs: Tensor, uniform: Tensor, greedy: Tensor) -> Tensor:
 
 def uniforms(seed: int, sample_id: str, index: int, count: int) -> Tensor:
     """`count` uniform numbers for one rollout, fixed by (seed, sample, index)."""
-    digest = hashlib.blake2b(f"{seed}\0{sample_id}\0{index}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    generator = torch.Generator().manual_seed(seed_of(seed, sample_id, index))
     return torch.rand(count, generator=generator, dtype=torch.float64)
+
+
+def seed_of(seed: int, sample_id: str, index: int) -> int:
+    """One rollout's own seed, 63 bits."""
+    digest = hashlib.blake2b(f"{seed}\0{sample_id}\0{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -51,22 +51,13 @@ class StreamDecoder:
 
     def rollouts(self, requests: Sequence[Request]) -> list[Rollout]:
         """All rollouts, request by request, index ascending; as many side by side as `max_batch_tokens` allows."""
-        plans = [self._plan(r) for r in requests]
+        plans = [plan_of(self.policy, r) for r in requests]
         out: list[Rollout] = []
         for part in self._batches(plans):
-            out += [self._rollout(row) for row in self._interpret(part)]
+            out += [row.rollout() for row in self._interpret(part)]
         return out
 
-    def _plan(self, request: Request) -> _Plan:
-        """Hears all turns, whose times are kept: a chunk's own tokens depend on nothing that comes later."""
-        chunks, hearing = [], []
-        for turn in request.sample.turns:
-            began = time.perf_counter()
-            chunks.append(self.policy.chunk_ids(turn.audio))
-            hearing.append(time.perf_counter() - began)
-        return _Plan(request, self.policy.prompt(request.sample), chunks, hearing)
-
-    def _batches(self, plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:
+    def _batches(self, plans: Sequence[Plan]) -> Iterator[list[Plan]]:
         """Plans in order; one request is never split. Turns are counted with a quarter of the tokens they may take."""
         most = most_rows(self.policy, self.sampling)
         lengths = [len(p.prompt) + sum(map(len, p.chunks)) + len(p.chunks) * most // 4 for p in plans]
@@ -75,15 +66,15 @@ class StreamDecoder:
 
     # -- one batch -------------------------------------------------------------------------------------------------
 
-    def _interpret(self, plans: Sequence[_Plan]) -> list[_Row]:
+    def _interpret(self, plans: Sequence[Plan]) -> list[Row]:
         began = time.perf_counter()
         cache = _Cache(self._decoder.config)
-        first = [_Row(p, 0) for p in plans]
+        first = [Row(p, 0) for p in plans]
         hidden = self._hear(first, cache)
         # The first chunk is heard once for all rollouts of a request.
         repeat = torch.tensor([i for i, p in enumerate(plans) for _ in range(p.request.n)])
         cache, hidden = cache.select(repeat.to(hidden.device)), hidden[repeat.to(hidden.device)]
-        rows = [_Row(p, k, length=first[i].length) for i, p in enumerate(plans) for k in range(p.request.n)]
+        rows = [Row(p, k, length=first[i].length) for i, p in enumerate(plans) for k in range(p.request.n)]
         living = rows
         hearing = 0.0
         while True:
@@ -91,7 +82,7 @@ class StreamDecoder:
             hearing += sum(p.hearing[turn] for p in plans if turn < len(p.hearing))
             self._speak(living, cache, hidden)
             for row in living:
-                self._close(row, hearing + time.perf_counter() - began)
+                row.close(self.policy, self.policy_version, hearing + time.perf_counter() - began)
             keep = [b for b, row in enumerate(living) if row.turn < len(row.plan.chunks)]
             if not keep:
                 return rows
@@ -100,7 +91,7 @@ class StreamDecoder:
                 living = [living[b] for b in keep]
             hidden = self._hear(living, cache)
 
-    def _hear(self, rows: Sequence[_Row], cache: _Cache) -> Tensor:
+    def _hear(self, rows: Sequence[Row], cache: _Cache) -> Tensor:
         """What each row has not read yet, up to and including its next chunk. Returns the last hidden states [B, H]."""
         embeds, codes, lengths, starts = [], [], [], []
         for row in rows:
@@ -137,7 +128,7 @@ class StreamDecoder:
         hidden: Tensor = out.last_hidden_state
         return hidden
 
-    def _speak(self, rows: Sequence[_Row], cache: _Cache, hidden: Tensor) -> None:
+    def _speak(self, rows: Sequence[Row], cache: _Cache, hidden: Tensor) -> None:
         """One turn of every row: tokens until the turn ends or has its most tokens."""
         device = self.policy.device
         pen = pen_for(self.policy, self.sampling, [row.author() for row in rows])
@@ -170,7 +161,7 @@ class StreamDecoder:
         if part is not cache:
             cache.write_back(part, active.to(device))
 
-    def _take(self, row: _Row, pen: Pen, i: int, now: tuple[Any, ...], words: int | None) -> None:
+    def _take(self, row: Row, pen: Pen, i: int, now: tuple[Any, ...], words: int | None) -> None:
         """A turn's row as the pen gives it; it ends with a token, never in the middle of speech."""
         if words is not None and row.plan.count(self.policy.decode([*row.line.ids, now[0]])) > words:
             row.stop_reason = "stop"  # the token would begin one word too many
@@ -178,30 +169,6 @@ class StreamDecoder:
         row.line.add(*now)
         row.unread = [now[0]]
         row.stop_reason = pen.ended(i, row.line)
-
-    def _close(self, row: _Row, seconds: float) -> None:
-        """The turn as a segment, and the row ready for the next one. `seconds` of computing went by until now."""
-        assert row.stop_reason is not None
-        turn = row.plan.request.sample.turns[row.turn]
-        observed = row.observed(self.policy)
-        segment = Segment(
-            prompt_ids=observed.ids,
-            prompt_codes=observed.codes,
-            **row.line.fields(),
-            text=self.policy.decode(row.line.ids),
-            audio=observed.audio,
-            stop_reason=row.stop_reason,
-            policy_version=self.policy_version,
-            source_time=turn.end,
-            emit_time=turn.end + seconds,
-        )
-        row.segments.append(segment)
-        row.turn += 1
-        row.line, row.stop_reason = Line(), None
-
-    def _rollout(self, row: _Row) -> Rollout:
-        request = row.plan.request
-        return Rollout(request.sample, tuple(row.segments), request.group_id or request.sample.id, row.index)
 
 
 class LiveStream:
@@ -216,14 +183,14 @@ class LiveStream:
         request = Request(replace(sample, turns=()), seed=seed)
         with torch.no_grad():
             prompt = policy.prompt(request.sample)
-        self._row = _Row(_Plan(request, prompt, []), 0)
+        self._row = Row(Plan(request, prompt, []), 0)
         self._cache = _Cache(policy.backbone.decoder(policy.model).config)
         self._seconds = 0.0
 
     @property
     def rollout(self) -> Rollout:
         """Everything so far."""
-        return self._decoder._rollout(self._row)
+        return self._row.rollout()
 
     @torch.no_grad()
     def hear(self, turn: Turn) -> Segment:
@@ -243,12 +210,12 @@ class LiveStream:
         with self._policy.autocast(), ungrouped(self._policy.backbone.decoder(self._policy.model)):
             self._decoder._speak([self._row], self._cache, self._decoder._hear([self._row], self._cache))
         self._seconds += time.perf_counter() - began
-        self._decoder._close(self._row, self._seconds)
+        self._row.close(self._policy, self._decoder.policy_version, self._seconds)
         return self._row.segments[-1]
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """What a request will hear: its messages, the token ids of each turn's chunk, and the seconds that the audio tower
     took for each."""
 
@@ -262,11 +229,21 @@ class _Plan:
         return self.request.schedule.count(text)
 
 
+def plan_of(policy: AudioPolicy, request: Request) -> Plan:
+    """Hears all turns, whose times are kept: a chunk's own tokens depend on nothing that comes later."""
+    chunks, hearing = [], []
+    for turn in request.sample.turns:
+        began = time.perf_counter()
+        chunks.append(policy.chunk_ids(turn.audio))
+        hearing.append(time.perf_counter() - began)
+    return Plan(request, policy.prompt(request.sample), chunks, hearing)
+
+
 @dataclass
-class _Row:
+class Row:
     """One rollout being written. `length` rows of it are in the cache; the token `unread` was written after them."""
 
-    plan: _Plan
+    plan: Plan
     index: int
     length: int = 0
     turn: int = 0
@@ -295,6 +272,31 @@ class _Row:
             return None
         written = schedule.count("".join(s.text for s in self.segments))
         return schedule.words(self.turn, len(self.plan.chunks), written)
+
+    def close(self, policy: AudioPolicy, policy_version: int, seconds: float) -> None:
+        """The turn as a segment, and the row ready for the next one. `seconds` of computing went by until now."""
+        assert self.stop_reason is not None
+        turn = self.plan.request.sample.turns[self.turn]
+        observed = self.observed(policy)
+        segment = Segment(
+            prompt_ids=observed.ids,
+            prompt_codes=observed.codes,
+            **self.line.fields(),
+            text=policy.decode(self.line.ids),
+            audio=observed.audio,
+            stop_reason=self.stop_reason,
+            policy_version=policy_version,
+            source_time=turn.end,
+            emit_time=turn.end + seconds,
+        )
+        self.segments.append(segment)
+        self.turn += 1
+        self.line, self.stop_reason = Line(), None
+
+    def rollout(self) -> Rollout:
+        """Everything so far."""
+        request = self.plan.request
+        return Rollout(request.sample, tuple(self.segments), request.group_id or request.sample.id, self.index)
 
 
 class _Layer(DynamicLayer):

@@ -22,9 +22,9 @@ class RuntimeConfig:
     engines: int = 0
     """Engines apart from the trainers, with their own weights (ray only); 0: one with each trainer."""
     engine_gpus: int = 1
-    """GPUs of an engine apart (tensor parallel)."""
+    """GPUs of an engine apart (tensor parallel), all on one node."""
     address: str | None = None
-    """Of a Ray cluster that runs already; None starts one on this machine."""
+    """HOST:PORT of a Ray cluster that runs already. Without it RAY_ADDRESS counts; without both one is started here."""
     restarts: int = 3
     """How often workers that died are replaced before the run stops (ray only)."""
 
@@ -39,10 +39,12 @@ class RuntimeConfig:
             raise ValueError("runtime.engines and runtime.restarts must be at least 0")
         if self.engines and self.kind != "ray":
             raise ValueError("runtime.engines: engines apart from the trainers need --runtime.kind ray")
+        if self.address is not None and self.kind != "ray":
+            raise ValueError("runtime.address: only --runtime.kind ray connects to a cluster")
+        if self.engine_gpus > 1 and self.engine == "hf":
+            raise ValueError(f"runtime.engine_gpus {self.engine_gpus}: only --runtime.engine vllm can use several")
         if self.offload and not self.zero:
-            raise ValueError(
-                "runtime.offload: only ZeRO can keep the optimizer there; add --runtime.zero 1, 2 or 3"
-            )
+            raise ValueError("runtime.offload: only ZeRO can keep the optimizer there; add --runtime.zero 1, 2 or 3")
 
 
 _current = RuntimeConfig()

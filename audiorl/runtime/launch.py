@@ -1,4 +1,4 @@
-"""Where a run's processes are: this one, or several of this machine that torchrun starts."""
+"""Where a run's processes are: this one, several of this machine that torchrun starts, or those of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def take_runtime(args: list[str]) -> RuntimeConfig:
 def relaunch(runtime: RuntimeConfig, command: Sequence[str]) -> None:
     """Become torchrun with `audiorl COMMAND` in every process. Returns when this process is one of them already, or
     when no other is wanted."""
-    if runtime.kind == "local" or "TORCHELASTIC_RUN_ID" in os.environ:
+    under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if runtime.kind == "ray" and under_torchrun:
+        raise ValueError("runtime.kind ray: start it in one process, without torchrun; Ray starts the others")
+    if runtime.kind != "torchrun" or under_torchrun:
         return
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(runtime.ranks)]
     sys.stdout.flush()

@@ -9,6 +9,9 @@ from typing import Any, Protocol
 class Group(Protocol):
     """Workers whose methods are called together, wherever they are."""
 
+    shared: bool
+    """Whether the first worker's model is the driver's own."""
+
     @property
     def size(self) -> int: ...
 
@@ -24,9 +27,15 @@ class Group(Protocol):
         """`all` for what every worker would answer alike: only the first one's answer travels."""
         ...
 
+    def saved(self, where: str) -> None:
+        """What the workers are now lies in the folder `where`, and `resume` brings one there."""
+        ...
+
 
 class LocalGroup:
     """Workers that share this process and its models."""
+
+    shared = True
 
     def __init__(self, workers: Sequence[Any]):
         if not workers:
@@ -46,6 +55,9 @@ class LocalGroup:
 
     def first(self, method: str, *args: Any) -> Any:
         return self.all(method, *args)[0]
+
+    def saved(self, where: str) -> None:
+        pass
 
 
 Make = Callable[..., Any]

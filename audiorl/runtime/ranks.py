@@ -24,11 +24,12 @@ import torch.distributed as dist
 
 from audiorl.runtime.local import Make, check_shards
 from audiorl.runtime.world import World
-from audiorl.train.run import Interrupted
 
 LONG = timedelta(days=7)
 """Followers may wait for days: rank 0 also generates, scores and evaluates."""
 FAILED = "audiorl/failed"
+OWN_GPU = "AUDIORL_OWN_GPU"
+"""Set in a process that was given a GPU: its models are held there, whatever the driver has."""
 
 
 class RankError(RuntimeError):
@@ -45,7 +46,9 @@ def ranks() -> int:
 
 
 def local_device(device: str) -> str:
-    """`cuda` as this process's own GPU."""
+    """`cuda` as this process's own GPU. A process of a Ray cluster takes the one that it was given."""
+    if OWN_GPU in os.environ:
+        return "cuda"
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" and ranks() > 1 else device
 
 
@@ -58,6 +61,8 @@ def process_group() -> Iterator[World]:
 
     On rank 0 the others' work ends with the block, also with an error: then they end with one, too.
     """
+    from audiorl.train.run import Interrupted  # with all of transformers, which not every process needs
+
     global _store
     if ranks() == 1:
         yield World()
@@ -89,6 +94,8 @@ def process_group() -> Iterator[World]:
 class RanksGroup:
     """A worker on every rank, made by `make(*args)`; rank 0's by `own`, which may share the driver's objects."""
 
+    shared = True
+
     def __init__(self, own: Make, make: Make, *args: Any):
         self._number = RanksGroup._made = RanksGroup._made + 1
         self.size = ranks()
@@ -106,6 +113,9 @@ class RanksGroup:
 
     def first(self, method: str, *args: Any) -> Any:
         return self._call(method, [args] * self.size, False)[0]
+
+    def saved(self, where: str) -> None:
+        pass
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], answer: bool) -> list[Any]:
         self._send([("call", self._number, method, args, answer) for args in arguments])

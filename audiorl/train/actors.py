@@ -6,11 +6,9 @@ makes its own. The driver shares its objects with a worker in its own process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-
-from torch import Tensor
 
 from audiorl.algos.packing import balance
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
@@ -18,8 +16,10 @@ from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.policy import Reference
 from audiorl.rollout.hf import HFEngine
-from audiorl.runtime.local import Group, LocalGroup
-from audiorl.runtime.ranks import RanksGroup, local_device, ranks
+from audiorl.runtime.cluster import RayGroup
+from audiorl.runtime.local import Group
+from audiorl.runtime.ranks import local_device
+from audiorl.runtime.team import engines_apart, team
 from audiorl.runtime.world import World
 from audiorl.train.rl import RLWorker
 from audiorl.train.run import Run
@@ -63,23 +63,23 @@ class Actor(RLWorker):
         self.engine = HFEngine(policy, sampling)
 
     def generate(self, requests: Sequence[Request]) -> list[Rollout]:
+        self.engine.policy_version = self.steps
         return self.engine.generate(requests)
-
-    def now_at(self, version: int) -> None:
-        """The weights that rollouts come from are those of so many updates."""
-        self.engine.policy_version = version
 
 
 class GroupEngine:
-    """`RolloutEngine` over the engines of a group: each gets a part of the requests, about equally much to write."""
+    """The engines of a phase as one: each gets a part of the requests, about equally much to write.
 
-    def __init__(self, group: Group):
-        self.group = group
-        self.policy_version = 0
+    They are the trainers' own, or those of the group `apart`, which have weights of their own.
+    """
+
+    def __init__(self, trainers: Group, apart: Group | None = None):
+        self.trainers, self.apart = trainers, apart
 
     def generate(self, requests: Sequence[Request]) -> list[Rollout]:
-        shares = balance([r.n * rough_length(r.sample) for r in requests], self.group.size)
-        written = self.group.each("generate", [[requests[i] for i in share] for share in shares])
+        group = self.trainers if self.apart is None else self.apart
+        shares = balance([r.n * rough_length(r.sample) for r in requests], group.size)
+        written = group.each("generate", [[requests[i] for i in share] for share in shares])
         by_request: dict[int, list[Rollout]] = {}
         for share, rollouts in zip(shares, written, strict=True):
             at = 0
@@ -88,10 +88,16 @@ class GroupEngine:
                 at += requests[i].n
         return [rollout for i in range(len(requests)) for rollout in by_request[i]]
 
-    def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """The engines share their trainers' weights; only the version is new."""
-        self.group.all("now_at", version)
-        self.policy_version = version
+    def sync(self, version: int) -> None:
+        """Write with the weights that the trainers have after `version` steps from here on."""
+        if self.apart is not None:
+            send_weights(self.trainers, self.apart, version)
+
+
+def send_weights(trainers: Group, engines: Group, version: int) -> None:
+    """From the first trainer to every engine, through Ray's object store."""
+    assert isinstance(trainers, RayGroup)
+    engines.all("update_weights", trainers.refer("weights"), version)
 
 
 def actors(
@@ -102,19 +108,20 @@ def actors(
     optim: OptimConfig,
     sampling: SamplingConfig,
     reference: Reference | None,
-) -> Group:
-    """The trainers and engines of a phase, one on each rank."""
+) -> tuple[Group, GroupEngine]:
+    """The trainers of a phase, one on each rank, and its engines."""
 
-    def own(world: World | None = None) -> Actor:
-        return Actor(policy, config, optim, sampling, reference, world)
+    def start() -> PolicyFile:
+        return PolicyFile.save(run, phase, "start", policy)
 
-    if ranks() == 1:
-        return LocalGroup([own()])
-    start = PolicyFile.save(run, phase, "start", policy)
-    other: PolicyFile | Literal["base"] | None = None
-    if reference is not None:
-        other = "base" if reference.is_base else PolicyFile.save(run, phase, "reference", reference.policy)
-    return RanksGroup(lambda: own(World.of_process_group()), _actor, start, config, optim, sampling, other)
+    def trainer() -> tuple[Any, ...]:
+        other: PolicyFile | Literal["base"] | None = None
+        if reference is not None:
+            other = "base" if reference.is_base else PolicyFile.save(run, phase, "reference", reference.policy)
+        return _actor, start(), config, optim, sampling, other
+
+    trainers = team(lambda world: Actor(policy, config, optim, sampling, reference, world), trainer)
+    return trainers, GroupEngine(trainers, engines_apart(lambda: (_engine, start(), sampling)))
 
 
 def _actor(
@@ -131,8 +138,5 @@ def _actor(
     return Actor(policy, config, optim, sampling, frozen, World.of_process_group())
 
 
-def alone(make: Callable[[], Any], phase: str) -> Group:
-    """One worker, for a phase that more processes cannot train."""
-    if ranks() > 1:
-        raise ValueError(f"{phase}: this kind of training runs in one process; start it without torchrun")
-    return LocalGroup([make()])
+def _engine(start: PolicyFile, sampling: SamplingConfig) -> HFEngine:
+    return HFEngine(start.load(), sampling)

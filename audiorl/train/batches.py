@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from audiorl.algos.packing import micro_batches, pack, pack_experiences
+from audiorl.models import AudioPolicy
 from audiorl.types import Experience, PackedBatch, PolicyOutput
 
 
@@ -68,6 +69,12 @@ def frames(experiences: Sequence[Experience], device: torch.device) -> Tensor | 
         for e in experiences
     ]
     return torch.cat(marks).to(device)
+
+
+def blank(policy: AudioPolicy) -> PackedBatch:
+    """A pass through `policy` that says nothing: one token after another, nothing heard."""
+    end = policy.end_id
+    return pack_experiences([Experience(torch.tensor([end, end]), torch.tensor([False, True]), prompt_length=1)])
 
 
 @torch.no_grad()

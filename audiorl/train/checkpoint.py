@@ -104,6 +104,14 @@ def _crc32(file: Path) -> int:
     return crc
 
 
+def take_weights(model: Saved, weights: Mapping[str, Tensor]) -> None:
+    """Copy named weights into `model`, in place."""
+    if isinstance(model, AudioPolicy):
+        model.load_weights(weights)
+    else:
+        model.load_state_dict(weights)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replace a JSON file atomically."""
     partial = path.with_name(f".{path.name}.partial")

@@ -18,8 +18,9 @@ from audiorl.data.recordings import Crops, Place, Recordings
 from audiorl.metrics.codes import bitrate, codebook_use, count_codes
 from audiorl.metrics.interval import bootstrap_interval
 from audiorl.metrics.spectral import mel_distance, stft_distance
-from audiorl.runtime.local import Group, LocalGroup
-from audiorl.runtime.ranks import RanksGroup, local_device, ranks
+from audiorl.runtime.local import Group
+from audiorl.runtime.ranks import local_device
+from audiorl.runtime.team import team, team_size
 from audiorl.train.checkpoint import TrainerState, load_checkpoint
 from audiorl.train.fit import fit
 from audiorl.train.run import Run
@@ -119,6 +120,9 @@ class CodecWorker:
             self.trainer.begin(torch.from_numpy(self.crops.read([self.crops[i] for i in places], 0)))
         return self.trainer.step(torch.from_numpy(self.crops.read(items, self.trainer.steps_done)))
 
+    def weights(self) -> Mapping[str, Tensor]:
+        return self.tokenizer.state_dict()
+
     def state(self) -> TrainerState:
         return self.trainer.state()
 
@@ -180,15 +184,12 @@ def _workers(
     trained: bool,
 ) -> Group:
     """A trainer on each rank; the crops of a batch are dealt out evenly."""
-    if ranks() == 1:
-        return LocalGroup([CodecWorker(tokenizer, recordings, config, seed, trained)])
-    if config.batch_size % ranks():
-        raise ValueError(f"a batch of {config.batch_size} cannot be dealt out evenly to {ranks()} processes")
-    start = run.keep_model(phase, "start", tokenizer)
-    return RanksGroup(
-        lambda: CodecWorker(tokenizer, recordings, config, seed, trained),
-        _worker,
-        *(start, tokenizer.device.type, recordings, config, seed, trained),
+    if config.batch_size % team_size():
+        raise ValueError(f"a batch of {config.batch_size} cannot be dealt out evenly to {team_size()} processes")
+    others = (tokenizer.device.type, recordings, config, seed, trained)
+    return team(
+        lambda world: CodecWorker(tokenizer, recordings, config, seed, trained),
+        lambda: (_worker, run.keep_model(phase, "start", tokenizer), *others),
     )
 
 

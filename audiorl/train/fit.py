@@ -10,7 +10,7 @@ from audiorl.data.schedule import batch_of_step, sorted_batch_of_step
 from audiorl.runtime.local import Group
 from audiorl.train.checkpoint import Saved
 from audiorl.train.logging import Progress
-from audiorl.train.loop import checkpoint, restore
+from audiorl.train.loop import checkpoint, pull, restore
 from audiorl.train.run import Run
 
 T = TypeVar("T")
@@ -64,6 +64,7 @@ def fit(
             run.add_seconds(phase, ended - began)
             metrics |= {"time/train": ended - began}
             if evaluate and eval_every and step % eval_every == 0 and step < config.steps:
+                pull(model, trainers)
                 metrics |= {f"eval/{name}": value for name, value in evaluate().items()}
             run.log(phase, step, metrics)
             progress.update(step, metrics)

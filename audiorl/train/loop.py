@@ -1,4 +1,4 @@
-"""The reinforcement learning loop: sample, generate, score, shape, train, sync.
+"""The reinforcement learning loop: sync, sample, generate, score, shape, train.
 
 Every step is a function of (seed, step) and the weights alone, so a resumed run repeats exactly what was lost.
 """
@@ -18,8 +18,8 @@ from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
 from audiorl.rollout.collect import Collected, collect
 from audiorl.runtime.local import Group, LocalGroup
-from audiorl.train.actors import GroupEngine, actors
-from audiorl.train.checkpoint import Saved
+from audiorl.train.actors import actors
+from audiorl.train.checkpoint import Saved, take_weights
 from audiorl.train.credit import shape_scores
 from audiorl.train.examples import Example, experience
 from audiorl.train.logging import Progress
@@ -59,13 +59,12 @@ def rl(
     if config.ptx_coef and not supervised:
         raise ValueError("ptx_coef is set, but there are no supervised examples for it")
     # Reference and critic begin as the policy does, so the workers are made before weights are restored.
-    trainers = actors(run, phase, policy, config, optim, sampling, reference)
-    engine = GroupEngine(trainers)
+    trainers, engine = actors(run, phase, policy, config, optim, sampling, reference)
     start = restore(run, phase, policy, trainers)
-    engine.update_weights(trainers.first("weights"), version=start)
     with run.interruptible(), Progress(phase, config.steps, start) as progress:
         for step in range(start, config.steps):
             began = time.monotonic()
+            engine.sync(version=step)
             found = collect(engine, samples, reward, step, config, seed)
             generated = time.monotonic()
             experiences = scored_experiences(found, config)
@@ -80,7 +79,6 @@ def rl(
                 for r, own in enumerate(ranks)
             ]
             results = trainers.each("train", shards)
-            engine.update_weights(trainers.first("weights"), version=step + 1)
             ended = time.monotonic()
 
             advantages = [0.0] * len(experiences)
@@ -95,6 +93,7 @@ def rl(
             }
             done = step + 1
             if evaluate and config.eval_every and done % config.eval_every == 0 and done < config.steps:
+                pull(policy, trainers)
                 metrics |= {f"eval/{name}": value for name, value in evaluate().items()}
             if done % config.rollouts_every == 0 or done in (1, config.steps):
                 run.write_rollouts(done, found.rollouts, advantages, voice)
@@ -102,12 +101,14 @@ def rl(
             progress.update(done, metrics)
             run.add_seconds(phase, ended - began)
             checkpoint(run, phase, done, config.steps, config.save_every, policy, trainers)
+    beta = trainers.first("beta")
     if config.ema_decay is not None:
         kept = {name: tensor.clone() for name, tensor in policy.weights().items()}
         policy.load_weights(trainers.first("averaged"))
         run.save_model(phase, "ema", policy)
         policy.load_weights(kept)
-    run.finish(phase, {"steps": config.steps, "seconds": run.seconds(phase), "kl_beta": trainers.first("beta")})
+    trainers.all("close")
+    run.finish(phase, {"steps": config.steps, "seconds": run.seconds(phase), "kl_beta": beta})
 
 
 def scored_experiences(found: Collected, config: RLConfig) -> list[Experience]:
@@ -163,9 +164,17 @@ def restore(run: Run, phase: str, model: Saved, trainers: Group) -> int:
 def checkpoint(run: Run, phase: str, done: int, steps: int, every: int, model: Saved, trainers: Group) -> None:
     """Save when due; when the run was asked to stop, save and leave."""
     if done % every == 0 or done == steps or run.asked_to_stop:
+        pull(model, trainers)
         run.save(phase, done, model, trainers.first("state"))
+        trainers.saved(str(run.checkpoint(phase).resolve()))
     if run.asked_to_stop:
         raise Interrupted(f"stopped after {phase} step {done}; continue with 'audiorl resume {run.dir}'")
+
+
+def pull(model: Saved, trainers: Group) -> None:
+    """Give the driver's model the weights that the trainers have, where they are not the same."""
+    if not trainers.shared:
+        take_weights(model, trainers.first("weights"))
 
 
 def means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

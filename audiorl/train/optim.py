@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from audiorl.config import OptimConfig
+from audiorl.models import AudioPolicy
+from audiorl.models.value import ValueModel
+from audiorl.runtime.config import current
 from audiorl.runtime.world import World
+
+if TYPE_CHECKING:
+    from audiorl.runtime.zero import ZeroOptimizer
 
 
 def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
@@ -21,6 +28,20 @@ def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
     left = (total_steps - step) / max(total_steps - config.warmup_steps, 1)
     left = min(max(left, 0.0), 1.0)
     return config.lr * (left if config.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
+
+
+def adamw(parameters: Sequence[nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
+    if not parameters:
+        raise ValueError("nothing to train: every weight is frozen; set model.audio or model.lora")
+    return torch.optim.AdamW(
+        parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+    )
+
+
+def check_shape(state: Mapping[str, Tensor], name: str, shape: torch.Size, where: str) -> None:
+    """Raises ValueError when the state of a weight is of another shape."""
+    if f"exp_avg.{name}" in state and state[f"exp_avg.{name}"].shape != shape:
+        raise ValueError(f"{where}: optimizer state of {name!r} has another shape; another architecture")
 
 
 class Optimizer:
@@ -36,23 +57,27 @@ class Optimizer:
         total_steps: int,
         world: World | None = None,
     ):
-        if not parameters:
-            raise ValueError("nothing to train: every weight is frozen; set model.audio or model.lora")
         self._parameters = dict(parameters)
         self._config = config
         self._total_steps = total_steps
         self._world = world or World()
         self.updates = 0
-        self._adamw = torch.optim.AdamW(
-            list(self._parameters.values()),
-            lr=config.lr,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-        )
+        self._adamw = adamw(list(self._parameters.values()), config)
+
+    every_pass = False
+    """Whether all ranks must run equally many micro-batches in an update."""
+    loss_scale = 1.0
+    """What losses are multiplied with."""
 
     def zero_grad(self) -> None:
+        """Begin an update."""
         self._adamw.zero_grad(set_to_none=True)
+
+    def reduce(self) -> None:
+        """After every backward pass; gradients here wait for `gather_gradients`."""
+
+    def close(self) -> None:
+        """After the last update."""
 
     def gather_gradients(self) -> None:
         """Make every gradient the sum of all ranks'."""
@@ -84,7 +109,32 @@ class Optimizer:
         self.updates = int(state["updates"])
         for name, p in self._parameters.items():
             own = {key: state[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in state}
-            if own and own["exp_avg"].shape != p.shape:
-                raise ValueError(f"{where}: optimizer state of {name!r} has another shape; another architecture")
+            check_shape(state, name, p.shape, where)
             if own:
                 self._adamw.state[p] = {k: v.clone() if k == "step" else v.to(p.device) for k, v in own.items()}
+
+
+def optimizer_for(
+    model: AudioPolicy | ValueModel, config: OptimConfig, total_steps: int, world: World
+) -> Optimizer | ZeroOptimizer:
+    """What trains `model` in this process's runtime. Made after all copies of the model that are wanted."""
+    runtime = current()
+    if not runtime.zero:
+        return Optimizer(model.trainable(), config, total_steps, world)
+    from audiorl.runtime.zero import ZeroOptimizer
+
+    return ZeroOptimizer(model, config, total_steps, world, runtime.zero, runtime.offload)
+
+
+def backward(loss: Tensor, *optimizers: Optimizer | ZeroOptimizer) -> None:
+    """Add a micro-batch's gradients; `optimizers` are all that train a part of what `loss` depends on."""
+    (loss * optimizers[0].loss_scale).backward()
+    for optimizer in optimizers:
+        optimizer.reduce()
+
+
+def idle_passes(micro_batches: int, world: World, *optimizers: Optimizer | ZeroOptimizer) -> int:
+    """How many passes without a loss this rank must run after its micro-batches. Asked before the first of them."""
+    if not any(optimizer.every_pass for optimizer in optimizers):
+        return 0
+    return max(world.gather(micro_batches)) - micro_batches

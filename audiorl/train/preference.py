@@ -22,7 +22,7 @@ from audiorl.config import OptimConfig, PreferenceConfig
 from audiorl.data.preferences import Judged, Pair
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
-from audiorl.train.actors import alone
+from audiorl.runtime.team import alone
 from audiorl.train.batches import check_finite, check_loss, counts, group_packs
 from audiorl.train.examples import Example, experience
 from audiorl.train.fit import fit, seen

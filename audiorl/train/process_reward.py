@@ -19,7 +19,7 @@ from audiorl.data.preferences import Steps
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
 from audiorl.models.speech import wants_speech
-from audiorl.train.actors import alone
+from audiorl.runtime.team import alone
 from audiorl.train.batches import check_loss
 from audiorl.train.fit import fit
 from audiorl.train.optim import Optimizer

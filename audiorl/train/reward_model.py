@@ -15,7 +15,7 @@ from audiorl.data.preferences import Pair
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
-from audiorl.train.actors import alone
+from audiorl.runtime.team import alone
 from audiorl.train.batches import check_loss, group_packs
 from audiorl.train.examples import Example, experience
 from audiorl.train.fit import fit

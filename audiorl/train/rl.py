@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from audiorl.models.policy import Reference
 from audiorl.models.value import ValueModel, critic_of
 from audiorl.runtime.world import World
 from audiorl.train.batches import (
+    blank,
     by_code,
     check_finite,
     check_gradients,
@@ -49,8 +50,11 @@ from audiorl.train.batches import (
 from audiorl.train.checkpoint import load_checkpoint
 from audiorl.train.credit import assign, mean_advantage
 from audiorl.train.ema import EMA
-from audiorl.train.optim import Optimizer
+from audiorl.train.optim import Optimizer, backward, idle_passes, optimizer_for
 from audiorl.types import Experience, PackedBatch, PolicyOutput
+
+if TYPE_CHECKING:
+    from audiorl.runtime.zero import ZeroOptimizer
 
 State = dict[str, dict[str, Tensor]]
 Sums = dict[str, float]
@@ -108,12 +112,12 @@ class RLWorker:
         self.critic = critic_of(policy, config.critic.shared) if config.advantage == "gae" else None
         updates = config.steps * config.epochs * config.mini_batches
         trained = policy.trainable()
-        self.critic_optimizer: Optimizer | None = None
+        self.critic_optimizer: Optimizer | ZeroOptimizer | None = None
         if self.critic is not None:
             # The head of a shared trunk also has its own optimizer: it learns alone while the policy waits.
             critic_optim = optim if config.critic.shared else config.critic.optim
-            self.critic_optimizer = Optimizer(self.critic.trainable(), critic_optim, updates, self.world)
-        self.optimizer = Optimizer(trained, optim, updates, self.world)
+            self.critic_optimizer = optimizer_for(self.critic, critic_optim, updates, self.world)
+        self.optimizer = optimizer_for(policy, optim, updates, self.world)
         self.ema = None if config.ema_decay is None else EMA(trained, config.ema_decay)
 
     def train(self, shard: Shard) -> Trained:
@@ -190,9 +194,8 @@ class RLWorker:
     def _update(self, experiences: Sequence[Experience], supervised: Sequence[Experience]) -> Sums:
         waiting = self.waiting
         sums: Sums = defaultdict(float)
-        self.optimizer.zero_grad()
-        if self.critic_optimizer is not None:
-            self.critic_optimizer.zero_grad()
+        for optimizer in self._learning():
+            optimizer.zero_grad()
         lengths = counts(experiences)
         everywhere, own = self.world.gather_list(lengths)
         per_token = token_weights(everywhere, self.config.aggregation, self.max_tokens)[own]
@@ -201,19 +204,23 @@ class RLWorker:
         with ExitStack() as hearing:
             for model in {id(m): m for m in (self.policy, self.critic and self.critic.trunk) if m}.values():
                 hearing.enter_context(model.hear_once())
-            for indices in micro_batches(experiences, self.config.micro_batch_tokens, self.config.share_prompts):
+            packs = micro_batches(experiences, self.config.micro_batch_tokens, self.config.share_prompts)
+            idle = idle_passes(len(packs), self.world, *self._learning())
+            for indices in packs:
                 part = [experiences[i] for i in indices]
                 n = [lengths[i] for i in indices]
                 weights = spread([per_token[i] for i in indices], n).to(self.policy.device)
                 means = spread([mean_weights[i] for i in indices], n).to(self.policy.device)
                 for name, value in self._backward(part, weights, means, kinds, waiting).items():
                     sums[name] += float(value)
+            for _ in range(idle):
+                self._idle(waiting)
             if self.config.ptx_coef and not waiting:
                 sums["ptx/loss"] += self._supervised(supervised)
         totals = self.world.add_up(sums)
-        self.optimizer.gather_gradients()
-        if self.critic is not None and self.critic_optimizer is not None:
-            self.critic_optimizer.gather_gradients()
+        for optimizer in self._learning():
+            optimizer.gather_gradients()
+        if self.critic is not None:
             check_gradients(self.critic.trainable())  # before the policy has moved: both step, or none
         if not waiting:
             totals.update(self.optimizer.step())
@@ -253,8 +260,21 @@ class RLWorker:
             metrics |= sums
         total = torch.stack(losses).sum()
         check_loss(part, total.detach())
-        total.backward()
+        backward(total, *self._learning())
         return metrics
+
+    def _learning(self) -> list[Optimizer | ZeroOptimizer]:
+        """The optimizers of an update."""
+        found = [] if self.waiting else [self.optimizer]
+        return found if self.critic_optimizer is None else [*found, self.critic_optimizer]
+
+    def _idle(self, waiting: bool) -> None:
+        """A pass without a loss, while other ranks still have micro-batches."""
+        packed = blank(self.policy)
+        outputs = [] if waiting else [self.policy.forward(packed).logprobs]
+        if self.critic is not None and (waiting or not self.critic.shared):
+            outputs.append(self._values(packed, waiting))
+        backward(0 * torch.cat(outputs).sum(), *self._learning())
 
     def _values(self, packed: PackedBatch, waiting: bool) -> Tensor:
         assert self.critic is not None
@@ -292,7 +312,7 @@ class RLWorker:
         counted = weights
         if config.engine_cap is not None:
             counted = weights * engine_correction(joint(old), joint(engine), config.engine_cap)
-        loss, sums = self._surrogate(logprobs, old, advantages, counted, part)
+        loss, sums = self._surrogate(logprobs, old, advantages, counted, means, part)
         metrics = {
             "policy/loss": loss.detach(),
             "policy/clip_frac": sums["clip_frac"],
@@ -311,8 +331,15 @@ class RLWorker:
         return loss, metrics
 
     def _surrogate(
-        self, logprobs: Tensor, old: Tensor, advantages: Tensor, weights: Tensor, part: Sequence[Experience]
+        self,
+        logprobs: Tensor,
+        old: Tensor,
+        advantages: Tensor,
+        weights: Tensor,
+        means: Tensor,
+        part: Sequence[Experience],
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and this pack's share of what are means over the mini-batch, whatever the loss's own weights."""
         config = self.config
         sequence = spread(range(len(part)), counts(part)).to(logprobs.device)
         drawn = drawn_codes(part, logprobs.device)
@@ -324,24 +351,33 @@ class RLWorker:
         else:
             logprobs, old = joint(logprobs), joint(old)
         if config.loss == "gspo":
-            return gspo_loss(logprobs, old, advantages, weights, sequence, config.clip_low, config.clip_high)
-        if config.loss == "cispo":
-            return cispo_loss(logprobs, old, advantages, weights, config.ratio_cap)
-        if config.loss == "reinforce":
-            return reinforce_loss(logprobs, old, advantages, weights)
-        return policy_loss(logprobs, old, advantages, weights, config.clip_low, config.clip_high, config.dual_clip)
+            loss, sums = gspo_loss(logprobs, old, advantages, weights, sequence, config.clip_low, config.clip_high)
+        elif config.loss == "cispo":
+            loss, sums = cispo_loss(logprobs, old, advantages, weights, config.ratio_cap)
+        elif config.loss == "reinforce":
+            loss, sums = reinforce_loss(logprobs, old, advantages, weights)
+        else:
+            loss, sums = policy_loss(
+                logprobs, old, advantages, weights, config.clip_low, config.clip_high, config.dual_clip
+            )
+        share = means.sum() / weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
+        return loss, {name: share * value for name, value in sums.items()}
 
     def _supervised(self, examples: Sequence[Experience]) -> float:
         """Add the gradient of ptx_coef x the mean negative log-likelihood of the examples' target tokens."""
         everywhere, _ = self.world.gather_list(counts(examples))
         weight = token_weights(everywhere, "token-mean")[0] if everywhere else 0.0
         total = 0.0
-        for indices in micro_batches(examples, self.config.micro_batch_tokens, share_prompts=False):
+        packs = micro_batches(examples, self.config.micro_batch_tokens, share_prompts=False)
+        idle = idle_passes(len(packs), self.world, *self._learning())
+        for indices in packs:
             part = [examples[i] for i in indices]
             loss = -weight * self.policy.forward(pack_experiences(part, share_prompts=False)).logprobs.sum()
             check_loss(part, loss.detach())
-            (self.config.ptx_coef * loss).backward()
+            backward(self.config.ptx_coef * loss, *self._learning())
             total += float(loss.detach())
+        for _ in range(idle):
+            backward(0 * self.policy.forward(blank(self.policy)).logprobs.sum(), *self._learning())
         return total
 
     # -- metrics of all ranks --------------------------------------------------------------------------------------
@@ -410,6 +446,12 @@ class RLWorker:
         """Continue from a checkpoint's folder, weights and all."""
         state, _ = load_checkpoint(Path(where), self.policy)
         self.load(state, where)
+
+    def close(self) -> None:
+        """After the last update."""
+        for optimizer in (self.optimizer, self.critic_optimizer):
+            if optimizer is not None:
+                optimizer.close()
 
     def weights(self) -> Mapping[str, Tensor]:
         return self.policy.weights()

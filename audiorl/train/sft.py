@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -12,15 +12,15 @@ from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, SFTConfig
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
-from audiorl.runtime.local import Group, LocalGroup
-from audiorl.runtime.ranks import RanksGroup, ranks
+from audiorl.runtime.local import Group
+from audiorl.runtime.team import team
 from audiorl.runtime.world import World
 from audiorl.train.actors import PolicyFile
-from audiorl.train.batches import check_loss, counts, spread
+from audiorl.train.batches import blank, check_loss, counts, spread
 from audiorl.train.checkpoint import load_checkpoint
 from audiorl.train.examples import Example, experience
 from audiorl.train.fit import fit
-from audiorl.train.optim import Optimizer
+from audiorl.train.optim import backward, idle_passes, optimizer_for
 from audiorl.train.run import Run
 
 
@@ -31,7 +31,7 @@ class SFTWorker:
         self.policy = policy
         self.sft = sft
         self.world = world or World()
-        self.optimizer = Optimizer(policy.trainable(), optim, sft.steps, self.world)
+        self.optimizer = optimizer_for(policy, optim, sft.steps, self.world)
 
     def train(self, examples: Sequence[Example]) -> dict[str, float]:
         per_sequence = self.sft.weighting == "sequence"
@@ -42,19 +42,26 @@ class SFTWorker:
             lengths, own = self.world.gather_list(counts(experiences))
             weights = token_weights(lengths, "sequence-mean-token-mean" if per_sequence else "token-mean")[own]
             mean = token_weights(lengths, "token-mean")[0]
-            for indices in micro_batches(experiences, self.sft.micro_batch_tokens, share_prompts=False):
+            packs = micro_batches(experiences, self.sft.micro_batch_tokens, share_prompts=False)
+            idle = idle_passes(len(packs), self.world, self.optimizer)
+            for indices in packs:
                 part = [experiences[i] for i in indices]
                 out = self.policy.forward(pack_experiences(part, share_prompts=False))
                 weight = spread([weights[i] for i in indices], counts(part)).to(out.logprobs)
                 loss = -(weight * out.logprobs).sum()
                 check_loss(part, loss.detach())
-                loss.backward()
+                backward(loss, self.optimizer)
                 total += float(loss.detach())
                 entropy += mean * float(out.entropy.detach().sum())
+            for _ in range(idle):
+                backward(0 * self.policy.forward(blank(self.policy)).logprobs.sum(), self.optimizer)
         self.optimizer.gather_gradients()
         metrics = self.world.add_up({"sft/loss": total, "policy/entropy": entropy}) | self.optimizer.step()
         self.policy.weights_changed()
         return metrics
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return self.policy.weights()
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         return {"optimizer": self.optimizer.state()}
@@ -67,14 +74,16 @@ class SFTWorker:
         state, _ = load_checkpoint(Path(where), self.policy)
         self.load(state, where)
 
+    def close(self) -> None:
+        """After the last update."""
+        self.optimizer.close()
+
 
 def sft_workers(run: Run, phase: str, policy: AudioPolicy, config: SFTConfig, optim: OptimConfig) -> Group:
     """The trainers of a supervised phase, one on each rank."""
-    if ranks() == 1:
-        return LocalGroup([SFTWorker(policy, config, optim)])
-    start = PolicyFile.save(run, phase, "start", policy)
-    return RanksGroup(
-        lambda: SFTWorker(policy, config, optim, World.of_process_group()), _sft_worker, start, config, optim
+    return team(
+        lambda world: SFTWorker(policy, config, optim, world),
+        lambda: (_sft_worker, PolicyFile.save(run, phase, "start", policy), config, optim),
     )
 
 
@@ -97,8 +106,9 @@ def sft(
     if run.finished(phase):
         run.load_result(phase, policy)
         return
+    trainers = sft_workers(run, phase, policy, config, optim)
     fit(
-        sft_workers(run, phase, policy, config, optim),
+        trainers,
         policy,
         examples,
         run,
@@ -108,3 +118,4 @@ def sft(
         length=lambda e: rough_length(e.sample, e.target),
         max_seconds=max_seconds,
     )
+    trainers.all("close")

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from audiorl.cli import main
+from audiorl.runtime.team import alone
 from audiorl.runtime.world import World
-from audiorl.train.actors import alone
 
 RECIPE = Path(__file__).parent / "steps_recipe.py"
 

@@ -1,0 +1,171 @@
+"""What runs inside of vLLM: a model of ours and the loading of weights. Only vLLM imports this file.
+
+vLLM's own Qwen2.5-Omni wants the whole model's checkpoint, a vision tower and a processor for video. `Thinker` is the
+thinker alone without its eyes, as `AudioPolicy` has it, and takes mel frames that were computed outside.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsMultiModal
+from vllm.model_executor.models.registry import ModelRegistry
+from vllm.model_executor.models.utils import (
+    AutoWeightsLoader,
+    WeightsMapper,
+    init_vllm_registered_model,
+    maybe_prefix,
+)
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
+
+from audiorl.models.qwen_omni import QwenOmni
+
+ARCHITECTURE = "AudiorlQwen2_5OmniThinker"
+LONGEST_CLIP = 4096
+"""Audio tokens of the longest clip that vLLM keeps room for, 163 s of Qwen2.5-Omni."""
+
+
+@dataclass(frozen=True)
+class ThinkerOnly:
+    """Gives vLLM the config of the thinker, whether a checkpoint is of the whole model or not.
+
+    `tied`: the head is the embedding; said here because a thinker's config may leave it open.
+    """
+
+    tied: bool
+
+    def __call__(self, config: Any) -> Any:
+        thinker = getattr(config, "thinker_config", config)
+        if not hasattr(thinker, "audio_config"):
+            return config  # vLLM first asks with an empty one
+        thinker.text_config.tie_word_embeddings = thinker.tie_word_embeddings = self.tied
+        thinker.architectures = [ARCHITECTURE]
+        return thinker
+
+
+class ClipInfo(BaseProcessingInfo):
+    """Prompts hold audio and nothing else."""
+
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        return {"audio": None}
+
+    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int]:
+        return {"audio": min(seq_len, LONGEST_CLIP)}
+
+
+class NoDummies(BaseDummyInputsBuilder):
+    """vLLM would profile and warm up with made-up prompts; it is told not to."""
+
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
+        raise NotImplementedError
+
+    def get_dummy_mm_data(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+class NoProcessor(BaseMultiModalProcessor):
+    """Prompts come with their token ids, placeholders and mel frames."""
+
+    def _get_mm_fields_config(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def _get_prompt_updates(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+@MULTIMODAL_REGISTRY.register_processor(NoProcessor, info=ClipInfo, dummy_inputs=NoDummies)
+class Thinker(nn.Module, SupportsMultiModal, SupportsMRoPE):
+    """The audio tower of transformers before vLLM's decoder.
+
+    It hears mels [bins, frames] with the code that `AudioPolicy` hears with; the first `skip` audio tokens are context.
+    """
+
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_prefix={
+            "thinker.lm_head.": "language_model.lm_head.",
+            "thinker.model.": "language_model.model.",
+            "thinker.visual.": None,
+            "thinker.": "",
+            "talker.": None,
+            "token2wav.": None,
+            "lm_head.": "language_model.lm_head.",
+            "model.": "language_model.model.",
+            "visual.": None,
+        }
+    )
+
+    audio_tower: Any
+    language_model: Any
+
+    def __init__(self, *, vllm_config: Any, prefix: str = ""):
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        with self._mark_tower_model(vllm_config, "audio"):  # type: ignore[operator]
+            self.audio_tower = Qwen2_5OmniAudioEncoder(config.audio_config)
+        with self._mark_language_model(vllm_config):  # type: ignore[operator]
+            self.language_model = init_vllm_registered_model(
+                vllm_config=vllm_config,
+                prefix=maybe_prefix(prefix, "language_model"),
+                hf_config=config.text_config,
+                architectures=["Qwen2ForCausalLM"],
+            )
+        self._backbone = QwenOmni()
+
+    def embed_multimodal(self, *, mels: Sequence[Tensor], skip: Sequence[Tensor], **_: object) -> list[Tensor]:
+        """One [tokens, H] for each clip. Clips are heard one at a time, so that none depends on its batch."""
+        heard = []
+        for mel, context in zip(mels, skip, strict=True):
+            (tokens,) = self._backbone.hear(self, [mel.to(self.audio_tower.dtype)])
+            heard.append(self._backbone.project(self, tokens[int(context) :]))
+        return heard
+
+    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: Any) -> tuple[Tensor, int]:
+        """For text and audio the three rows of positions are equal: those of the tokens."""
+        return torch.arange(len(input_tokens)).expand(3, -1), 0
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+        **_: object,
+    ) -> Tensor:
+        return self.language_model.model(input_ids, positions, intermediate_tensors, inputs_embeds=inputs_embeds)
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
+        return self.language_model.compute_logits(hidden_states)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
+
+
+class Loading:
+    """What a vLLM worker is given beside its own methods: new weights in place, a few at a time."""
+
+    def audiorl_begin(self) -> None:
+        # It warns of every layer that an update leaves as it is.
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+        initialize_layerwise_reload(self.model_runner.get_model())  # type: ignore[attr-defined]
+
+    def audiorl_load(self, weights: Sequence[tuple[str, Tensor]]) -> None:
+        runner, device = self.model_runner, self.device  # type: ignore[attr-defined]
+        with torch.device(device):
+            runner.get_model().load_weights((n, t.to(device, runner.model_config.dtype)) for n, t in weights)
+
+    def audiorl_end(self) -> None:
+        runner = self.model_runner  # type: ignore[attr-defined]
+        with torch.device(self.device):  # type: ignore[attr-defined]
+            finalize_layerwise_reload(runner.get_model(), runner.model_config)
+        runner.reset_encoder_cache()
+
+
+ModelRegistry.register_model(ARCHITECTURE, Thinker)

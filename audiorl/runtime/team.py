@@ -1,0 +1,62 @@
+"""Which group a run's workers form: in this process, in those of torchrun, or in those of a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from audiorl.runtime.config import current
+from audiorl.runtime.local import Group, LocalGroup, Make
+from audiorl.runtime.ranks import RanksGroup, process_group, ranks
+from audiorl.runtime.world import World
+
+Elsewhere = Callable[[], tuple[Any, ...]]
+"""Gives a function of a module and its arguments, from which any process makes its own worker."""
+
+
+@contextmanager
+def processes() -> Iterator[None]:
+    """Everything that a run's groups need, for the length of the block."""
+    if current().kind == "ray":
+        from audiorl.runtime.cluster import connected
+
+        with connected(current()):
+            yield
+    else:
+        with process_group():
+            yield
+
+
+def team(own: Callable[[World], Any], elsewhere: Elsewhere) -> Group:
+    """The trainers of a phase. `own` makes one that shares the driver's objects, where the driver is one of them."""
+    if current().kind == "ray":
+        from audiorl.runtime.cluster import RayGroup
+
+        return RayGroup("trainer", *elsewhere())
+    if ranks() == 1:
+        return LocalGroup([own(World())])
+    return RanksGroup(lambda: own(World.of_process_group()), *elsewhere())
+
+
+def team_size() -> int:
+    """How many trainers a phase has."""
+    return current().ranks if current().kind == "ray" else ranks()
+
+
+def engines_apart(elsewhere: Elsewhere) -> Group | None:
+    """Engines in processes of their own; None where each trainer has one."""
+    if not current().engines:
+        return None
+    from audiorl.runtime.cluster import RayGroup
+
+    return RayGroup("engine", *elsewhere())
+
+
+def alone(make: Make, phase: str) -> Group:
+    """One worker, for a phase that more processes cannot train."""
+    if team_size() > 1 or current().kind == "ray":
+        raise ValueError(f"{phase}: this kind of training runs in one process; start it without torchrun or Ray")
+    if current().zero:
+        raise ValueError(f"{phase}: this kind of training does not use DeepSpeed; start it without --runtime.zero")
+    return LocalGroup([make()])

@@ -1,0 +1,382 @@
+"""vLLM beside the model that it serves: the same prompts, the same log-probs, after every update of the weights."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from audiorl.algos.packing import pack_experiences
+from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
+from audiorl.data.corpus import Utterance
+from audiorl.models import AudioPolicy, dualize, load_policy, qwen2_audio, qwen_omni, text
+from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.sampling import filtered_logprobs
+from audiorl.rollout.vllm import VLLMConfig, VLLMEngine, check_together, served_weights
+from audiorl.types import AudioClip, Experience, Message, Request, Rollout, Sample, Turn
+
+TEXTS = ["What is said? Which language is it, and who speaks? yes no why English Spanish French"] * 20
+TOLERANCE = 1e-4
+
+
+def lively(policy: AudioPolicy, scale: float = 0.08) -> AudioPolicy:
+    """Weights so large that every token matters."""
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in policy.model.parameters():
+            if p.dim() > 1:
+                p.copy_(torch.randn(p.shape, generator=g) * scale)
+    policy._cache.clear()
+    return policy
+
+
+def shake(policy: AudioPolicy, seed: int) -> None:
+    """Other trained weights, about as far away as from no weights at all."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in policy.trainable().values():
+            p.add_(torch.randn(p.shape, generator=g) * 0.03)
+    policy.weights_changed()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real thinker of Qwen2.5-Omni, tiny. vLLM's attention on CPUs needs heads of at least 32."""
+    path = tmp_path_factory.mktemp("omni")
+    lively(qwen_omni.tiny(TEXTS, hidden=128, layers=2, vocab_size=400, whisper=False)).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[VLLMEngine]:
+    """One start of vLLM serves all tests; `fresh` gives it its first weights back."""
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[index]
+    engine = VLLMEngine(folder, SamplingConfig(max_new_tokens=12))
+    # A trainer's random numbers are not its engine's business.
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states[:2]  # type: ignore[index]
+    assert torch.equal(torch.get_rng_state(), states[2])
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def policy(folder: Path) -> AudioPolicy:
+    return load_policy(folder, ModelConfig(audio="full"))
+
+
+@pytest.fixture
+def fresh(engine: VLLMEngine, policy: AudioPolicy) -> VLLMEngine:
+    engine.sampling = SamplingConfig(max_new_tokens=12)
+    engine.update_weights(served_weights(policy), 0)
+    return engine
+
+
+def requests(samples: Sequence[Sample], n: int = 2, seed: int = 0) -> list[Request]:
+    return [Request(s, n, seed) for s in samples]
+
+
+def ids(rollouts: Sequence[Rollout]) -> list[list[int]]:
+    return [s.ids.tolist() for r in rollouts for s in r.segments]
+
+
+def logprobs(rollouts: Sequence[Rollout]) -> Tensor:
+    return torch.cat([s.logprobs for r in rollouts for s in r.segments])
+
+
+def forced(policy: AudioPolicy, rollouts: Sequence[Rollout], temperature: float = 1.0) -> Tensor:
+    """What the trainer says about the same tokens."""
+    batch = pack_experiences([Experience.from_rollout(r) for r in rollouts])
+    with torch.no_grad():
+        return policy.forward(batch, temperature).logprobs
+
+
+def stream(speech: list[Utterance], name: str = "stream", context: float = 0.0, turns: int = 3) -> Sample:
+    """A recording in chunks of 0.4 s, with what came before each."""
+    clip = AudioClip(array=speech[7].clip.load(), sample_rate=16_000)
+    chunks = [
+        Turn(replace(clip, start=0.4 * k, duration=0.4, context=context if k else 0.0), 0.4 * (k + 1))
+        for k in range(turns)
+    ]
+    return Sample(id=name, messages=(Message("user", ("Interpret.",)),), turns=tuple(chunks))
+
+
+def test_log_probs_are_the_trainers_after_each_of_five_updates(
+    folder: Path, fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample]
+) -> None:
+    """The decoder, its head and the audio tower, all trained with real optimizer steps; without the last one's weights
+    the log-probs are others."""
+    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-2)
+    rollouts = fresh.generate(requests(samples))
+    for version in range(1, 6):
+        batch = pack_experiences([Experience.from_rollout(r) for r in rollouts])
+        optimizer.zero_grad()
+        policy.forward(batch).logprobs.mean().backward()
+        optimizer.step()
+        policy.weights_changed()
+        stale = fresh.generate(requests(samples))
+        assert (forced(policy, stale) - logprobs(stale)).abs().max() > 100 * TOLERANCE
+        fresh.update_weights(served_weights(policy), version)
+        rollouts = fresh.generate(requests(samples, seed=version))
+        torch.testing.assert_close(logprobs(rollouts), forced(policy, rollouts), atol=TOLERANCE, rtol=0)
+        assert {s.policy_version for r in rollouts for s in r.segments} == {version} == {fresh.policy_version}
+    before = load_policy(folder).model.named_parameters()
+    moved = {n for n, p in before if not torch.equal(p, param(policy, n))}
+    assert any(n.startswith("audio_tower") for n in moved) and any(n.startswith("lm_head") for n in moved)
+
+
+def param(policy: AudioPolicy, name: str) -> Tensor:
+    return dict(policy.model.named_parameters())[name]
+
+
+def test_an_engines_weights_are_its_own(fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample]) -> None:
+    before = fresh.generate(requests(samples))
+    shake(policy, 0)
+    after = fresh.generate(requests(samples))
+    assert ids(after) == ids(before) and torch.equal(logprobs(after), logprobs(before))
+
+
+def test_rollouts_look_like_those_of_the_other_engine(
+    fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample], speech: list[Utterance]
+) -> None:
+    asked = [*requests(samples, n=3), *requests([stream(speech)], n=2)]
+    asked[0] = replace(asked[0], group_id="a group")
+    ours, theirs = fresh.generate(asked), HFEngine(policy, fresh.sampling).generate(asked)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.sample.id, a.group_id, a.index, len(a.segments)) == (
+            b.sample.id,
+            b.group_id,
+            b.index,
+            len(b.segments),
+        )
+        assert a.segments[0].prompt_ids.tolist() == b.segments[0].prompt_ids.tolist()
+        for s, t in zip(a.segments, b.segments, strict=True):
+            assert s.text == policy.decode(s.ids) and s.audio == t.audio and s.source_time == t.source_time
+            assert (s.ids.dtype, s.logprobs.dtype) == (t.ids.dtype, t.logprobs.dtype) and len(s.ids) == len(s.logprobs)
+            assert s.codes is None and s.prompt_codes is None and s.drawn is None
+            assert (s.stop_reason == "eos") == (int(s.ids[-1]) in policy.stop_ids)
+            assert (s.emit_time is None) == (t.emit_time is None)
+
+
+def test_greedy_answers_are_the_same_as_the_other_engines(
+    fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample]
+) -> None:
+    asked = [Request(s, greedy=True) for s in samples]
+    ours, theirs = fresh.generate(asked), HFEngine(policy, fresh.sampling).generate(asked)
+    assert ids(ours) == ids(theirs)
+    torch.testing.assert_close(logprobs(ours), logprobs(theirs), atol=TOLERANCE, rtol=0)
+
+
+def test_a_rollout_depends_on_its_seed_and_not_on_its_batch(fresh: VLLMEngine, samples: list[Sample]) -> None:
+    together = ids(fresh.generate(requests(samples, n=3)))
+    assert [x for r in requests(samples, n=3) for x in ids(fresh.generate([r]))] == together
+    assert ids(fresh.generate(requests(samples, n=3, seed=1))) != together
+    assert len({tuple(x) for x in together[:3]}) == 3
+    fresh._llm.reset_prefix_cache()
+    assert ids(fresh.generate(requests(samples, n=3))) == together
+
+
+@pytest.mark.parametrize("filters", [{"temperature": 0.7}, {"top_k": 3}, {"top_p": 0.6}, {"top_k": 9, "top_p": 0.5}])
+def test_log_probs_are_those_of_the_sampled_distribution(
+    fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample], filters: dict[str, Any]
+) -> None:
+    fresh.sampling = SamplingConfig(max_new_tokens=1, **filters)
+    rollouts = fresh.generate(requests(samples[:1], n=40))
+    batch = pack_experiences([Experience.from_rollout(rollouts[0])])
+    with torch.no_grad():
+        logits = policy.backbone.head(policy.model)(policy.before_sampled(batch))
+    wanted = filtered_logprobs(logits, fresh.sampling)[0, torch.tensor(ids(rollouts))[:, 0]]
+    assert len(set(wanted.tolist())) > 1
+    torch.testing.assert_close(logprobs(rollouts), wanted, atol=TOLERANCE, rtol=0)
+    plain = logits.log_softmax(-1)[0, torch.tensor(ids(rollouts))[:, 0]]
+    assert (plain - wanted).abs().max() > 100 * TOLERANCE
+
+
+def test_sampling_follows_the_distribution(fresh: VLLMEngine, samples: list[Sample]) -> None:
+    fresh.sampling = SamplingConfig(max_new_tokens=1, top_k=2)
+    rollouts = fresh.generate(requests(samples[:1], n=400))
+    counted = Counter(int(r.segments[0].ids) for r in rollouts)
+    probs = {int(r.segments[0].ids): float(r.segments[0].logprobs.exp()) for r in rollouts}
+    assert sum(probs.values()) == pytest.approx(1, abs=1e-4)
+    for token, p in probs.items():
+        assert counted[token] / 400 == pytest.approx(p, abs=4 * (p * (1 - p) / 400) ** 0.5)
+
+
+def test_stop_strings_stay_and_length_ends(fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample]) -> None:
+    fresh.sampling = SamplingConfig(max_new_tokens=30)
+    free = fresh.generate(requests(samples[:1], n=6))
+    assert any(r.segments[0].stop_reason == "length" and r.num_sampled == 30 for r in free)
+    printable = next(t for r in free for t in r.text if t.isascii() and t.isalnum())
+    fresh.sampling = SamplingConfig(max_new_tokens=30, stop=(printable,))
+    stopped = fresh.generate(requests(samples[:1], n=6))
+    assert any(r.segments[0].stop_reason == "stop" for r in stopped)
+    for a, b in zip(free, stopped, strict=True):
+        if printable in a.text:
+            assert b.segments[0].stop_reason == "stop" and printable in b.text
+            assert b.segments[0].ids.tolist() == a.segments[0].ids[: b.num_sampled].tolist()
+            assert printable not in policy.decode(b.segments[0].ids[:-1])
+        else:
+            assert ids([a]) == ids([b])
+
+
+def test_the_end_token_ends_and_is_kept(fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample]) -> None:
+    head = param(policy, "lm_head.weight")
+    with torch.no_grad():
+        head[list(policy.stop_ids)] = head.mean(0) + 20 * head.std() * torch.sign(head[policy.end_id])
+    fresh.update_weights(served_weights(policy), 1)
+    rollouts = fresh.generate(requests(samples, n=6))
+    ended = [r.segments[0] for r in rollouts if r.segments[0].stop_reason == "eos"]
+    assert ended and all(int(s.ids[-1]) in policy.stop_ids and len(s.ids) == len(s.logprobs) for s in ended)
+    assert all(int(i) not in policy.stop_ids for s in ended for i in s.ids[:-1])
+
+
+def test_another_clip_gives_other_log_probs_to_its_own_prompt(fresh: VLLMEngine, samples: list[Sample]) -> None:
+    fresh.sampling = SamplingConfig(max_new_tokens=1, temperature=0)
+    clips = [AudioClip(array=s.audio[0].load()[:14_400], sample_rate=16_000) for s in samples]
+
+    def run(sounds: Sequence[AudioClip]) -> list[float]:
+        asked = [
+            replace(s, messages=(Message("user", (clip, "What is said?")),))
+            for s, clip in zip(samples, sounds, strict=True)
+        ]
+        return [float(r.segments[0].logprobs[0]) for r in fresh.generate([Request(s) for s in asked])]
+
+    before = run(clips)
+    swapped = run([clips[1], clips[0], clips[2]])
+    assert swapped == pytest.approx([before[1], before[0], before[2]], abs=1e-5)
+    assert abs(before[0] - before[1]) > 1e-3
+
+
+@pytest.mark.parametrize("context", [0.0, 0.4])
+def test_streams_turn_by_turn(fresh: VLLMEngine, policy: AudioPolicy, speech: list[Utterance], context: float) -> None:
+    """Chunks of audio between what was written; with a context the tower hears more than it gives tokens for."""
+    fresh.sampling = SamplingConfig(max_new_tokens=5)
+    both = [stream(speech, "short", context, turns=2), stream(speech, "long", context, turns=4)]
+    rollouts = fresh.generate(requests(both, n=2))
+    assert [len(r.segments) for r in rollouts] == [2, 2, 4, 4]
+    torch.testing.assert_close(logprobs(rollouts), forced(policy, rollouts), atol=TOLERANCE, rtol=0)
+    assert ids(fresh.generate(requests(both[1:], n=2))) == ids(rollouts[2:])
+    longer = fresh.generate(requests([stream(speech, "long", context, turns=3)], n=2))
+    assert ids(longer) == [x for r in rollouts[2:] for x in ids([r])[:3]]  # nothing is heard before its time
+    times = [(s.source_time or 0.0, s.emit_time or 0.0) for s in rollouts[2].segments]
+    assert times == sorted(times) and all(heard < emitted for heard, emitted in times)
+
+
+def test_placeholders_that_the_policy_wrote_itself_are_tokens(
+    fresh: VLLMEngine, policy: AudioPolicy, speech: list[Utterance]
+) -> None:
+    with torch.no_grad():
+        head = param(policy, "lm_head.weight")
+        head[policy.audio_token_id] = head.abs().mean() * 30 * torch.sign(head[policy.audio_token_id])
+    fresh.update_weights(served_weights(policy), 1)
+    fresh.sampling = SamplingConfig(max_new_tokens=6)
+    rollouts = fresh.generate(requests([stream(speech)], n=6))
+    assert any(policy.audio_token_id in x for r in rollouts for x in ids([r])[:-1])
+    torch.testing.assert_close(logprobs(rollouts), forced(policy, rollouts), atol=TOLERANCE, rtol=0)
+
+
+def test_a_prompt_is_computed_once_for_its_group(
+    fresh: VLLMEngine, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, cached = fresh._llm.step, []
+
+    def watched() -> Any:
+        found = step()
+        cached.extend(out.num_cached_tokens for out in found if out.finished)
+        return found
+
+    monkeypatch.setattr(fresh._llm, "step", watched)
+    (rollout, *_) = fresh.generate(requests(samples[1:2], n=8, seed=3))
+    whole_blocks = (len(rollout.segments[0].prompt_ids) - 1) // 32 * 32
+    assert whole_blocks and sorted(cached) == [0] + [whole_blocks] * 7
+
+
+def test_a_low_rank_adapter_is_merged(folder: Path, fresh: VLLMEngine, samples: list[Sample], tmp_path: Path) -> None:
+    policy = load_policy(folder, ModelConfig(lora=LoraConfig(rank=4, target_modules=("q_proj", "down_proj"))))
+    shake(policy, 5)
+    fresh.update_weights(served_weights(policy), 1)
+    rollouts = fresh.generate(requests(samples))
+    torch.testing.assert_close(logprobs(rollouts), forced(policy, rollouts), atol=TOLERANCE, rtol=0)
+    with policy.adapter.disable_adapter():
+        assert (forced(policy, rollouts) - logprobs(rollouts)).abs().max() > 100 * TOLERANCE
+
+
+def test_weights_that_do_not_fit_are_refused_and_named(
+    fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample]
+) -> None:
+    weights = dict(served_weights(policy))
+    name = "model.layers.1.self_attn.k_proj.weight"
+    for wrong, message in (
+        (
+            {**weights, "model.layers.9.mlp.up_proj.weight": weights[name]},
+            r"'model.layers.9.mlp.up_proj.weight' is not in",
+        ),
+        ({**weights, name: weights[name][:, :-1]}, rf"'{name}' has another shape"),
+        ({n: w for n, w in weights.items() if n != name}, rf"'{name}' is missing"),
+        (_broken_off(weights), "the line is cut"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fresh.update_weights(wrong, 7)
+        with pytest.raises(RuntimeError, match="an update to version 7 was broken off"):
+            fresh.generate(requests(samples))
+        assert fresh.policy_version == 0
+    fresh.update_weights(weights, 8)
+    rollouts = fresh.generate(requests(samples))
+    torch.testing.assert_close(logprobs(rollouts), forced(policy, rollouts), atol=TOLERANCE, rtol=0)
+
+
+def _broken_off(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    yield from list(weights.items())[:9]
+    raise ValueError("the line is cut")
+
+
+def test_what_vllm_fuses_comes_together() -> None:
+    names = ["l.q_proj.weight", "l.k_proj.weight", "l.v_proj.weight", "l.o_proj.weight", "norm.weight"]
+    check_together(names[:3], names)
+    check_together(["l.o_proj.weight"], names)
+    with pytest.raises(ValueError, match=r"'l.v_proj.weight' is missing"):
+        check_together(names[:2], names)
+
+
+def test_what_it_does_not_serve_is_refused(fresh: VLLMEngine, speech: list[Utterance], tmp_path: Path) -> None:
+    dualize(qwen_omni.tiny(TEXTS, hidden=64, layers=1, whisper=False), 2, 16).save(tmp_path / "speaks")
+    qwen2_audio.tiny(TEXTS, layers=1).save(tmp_path / "other")
+    with pytest.raises(ValueError, match="no model that writes speech; take the engine hf"):
+        VLLMEngine(tmp_path / "speaks")
+    with pytest.raises(ValueError, match=r"does not serve model_type 'qwen2_audio' here .*; take the engine hf"):
+        VLLMEngine(tmp_path / "other")
+    with pytest.raises(ValueError, match="follows no schedule"):
+        fresh.generate([Request(stream(speech), schedule=object())])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="cannot sleep"):
+        fresh.sleep()
+    for options in ({"max_num_seqs": 0}, {"max_model_len": 0}, {"gpu_memory_utilization": 1.5}):
+        with pytest.raises(ValueError, match=f"vllm.{next(iter(options))}"):
+            VLLMConfig(**options)  # type: ignore[arg-type]
+
+
+def test_without_vllm_the_extras_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("audiorl.rollout.vllm.find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=r"audiorl\[gpu\].*audiorl\[rollout-cpu\]"):
+        VLLMEngine(folder)
+
+
+def test_a_text_decoder(tmp_path: Path) -> None:
+    policy = lively(text.tiny(TEXTS, hidden=128, layers=2, vocab_size=400))
+    policy.save(tmp_path)
+    engine = VLLMEngine(tmp_path, SamplingConfig(max_new_tokens=8), VLLMConfig(max_model_len=256, kv_cache_mb=16))
+    try:
+        asked = requests([Sample("q", (Message("user", ("Why?",)),))], n=3)
+        for version in (1, 2):
+            rollouts = engine.generate(asked)
+            torch.testing.assert_close(logprobs(rollouts), forced(policy, rollouts), atol=TOLERANCE, rtol=0)
+            shake(policy, version)
+            engine.update_weights(policy.weights(), version)
+    finally:
+        engine.close()
