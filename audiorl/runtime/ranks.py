@@ -17,7 +17,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -99,10 +100,14 @@ class RanksGroup:
     def __init__(self, own: Make, make: Make, *args: Any):
         self._number = RanksGroup._made = RanksGroup._made + 1
         self.size = ranks()
-        self._send([("make", self._number, torch.get_num_threads(), make, args)] * self.size)
+        others = {group._number for group in RanksGroup._in_use}
+        self._send([("make", others, self._number, torch.get_num_threads(), make, args)] * self.size)
+        RanksGroup._in_use.add(self)
         self._own = own()
 
     _made = 0
+    _in_use: ClassVar[WeakSet[RanksGroup]] = WeakSet()
+    """Followers keep the workers of these alone."""
 
     def each(self, method: str, shards: Sequence[Any]) -> list[Any]:
         check_shards(shards, self.size)
@@ -146,7 +151,8 @@ def follow() -> None:
             return
         try:
             if what == "make":
-                number, threads, make, args = rest
+                in_use, number, threads, make, args = rest
+                workers = {n: worker for n, worker in workers.items() if n in in_use}
                 torch.set_num_threads(threads)
                 workers[number] = make(*args)
             else:

@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def test_two_ranks_train_as_one_and_either_goes_on_where_the_other_stopped(kind:
 GROUP = """
 import os, sys, torch
 from audiorl.runtime.ranks import RanksGroup, RankError, follow, process_group, rank
-from tests.unit.runtime.test_ranks import Adder
+from tests.unit.runtime.test_ranks import Adder, Counted
 
 with process_group() as world:
     if rank() > 0:
@@ -107,6 +108,11 @@ with process_group() as world:
                 assert "shards for 2 workers" in str(error)
             else:
                 raise AssertionError
+        for _ in range(2):
+            kept = RanksGroup(Counted, Counted)
+            assert kept.all("living") == [1, 1]
+            assert RanksGroup(Counted, Counted).all("living") == [2, 2] and group.all("plus", 5) == [15, 25]
+            del kept
         print("so far so good", flush=True)
         if sys.argv[1] == "other":
             try:
@@ -116,6 +122,18 @@ with process_group() as world:
         if sys.argv[1] == "own":
             group.all("fail_on", 0)
 """
+
+
+class Counted:
+    """A worker that is no longer there when its group is not."""
+
+    everywhere: ClassVar[WeakSet[Counted]] = WeakSet()
+
+    def __init__(self) -> None:
+        self.everywhere.add(self)
+
+    def living(self) -> int:
+        return len(self.everywhere)
 
 
 class Adder:
