@@ -184,6 +184,11 @@ class RLConfig:
     entropy_coef: float = 0.0
     engine_cap: float | None = None
     """Weigh tokens by min(trainer / engine probability, engine_cap); None takes the engine's as the trainer's."""
+    overlap: bool = False
+    """Write the rollouts of a step while the step before it trains: with the weights of one update ago, which
+    `engine_cap` corrects. Saves time where engines are apart from the trainers; elsewhere the same happens one after
+    the other. Rollouts are not part of a checkpoint, so the step after one (every `save_every`) is written with the
+    current weights, and a resumed run equals one that went through. After Ctrl-C the next step is such a step, too."""
     ptx_coef: float = 0.0
     """Weight of a supervised loss on `ptx_batch` examples beside every update (PPO-ptx, arXiv 2203.02155)."""
     ptx_batch: int = 8
@@ -205,6 +210,10 @@ class RLConfig:
             raise ValueError(
                 f"mini_batches {self.mini_batches} does not divide the {self.prompts_per_step} x "
                 f"{self.group_size} rollouts of a step"
+            )
+        if self.overlap and self.engine_cap is None:
+            raise ValueError(
+                "overlap trains on rollouts of older weights, which engine_cap corrects: set engine_cap, for example 2"
             )
         if self.ema_decay is not None:
             _require(0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "between 0 and 1")

@@ -266,16 +266,20 @@ class VLLMEngine:
 
     def sleep(self) -> None:
         """Leave the GPU to others: weights move to the machine's memory, the cache is dropped. Needs `sleep=True`."""
-        self._can_sleep()
+        self._check_can_sleep()
         self._llm.sleep(1)
 
     def wake(self) -> None:
         """The opposite; before anything is written and before weights are updated."""
-        self._can_sleep()
+        self._check_can_sleep()
         self._llm.wake_up()
 
-    def _can_sleep(self) -> None:
-        if not self._llm.vllm_config.model_config.enable_sleep_mode:
+    @property
+    def can_sleep(self) -> bool:
+        return bool(self._llm.vllm_config.model_config.enable_sleep_mode)
+
+    def _check_can_sleep(self) -> None:
+        if not self.can_sleep:
             raise ValueError("this engine cannot sleep: vllm.sleep is for GPUs and must be set when it is made")
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -35,7 +36,7 @@ NOTICING = 10.0
 
 REPLACING = frozenset({"resume", "update_weights"})
 """Methods after which a worker's state depends on no call before them."""
-CHANGING = frozenset({"train"})
+CHANGING = frozenset({"train", "keep"})
 """Methods after which a worker is another than before. All others can be called again."""
 
 
@@ -55,6 +56,7 @@ class Cluster:
         self.runtime = runtime
         self.restarts = runtime.restarts
         self._hosts: dict[int, Any] = {}
+        self._counting = threading.Lock()  # trainers and engines may each be called by a thread of their own
         self._gpus = ray.cluster_resources().get("GPU", 0) > 0
         self._bundles = bundles(runtime, self._gpus)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -102,12 +104,13 @@ class Cluster:
 
     def count_restart(self, who: str, reason: str) -> None:
         """Raises RankError when there have been enough."""
-        if self.restarts == 0:
-            raise RankError(
-                f"{who} died ({reason}), after as many restarts as runtime.restarts allows "
-                f"({self.runtime.restarts}); the run stopped, resume it from the last checkpoint"
-            )
-        self.restarts -= 1
+        with self._counting:
+            if self.restarts == 0:
+                raise RankError(
+                    f"{who} died ({reason}), after as many restarts as runtime.restarts allows "
+                    f"({current().restarts}); the run stopped, resume it from the last checkpoint"
+                )
+            self.restarts -= 1
         print(f"audiorl: {who} died ({reason}) and is replaced; {self.restarts} restarts left", file=sys.stderr)
 
     def close(self) -> None:

@@ -83,6 +83,10 @@ class _Peer:
     def _key(self, what: str, number: int | None = None) -> str:
         return f"{what}/{self._round}" + ("" if number is None else f"/{number}")
 
+    @property
+    def is_open(self) -> bool:
+        return not self._closed
+
     def close(self, reason: str = "it was closed") -> None:
         """Leave the group. The others' calls fail from here on."""
         self._closed = self._closed or reason

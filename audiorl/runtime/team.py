@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from audiorl.runtime.config import current
+from audiorl.runtime.config import VLLM_BESIDE, current
 from audiorl.runtime.local import Group, LocalGroup, Make
 from audiorl.runtime.ranks import RanksGroup, process_group, ranks
 from audiorl.runtime.world import World
@@ -51,6 +51,12 @@ def engines_apart(elsewhere: Elsewhere) -> Group | None:
     from audiorl.runtime.cluster import RayGroup
 
     return RayGroup("engine", *elsewhere())
+
+
+def check_engine() -> None:
+    """Raise ValueError where vLLM would be in a process that trains together with others."""
+    if current().engine == "vllm" and not current().engines and (team_size() > 1 or current().kind != "local"):
+        raise ValueError(VLLM_BESIDE)
 
 
 def alone(make: Make, phase: str) -> Group:

@@ -10,18 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from audiorl.algos.packing import balance
+import torch
+from torch import Tensor
+
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
-from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.policy import Reference
+from audiorl.models.policy import Reference, Weights, named
 from audiorl.rollout.hf import HFEngine
-from audiorl.runtime.cluster import RayGroup
+from audiorl.rollout.vllm import VLLMConfig, VLLMEngine, served_weights
+from audiorl.runtime.config import current
 from audiorl.runtime.local import Group
 from audiorl.runtime.ranks import local_device
-from audiorl.runtime.team import engines_apart, team
+from audiorl.runtime.sync import SyncError, WeightSender
+from audiorl.runtime.team import check_engine, engines_apart, team
 from audiorl.runtime.world import World
-from audiorl.train.rl import RLWorker
+from audiorl.train.engines import EngineApart, GroupEngine, Source, node_address
+from audiorl.train.rl import RLWorker, State
 from audiorl.train.run import Run
 from audiorl.types import Request, Rollout
 from tokenizers_audio import AudioTokenizer
@@ -45,7 +49,7 @@ class PolicyFile:
 
 
 class Actor(RLWorker):
-    """A trainer with an engine on the same weights."""
+    """A trainer with an engine: on the same weights, or vLLM beside it, which takes them before it writes."""
 
     def __init__(
         self,
@@ -55,49 +59,81 @@ class Actor(RLWorker):
         sampling: SamplingConfig,
         reference: Reference | None = None,
         world: World | None = None,
+        beside: VLLMEngine | None = None,
     ):
         most = sampling.max_new_tokens if policy.speech is None else sampling.max_new_tokens + sampling.max_frames
         super().__init__(
             policy, config, optim, sampling.temperature, most, reference, sampling.audio_temperature, world
         )
         self.engine = HFEngine(policy, sampling)
+        self._beside = beside
+        self._served = -1
+        self._sender: WeightSender | None = None
+        self._kept: dict[str, Tensor] | None = None
 
     def generate(self, requests: Sequence[Request]) -> list[Rollout]:
+        if self._beside is not None:
+            return self._generate_beside(self._beside, requests)
         self.engine.policy_version = self.steps
         return self.engine.generate(requests)
 
+    def _generate_beside(self, engine: VLLMEngine, requests: Sequence[Request]) -> list[Rollout]:
+        if engine.can_sleep:
+            torch.cuda.empty_cache()  # what the trainer does not use is vLLM's now
+            engine.wake()
+        if self._served != self.steps:
+            engine.update_weights(self._weights_for_engines(), self.steps)
+            self._served = self.steps
+        rollouts = engine.generate(requests)
+        if engine.can_sleep:
+            engine.sleep()
+        return rollouts
 
-class GroupEngine:
-    """The engines of a phase as one: each gets a part of the requests, about equally much to write.
+    def _weights_for_engines(self) -> Weights:
+        return served_weights(self.policy) if current().engine == "vllm" else self.policy.weights()
 
-    They are the trainers' own, or those of the group `apart`, which have weights of their own.
-    """
+    def load(self, state: State, where: str) -> None:
+        super().load(state, where)
+        self._served = -1
 
-    def __init__(self, trainers: Group, apart: Group | None = None):
-        self.trainers, self.apart = trainers, apart
+    def close(self) -> None:
+        super().close()
+        if self._beside is not None:
+            self._beside.close()
+        if self._sender is not None:
+            self._sender.close("the phase has ended")
 
-    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
-        group = self.trainers if self.apart is None else self.apart
-        shares = balance([r.n * rough_length(r.sample) for r in requests], group.size)
-        written = group.each("generate", [[requests[i] for i in share] for share in shares])
-        by_request: dict[int, list[Rollout]] = {}
-        for share, rollouts in zip(shares, written, strict=True):
-            at = 0
-            for i in share:
-                by_request[i] = rollouts[at : at + requests[i].n]
-                at += requests[i].n
-        return [rollout for i in range(len(requests)) for rollout in by_request[i]]
+    # -- engines apart: the first trainer sends them its weights -----------------------------------------------------
 
-    def sync(self, version: int) -> None:
-        """Write with the weights that the trainers have after `version` steps from here on."""
-        if self.apart is not None:
-            send_weights(self.trainers, self.apart, version)
+    def source(self, receivers: int, anew: bool) -> Source | None:
+        """Where engines find the weights; `anew`: not where they were."""
+        if self.world.rank:
+            return None
+        backend: Literal["gloo", "nccl"] = "nccl" if torch.cuda.is_available() else "gloo"
+        if self._sender is not None and (anew or not self._sender.is_open):
+            self._sender.close("another connection was made")
+            self._sender = None
+        if self._sender is None:
+            self._sender = WeightSender(receivers, host=node_address(), backend=backend)
+        return Source(self._sender.address, backend, receivers)
 
+    def keep(self) -> None:
+        """From here on `send` gives the weights of now, in the machine's memory, whatever becomes of them."""
+        if not self.world.rank:
+            weights = named(self._weights_for_engines())
+            self._kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
 
-def send_weights(trainers: Group, engines: Group, version: int) -> None:
-    """From the first trainer to every engine, through Ray's object store."""
-    assert isinstance(trainers, RayGroup)
-    engines.all("update_weights", trainers.refer("weights"), version)
+    def send(self) -> str | None:
+        """Give all engines the weights; what went wrong if they did not arrive."""
+        if self.world.rank:
+            return None
+        if self._sender is None:
+            return "the first trainer has no connection for weights"
+        try:
+            self._sender.send(self._weights_for_engines() if self._kept is None else self._kept)
+        except SyncError as error:
+            return str(error)
+        return None
 
 
 def actors(
@@ -120,8 +156,13 @@ def actors(
             other = "base" if reference.is_base else PolicyFile.save(run, phase, "reference", reference.policy)
         return _actor, start(), config, optim, sampling, other
 
-    trainers = team(lambda world: Actor(policy, config, optim, sampling, reference, world), trainer)
-    return trainers, GroupEngine(trainers, engines_apart(lambda: (_engine, start(), sampling)))
+    def own(world: World) -> Actor:
+        beside = _vllm(start(), sampling) if current().engine == "vllm" and not current().engines else None
+        return Actor(policy, config, optim, sampling, reference, world, beside)
+
+    check_engine()
+    trainers = team(own, trainer)
+    return trainers, GroupEngine(trainers, engines_apart(lambda: (_engine, start(), sampling)), config.overlap)
 
 
 def _actor(
@@ -138,5 +179,20 @@ def _actor(
     return Actor(policy, config, optim, sampling, frozen, World.of_process_group())
 
 
-def _engine(start: PolicyFile, sampling: SamplingConfig) -> HFEngine:
-    return HFEngine(start.load(), sampling)
+def _engine(start: PolicyFile, sampling: SamplingConfig) -> EngineApart:
+    return EngineApart(_vllm(start, sampling) if current().engine == "vllm" else HFEngine(start.load(), sampling))
+
+
+def _vllm(start: PolicyFile, sampling: SamplingConfig) -> VLLMEngine:
+    """Of what the phase begins with; beside a trainer it leaves the GPU as soon as it is made."""
+    runtime, gpu = current(), torch.cuda.is_available()
+    config = VLLMConfig(
+        dtype="bfloat16" if start.config.autocast else "auto",
+        gpu_memory_utilization=runtime.gpu_fraction or (0.9 if runtime.engines else 0.4),
+        tensor_parallel_size=runtime.engine_gpus if runtime.engines else 1,
+        sleep=gpu and not runtime.engines,
+    )
+    engine = VLLMEngine(start.folder, sampling, config)
+    if engine.can_sleep:
+        engine.sleep()
+    return engine

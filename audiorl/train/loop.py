@@ -1,12 +1,14 @@
 """The reinforcement learning loop: sync, sample, generate, score, shape, train.
 
-Every step is a function of (seed, step) and the weights alone, so a resumed run repeats exactly what was lost.
+Every step is a function of (seed, step) and the weights alone, so a resumed run repeats exactly what was lost. With
+`RLConfig.overlap` the next step's rollouts are written beside the update, with the weights before it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,11 +63,12 @@ def rl(
     # Reference and critic begin as the policy does, so the workers are made before weights are restored.
     trainers, engine = actors(run, phase, policy, config, optim, sampling, reference)
     start = restore(run, phase, policy, trainers)
+    ahead: Collected | None = None
     with run.interruptible(), Progress(phase, config.steps, start) as progress:
         for step in range(start, config.steps):
             began = time.monotonic()
             engine.sync(version=step)
-            found = collect(engine, samples, reward, step, config, seed)
+            found = ahead or collect(engine, samples, reward, step, config, seed)
             generated = time.monotonic()
             experiences = scored_experiences(found, config)
             beside = [
@@ -78,7 +81,11 @@ def rl(
                 Shard([experiences[i] for i in own], beside[r :: len(ranks)], [parts[i] for i in own])
                 for r, own in enumerate(ranks)
             ]
-            results = trainers.each("train", shards)
+            train = partial(trainers.each, "train", shards)
+            if written_ahead(step + 1, config) and not run.asked_to_stop:
+                results, ahead = engine.beside(train, partial(collect, engine, samples, reward, step + 1, config, seed))
+            else:
+                results, ahead = train(), None
             ended = time.monotonic()
 
             advantages = [0.0] * len(experiences)
@@ -87,6 +94,7 @@ def rl(
                     advantages[i] = value
             metrics = means([r.metrics for r in results]) | rollout_metrics(found, config)
             metrics |= {
+                "rollout/staleness": staleness(found, step),
                 "time/rollout": generated - began,
                 "time/train": ended - generated,
                 "tokens_per_s": sum(r.num_sampled for r in found.rollouts) / (ended - began),
@@ -108,7 +116,18 @@ def rl(
         run.save_model(phase, "ema", policy)
         policy.load_weights(kept)
     trainers.all("close")
+    engine.close()
     run.finish(phase, {"steps": config.steps, "seconds": run.seconds(phase), "kl_beta": beta})
+
+
+def written_ahead(step: int, config: RLConfig) -> bool:
+    """Whether a step's rollouts are written before the update of the step before it."""
+    return config.overlap and step % config.save_every != 0 and step < config.steps
+
+
+def staleness(found: Collected, step: int) -> float:
+    """By how many steps the weights that wrote a segment are older than those that are trained with it, on average."""
+    return _mean([step - s.policy_version for r in found.rollouts for s in r.segments if len(s.ids)])
 
 
 def scored_experiences(found: Collected, config: RLConfig) -> list[Experience]:
