@@ -30,6 +30,8 @@ Backend = Literal["gloo", "nccl"]
 BUCKET = 64 * 2**20
 """Bytes of tensors that travel at once."""
 LOOPBACK = "127.0.0.1"
+JOINING = 60.0
+"""Seconds that receivers have to come once there are weights for them: they are asked at the same time."""
 
 
 class SyncError(RuntimeError):
@@ -137,14 +139,14 @@ class WeightSender(_Peer):
         """
         self._check_open()
         try:
-            self._wait_for("joined", "did not come to take weights")
+            self._wait_for("joined", "did not come to take weights", min(JOINING, self._timeout))
             self._store.set(self._key("go"), "")
             if self._group is None:
                 self._connect()
             for bucket in buckets(weights, BUCKET):
                 self._send_bucket(bucket)
             self._send_bucket([])
-            self._wait_for("done", "did not confirm the weights")
+            self._wait_for("done", "did not confirm the weights", self._timeout)
         except BaseException as error:
             reason = self._reason() or (str(error) if isinstance(error, SyncError) else None)
             self._store.set("failed", reason or f"the sender: {type(error).__name__}: {error}")
@@ -163,17 +165,17 @@ class WeightSender(_Peer):
             parts = [t.detach().to(self._device).contiguous().view(-1).view(torch.uint8) for _, t in bucket]
             self._broadcast(torch.cat(parts))
 
-    def _wait_for(self, what: str, missing: str) -> None:
+    def _wait_for(self, what: str, missing: str, seconds: float) -> None:
         """All receivers' key `what`. Raises SyncError naming those without it in time, or the first that failed."""
         keys = [self._key(what, k) for k in range(self.receivers)]
         try:
-            self._store.wait(keys, timedelta(seconds=self._timeout))
+            self._store.wait(keys, timedelta(seconds=seconds))
         except RuntimeError as error:  # DistStoreError, or a timeout
             absent = [str(k) for k, key in enumerate(keys) if not self._store.check([key])]
             if not absent:
                 return
             raise SyncError(
-                f"receiver {', '.join(absent)} of {self.receivers} {missing} within {self._timeout:g} s; "
+                f"receiver {', '.join(absent)} of {self.receivers} {missing} within {seconds:g} s; "
                 "has its process ended?"
             ) from error
         if what == "done" and (reason := self._reason()):
