@@ -8,7 +8,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait by spinning starve each other on a busy machine
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -19,6 +19,8 @@ from audiorl.config import ModelConfig
 from audiorl.data.corpus import Utterance, bundled_speech
 from audiorl.models import AudioPolicy, dualize, qwen2_audio, qwen_omni
 from audiorl.models import text as text_decoder
+from audiorl.runtime.cluster import Cluster, connected
+from audiorl.runtime.config import RuntimeConfig, set_current
 from audiorl.types import AudioClip, Message, Sample
 
 torch.set_num_threads(2)
@@ -99,3 +101,19 @@ def make_any(request: pytest.FixtureRequest) -> Make:
 @pytest.fixture
 def policy(make_policy: Make) -> AudioPolicy:
     return make_policy()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Ray with two trainers and two engines, whose processes all tests of a file use."""
+    with connected(RuntimeConfig(kind="ray", ranks=2, engines=2)) as found:
+        yield found
+
+
+@pytest.fixture
+def own_runtime() -> Iterator[None]:
+    """What a run sets in this process is as before when the test is over."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    set_current(RuntimeConfig())

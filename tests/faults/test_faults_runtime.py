@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import torch
 
 from audiorl.cli import main
-from audiorl.runtime.cluster import Cluster, RayGroup, connected, import_ray
+from audiorl.runtime.cluster import Cluster, RayGroup, import_ray
 from audiorl.runtime.config import RuntimeConfig, set_current
 from audiorl.train.checkpoint import verify
 from tests.unit.rewards.serving import Process
@@ -45,19 +44,7 @@ def reward(rollout):
     return sum(rollout.text.lower().count(v) for v in "aeiou") / (1 + len(rollout.text))
 """
 
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with connected(RuntimeConfig(kind="ray", ranks=2, engines=2)) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    set_current(RuntimeConfig())
+pytestmark = pytest.mark.usefixtures("own_runtime")
 
 
 @pytest.fixture(scope="module")

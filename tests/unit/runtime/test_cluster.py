@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,20 +26,7 @@ from tests.unit.runtime.test_ranks import RECIPE, assert_equal_runs, rewind, row
 
 RAY = ("--runtime.kind", "ray", "--runtime.ranks", "2")
 
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Two trainers and two engines, whose processes all tests of this file use."""
-    with connected(RuntimeConfig(kind="ray", ranks=2, engines=2)) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    set_current(RuntimeConfig())
+pytestmark = pytest.mark.usefixtures("own_runtime")
 
 
 @pytest.fixture(scope="module")

@@ -28,21 +28,14 @@ from tests.unit.train.test_overlap import CONFIG, OPTIM, SAMPLING, assert_same, 
 
 RAY = RuntimeConfig(kind="ray", engines=1)
 
+pytestmark = pytest.mark.usefixtures("own_runtime")
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """One trainer and one engine, whose processes all tests of this file use."""
     with connected(RAY) as found:
         yield found
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    set_current(RuntimeConfig())
 
 
 class EvenAndDeadly:
