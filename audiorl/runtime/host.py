@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from audiorl.runtime.config import RuntimeConfig, set_current
 from audiorl.runtime.local import Make
-from audiorl.runtime.ranks import LONG, OWN_GPU
+from audiorl.runtime.ranks import LONG, OWN_GPU, backend, listening_store
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,8 @@ class Host:
 
     def open_store(self) -> tuple[None, tuple[str, int]]:
         """Where the ranks of a new group meet: this node's address and a free port of it."""
-        listening = socket.create_server((self._address, 0))
-        port = listening.getsockname()[1]
-        self._store = dist.TCPStore(
-            self._address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-        )
-        return None, (self._address, port)
+        self._store = listening_store(self._address)
+        return None, (self._address, self._store.port)
 
     def join(self, rank: int, size: int, host: str, port: int) -> None:
         """Be one of the ranks that train together; the group before is left."""
@@ -69,8 +64,7 @@ class Host:
             dist.destroy_process_group()
         if rank > 0 or self._store is None:
             self._store = dist.TCPStore(host, port, is_master=False)
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=self._store, rank=rank, world_size=size, timeout=LONG)
+        dist.init_process_group(backend(), store=self._store, rank=rank, world_size=size, timeout=LONG)
 
     def make(self, runtime: RuntimeConfig, threads: int, make: Make, *args: Any) -> tuple[Failed | None, None]:
         """Make the worker; the one before is gone first."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -53,6 +54,25 @@ def local_device(device: str) -> str:
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" and ranks() > 1 else device
 
 
+def backend() -> str:
+    """Of the process groups that train: tensors of either kind of device can be summed."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
+def listening_store(host: str, port: int = 0, timeout: timedelta = dist.default_pg_timeout) -> dist.TCPStore:
+    """Where processes meet, at an address of this machine and no other; any free port for 0."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, port), family=family)
+    return dist.TCPStore(
+        host,
+        listening.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=listening.detach(),  # the store's own socket would listen on every address
+    )
+
+
 _store: dist.Store | None = None
 
 
@@ -72,8 +92,7 @@ def process_group() -> Iterator[World]:
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     store, own, size = next(dist.rendezvous("env://", timeout=LONG))
-    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    dist.init_process_group(backend, store=store, rank=own, world_size=size, timeout=LONG)
+    dist.init_process_group(backend(), store=store, rank=own, world_size=size, timeout=LONG)
     _store = store
     world = World.of_process_group()
     try:

@@ -15,7 +15,6 @@ whoever reaches it can read the weights, so keep it inside of a private network.
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol
@@ -25,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from audiorl.models.policy import Weights, named
+from audiorl.runtime.ranks import listening_store
 
 Backend = Literal["gloo", "nccl"]
 BUCKET = 64 * 2**20
@@ -115,16 +115,8 @@ class WeightSender(_Peer):
     ):
         if receivers < 1:
             raise ValueError(f"receivers is {receivers}; there must be at least 1")
-        listener = socket.create_server((host, port), family=_family(host))
-        self._port = listener.getsockname()[1]
-        store = dist.TCPStore(
-            host,
-            self._port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout),
-            master_listen_fd=listener.detach(),  # the store's own socket would listen on every address
-        )
+        store = listening_store(host, port, timedelta(seconds=timeout))
+        self._port = store.port
         super().__init__(store, 0, receivers, host, timeout, backend)
 
     @property
@@ -311,7 +303,3 @@ def buckets(weights: Weights, size: int) -> Iterator[list[tuple[str, Tensor]]]:
         room -= tensor.nbytes
     if bucket:
         yield bucket
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from audiorl.config import OptimConfig
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.value import ValueModel
+from audiorl.runtime.ranks import backend
 from audiorl.runtime.world import World
 from audiorl.train.optim import adamw, check_shape, learning_rate
 
@@ -381,8 +382,7 @@ def _deepspeed() -> Any:
     if not cuda:  # or it compiles an operation of its own for gloo's sums at first use, with a C++ compiler
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend(), store=dist.HashStore(), rank=0, world_size=1)
     _forget_group_before(deepspeed)
     deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
     return deepspeed
