@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+# Files of tests side by side, in the order of their folders: the longest are among the first.
+PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 OUT ?= runs/quickstart
 SEED ?= 0
 
@@ -28,10 +30,10 @@ quickstart: install
 	$(VENV)/bin/audiorl train recipes/quickstart.py --seed $(SEED) --out $(OUT)
 
 test: install lint
-	$(PY) -m pytest
+	$(PYTEST)
 
 test-all: install lint
-	HYPOTHESIS_PROFILE=explore $(PY) -m pytest -m "slow or not slow"
+	HYPOTHESIS_PROFILE=explore $(PYTEST) -m "slow or not slow"
 
 lint: install
 	$(VENV)/bin/ruff check .

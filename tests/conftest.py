@@ -14,16 +14,25 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import settings
+from transformers import (
+    Qwen3OmniMoeThinkerConfig,
+    Qwen3OmniMoeThinkerForConditionalGeneration,
+    WhisperFeatureExtractor,
+)
 
 from audiorl.config import ModelConfig
 from audiorl.data.corpus import Utterance, bundled_speech
 from audiorl.models import AudioPolicy, dualize, qwen2_audio, qwen_omni
 from audiorl.models import text as text_decoder
+from audiorl.models.qwen_omni import Qwen3Omni
+from audiorl.models.tiny import tiny_tokenizer
 from audiorl.runtime.cluster import Cluster, connected
 from audiorl.runtime.config import RuntimeConfig, set_current
 from audiorl.types import AudioClip, Message, Sample
 
-torch.set_num_threads(2)
+THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2  # there other files' tests run beside
+os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
+torch.set_num_threads(THREADS)
 # No deadline: a busy machine is not a failure. `make test` tries the same cases every time, `make test-all` new ones.
 settings.register_profile("repeat", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, print_blob=True)

@@ -6,6 +6,7 @@ Shapes: N sampled tokens, E experiences of a packed batch, H decoder width.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -16,8 +17,10 @@ from audiorl.config import ModelConfig
 from audiorl.models import AudioPolicy, load_policy, load_weights
 from audiorl.models.loading import read_tensors
 from audiorl.types import PackedBatch
+from tokenizers_audio import AudioTokenizer
 
 HEAD_FILE = "value_head.safetensors"
+_HEAD = "value_head."
 
 
 class ValueHead(nn.Module):
@@ -71,7 +74,7 @@ class ValueModel(nn.Module):
 
         The trunk's heads are left out where they are not also its embedding: no value depends on them.
         """
-        own = {f"value_head.{name}": p for name, p in self.head.named_parameters()}
+        own = {f"{_HEAD}{name}": p for name, p in self.head.named_parameters()}
         if self.shared:
             return own
         trunk = self.trunk
@@ -84,6 +87,15 @@ class ValueModel(nn.Module):
 
     def weights_changed(self) -> None:
         self.trunk.weights_changed()
+
+    def weights(self) -> dict[str, Tensor]:
+        """The trained weights by name, by reference."""
+        return {name: p.detach() for name, p in self.trainable().items()}
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy `weights` into the parameters of the same name, in place."""
+        self._set_head({name: weights[f"{_HEAD}{name}"] for name, _ in self.head.named_parameters()})
+        self.trunk.load_weights({name: w for name, w in weights.items() if not name.startswith(_HEAD)})
 
     def save(self, folder: str | Path) -> None:
         """The trunk's folder (see `AudioPolicy.save`) with the head beside it."""
@@ -116,9 +128,11 @@ def critic_of(policy: AudioPolicy, shared: bool) -> ValueModel:
     return ValueModel(policy if shared else policy.copy(), shared=shared)
 
 
-def load_value_model(path: str | Path, config: ModelConfig | None = None) -> ValueModel:
-    """A saved value or reward model from its folder."""
-    model = ValueModel(load_policy(path, config))
+def load_value_model(
+    path: str | Path, config: ModelConfig | None = None, codec: AudioTokenizer | None = None
+) -> ValueModel:
+    """A saved value or reward model from its folder; see `load_policy`."""
+    model = ValueModel(load_policy(path, config, codec))
     model._set_head(model._read_head(Path(path)))
     return model
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from audiorl.runtime.config import VLLM_BESIDE, current
-from audiorl.runtime.local import Group, LocalGroup, Make
+from audiorl.runtime.local import Group, LocalGroup
 from audiorl.runtime.ranks import RanksGroup, process_group, ranks
 from audiorl.runtime.world import World
 
@@ -57,12 +57,3 @@ def check_engine() -> None:
     """Raise ValueError where vLLM would be in a process that trains together with others."""
     if current().engine == "vllm" and not current().engines and (team_size() > 1 or current().kind != "local"):
         raise ValueError(VLLM_BESIDE)
-
-
-def alone(make: Make, phase: str) -> Group:
-    """One worker, for a phase that more processes cannot train."""
-    if team_size() > 1 or current().kind == "ray":
-        raise ValueError(f"{phase}: this kind of training runs in one process; start it without torchrun or Ray")
-    if current().zero:
-        raise ValueError(f"{phase}: this kind of training does not use DeepSpeed; start it without --runtime.zero")
-    return LocalGroup([make()])

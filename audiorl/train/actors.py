@@ -1,6 +1,6 @@
 """Workers as groups have them: made in any process, from what can travel there.
 
-A phase that several processes train begins with its policy on disk, `checkpoints/PHASE/start`, from which every process
+A phase that several processes train begins with its model on disk, `checkpoints/PHASE/start`, from which every process
 makes its own. The driver shares its objects with a worker in its own process.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.policy import Reference, Weights, named
+from audiorl.models.value import ValueModel, load_value_model
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.vllm import VLLMConfig, VLLMEngine, served_weights
 from audiorl.runtime.config import current
@@ -30,22 +31,28 @@ from audiorl.train.run import Run
 from audiorl.types import Request, Rollout
 from tokenizers_audio import AudioTokenizer
 
+M = TypeVar("M", AudioPolicy, ValueModel)
+
 
 @dataclass(frozen=True)
-class PolicyFile:
-    """A policy in a folder, and how to hold it."""
+class ModelFile(Generic[M]):
+    """A policy or a value model in a folder, and how to hold it."""
 
     folder: str
+    kind: type[M]
     config: ModelConfig
     codec: AudioTokenizer | None
 
     @classmethod
-    def save(cls, run: Run, phase: str, name: str, policy: AudioPolicy) -> PolicyFile:
+    def save(cls, run: Run, phase: str, name: str, model: M) -> ModelFile[M]:
         """checkpoints/PHASE/NAME of the run, written unless it is there."""
-        return cls(run.keep_model(phase, name, policy), policy.config, policy.codec)
+        trunk = model.trunk if isinstance(model, ValueModel) else model
+        return cls(run.keep_model(phase, name, model), type(model), trunk.config, trunk.codec)
 
-    def load(self) -> AudioPolicy:
-        return load_policy(self.folder, replace(self.config, device=local_device(self.config.device)), self.codec)
+    def load(self) -> M:
+        config = replace(self.config, device=local_device(self.config.device))
+        load = load_value_model if issubclass(self.kind, ValueModel) else load_policy
+        return load(self.folder, config, self.codec)
 
 
 class Actor(RLWorker):
@@ -147,13 +154,13 @@ def actors(
 ) -> tuple[Group, GroupEngine]:
     """The trainers of a phase, one on each rank, and its engines."""
 
-    def start() -> PolicyFile:
-        return PolicyFile.save(run, phase, "start", policy)
+    def start() -> ModelFile[AudioPolicy]:
+        return ModelFile.save(run, phase, "start", policy)
 
     def trainer() -> tuple[Any, ...]:
-        other: PolicyFile | Literal["base"] | None = None
+        other: ModelFile[AudioPolicy] | Literal["base"] | None = None
         if reference is not None:
-            other = "base" if reference.is_base else PolicyFile.save(run, phase, "reference", reference.policy)
+            other = "base" if reference.is_base else ModelFile.save(run, phase, "reference", reference.policy)
         return _actor, start(), config, optim, sampling, other
 
     def own(world: World) -> Actor:
@@ -166,11 +173,11 @@ def actors(
 
 
 def _actor(
-    start: PolicyFile,
+    start: ModelFile[AudioPolicy],
     config: RLConfig,
     optim: OptimConfig,
     sampling: SamplingConfig,
-    reference: PolicyFile | Literal["base"] | None,
+    reference: ModelFile[AudioPolicy] | Literal["base"] | None,
 ) -> Actor:
     policy = start.load()
     frozen = None
@@ -179,11 +186,11 @@ def _actor(
     return Actor(policy, config, optim, sampling, frozen, World.of_process_group())
 
 
-def _engine(start: PolicyFile, sampling: SamplingConfig) -> EngineApart:
+def _engine(start: ModelFile[AudioPolicy], sampling: SamplingConfig) -> EngineApart:
     return EngineApart(_vllm(start, sampling) if current().engine == "vllm" else HFEngine(start.load(), sampling))
 
 
-def _vllm(start: PolicyFile, sampling: SamplingConfig) -> VLLMEngine:
+def _vllm(start: ModelFile[AudioPolicy], sampling: SamplingConfig) -> VLLMEngine:
     """Of what the phase begins with; beside a trainer it leaves the GPU as soon as it is made."""
     runtime, gpu = current(), torch.cuda.is_available()
     config = VLLMConfig(

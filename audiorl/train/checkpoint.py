@@ -106,10 +106,10 @@ def _crc32(file: Path) -> int:
 
 def take_weights(model: Saved, weights: Mapping[str, Tensor]) -> None:
     """Copy named weights into `model`, in place."""
-    if isinstance(model, AudioPolicy):
-        model.load_weights(weights)
-    else:
+    if isinstance(model, UnifiedTokenizer):
         model.load_state_dict(weights)
+    else:
+        model.load_weights(weights)
 
 
 def write_json(path: Path, value: Any) -> None:

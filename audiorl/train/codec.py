@@ -18,6 +18,7 @@ from audiorl.data.recordings import Crops, Place, Recordings
 from audiorl.metrics.codes import bitrate, codebook_use, count_codes
 from audiorl.metrics.interval import bootstrap_interval
 from audiorl.metrics.spectral import mel_distance, stft_distance
+from audiorl.runtime.config import current
 from audiorl.runtime.local import Group
 from audiorl.runtime.ranks import local_device
 from audiorl.runtime.team import team, team_size
@@ -133,6 +134,9 @@ class CodecWorker:
         state, _ = load_checkpoint(Path(where), self.tokenizer)
         self.trainer.load(state, where)
 
+    def close(self) -> None:
+        """After the last update; nothing is held."""
+
 
 def crops_of(tokenizer: UnifiedTokenizer, recordings: Recordings, config: CodecConfig, seed: int) -> Crops:
     frames = max(round(config.crop_seconds * tokenizer.frame_rate), 1)
@@ -186,6 +190,8 @@ def _workers(
     """A trainer on each rank; the crops of a batch are dealt out evenly."""
     if config.batch_size % team_size():
         raise ValueError(f"a batch of {config.batch_size} cannot be dealt out evenly to {team_size()} processes")
+    if current().zero:
+        raise ValueError(f"{phase}: this kind of training does not use DeepSpeed; start it without --runtime.zero")
     others = (tokenizer.device.type, recordings, config, seed, trained)
     return team(
         lambda world: CodecWorker(tokenizer, recordings, config, seed, trained),

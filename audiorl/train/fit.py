@@ -70,6 +70,7 @@ def fit(
             progress.update(step, metrics)
             over = max_seconds is not None and run.seconds(phase) >= max_seconds
             checkpoint(run, phase, step, step if over else config.steps, config.save_every, model, trainers)
+    trainers.all("close")
     run.finish(phase, {"steps": step, "seconds": run.seconds(phase)})
 
 

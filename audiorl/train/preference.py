@@ -22,11 +22,11 @@ from audiorl.config import OptimConfig, PreferenceConfig
 from audiorl.data.preferences import Judged, Pair
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
-from audiorl.runtime.team import alone
+from audiorl.runtime.world import World
 from audiorl.train.batches import check_finite, check_loss, counts, group_packs
 from audiorl.train.examples import Example, experience
 from audiorl.train.fit import fit, seen
-from audiorl.train.optim import Optimizer
+from audiorl.train.learner import Learner, learners
 from audiorl.train.reference import reference_logprobs
 from audiorl.train.run import Run
 from audiorl.types import Experience
@@ -53,7 +53,7 @@ class Contrasted:
     other: Tensor
 
 
-class PreferenceWorker:
+class PreferenceWorker(Learner[AudioPolicy]):
     """Updates a policy from pairs, or with `kto` from judged answers."""
 
     def __init__(
@@ -62,53 +62,66 @@ class PreferenceWorker:
         config: PreferenceConfig,
         optim: OptimConfig,
         kto_weights: tuple[float, float] = (1.0, 1.0),
+        world: World | None = None,
     ):
+        super().__init__(policy, optim, config.steps, world)
         self.policy = policy
         self.config = config
         self.kto_weights = kto_weights
-        self.optimizer = Optimizer(policy.trainable(), optim, config.steps)
+
+    def logprobs(self, groups: Sequence[tuple[Example, ...]]) -> list[tuple[Tensor, ...]]:
+        """The log-probs [n] of the tokens of every answer of each group, whose answers share a prompt; on the CPU."""
+        tokens = [[experience(self.policy, e, str(k)) for e in group] for k, group in enumerate(groups)]
+        found: list[tuple[Tensor, ...]] = [()] * len(groups)
+        for places in group_packs(tokens, self.config.micro_batch_tokens):
+            with torch.no_grad():
+                answers = iter(self._answers([e for p in places for e in tokens[p]]))
+            for p in places:
+                found[p] = tuple(next(answers).float().cpu() for _ in tokens[p])
+        return found
 
     def train(self, items: Sequence[Referenced | Contrasted]) -> dict[str, float]:
-        """One update from the mean loss over the items. Returns metrics, means over the items."""
-        self.optimizer.zero_grad()
-        totals: dict[str, float] = defaultdict(float)
+        """One update from the mean loss over the items of all ranks. Returns metrics, means over them."""
+        sums: dict[str, float] = defaultdict(float)
+        count = sum(self.world.gather(len(items)))
         with self.policy.hear_once():
             if self.config.loss == "kto":
-                self._kto([i for i in items if isinstance(i, Contrasted)], totals)
+                self._kto([i for i in items if isinstance(i, Contrasted)], count, sums)
             else:
-                self._pairs([i for i in items if isinstance(i, Referenced)], totals)
-        totals.update(self.optimizer.step())
-        self.policy.weights_changed()
-        return dict(totals)
+                self._pairs([i for i in items if isinstance(i, Referenced)], count, sums)
+        return self.step(sums)
 
     # -- pairs ----------------------------------------------------------------------------------------------------
 
-    def _pairs(self, items: Sequence[Referenced], totals: dict[str, float]) -> None:
+    def _pairs(self, items: Sequence[Referenced], count: int, sums: dict[str, float]) -> None:
         groups = [
             [experience(self.policy, Example(i.pair.sample, text), str(k)) for text in (i.pair.chosen, i.pair.rejected)]
             for k, i in enumerate(items)
         ]
-        chosen_tokens = sum(counts([g[0] for g in groups]))
-        for places in group_packs(groups, self.config.micro_batch_tokens):
+        chosen_tokens = sum(self.world.gather(sum(counts([g[0] for g in groups]))))
+
+        def loss(places: list[int]) -> Tensor:
             part = [e for p in places for e in groups[p]]
             answers = self._answers(part)
             chosen, rejected = answers[::2], answers[1::2]
             refs = [items[p] for p in places]
-            each = self._losses(chosen, rejected, refs, places)
-            loss = each.sum() / len(items)
+            total = self._losses(chosen, rejected, refs, places).sum() / count
             if self.config.sft_coef:
-                loss = loss - self.config.sft_coef * torch.cat(chosen).sum() / chosen_tokens
-            check_loss(part, loss.detach())
-            loss.backward()
+                total = total - self.config.sft_coef * torch.cat(chosen).sum() / chosen_tokens
+            check_loss(part, total.detach())
             with torch.no_grad():
-                totals["preference/loss"] += float(loss)
+                sums["preference/loss"] += float(total)
                 for name, values in _pair_metrics(chosen, rejected, refs).items():
-                    totals[f"preference/{name}"] += float(values.sum()) / len(items)
+                    sums[f"preference/{name}"] += float(values.sum()) / count
+            return total
+
+        self.optimizer.zero_grad()
+        self.learn(group_packs(groups, self.config.micro_batch_tokens), loss)
 
     def _losses(
         self, chosen: Sequence[Tensor], rejected: Sequence[Tensor], items: Sequence[Referenced], places: Sequence[int]
     ) -> Tensor:
-        """One loss a pair, [P]. `places`: each pair's place in the batch."""
+        """One loss a pair, [P]. `places`: each pair's place in this rank's part of the batch."""
         name = self.config.loss
         options: dict[str, Any] = dict(self.config.options())
         lengths = _lengths(chosen), _lengths(rejected)
@@ -140,35 +153,44 @@ class PreferenceWorker:
         return loss(good, bad, ref_good, ref_bad, **options)
 
     def _draw(self, place: int) -> torch.Generator:
-        """SamPO's draw depends on the update and the pair's place in its batch, not on how the batch is packed."""
-        return torch.Generator().manual_seed(self.optimizer.updates * 1_000_003 + place)
+        """SamPO's draw depends on the update and the pair's place in its batch, not on how the batch is packed.
+
+        Ranks take the pairs of a batch in turns.
+        """
+        in_batch = place * self.world.size + self.world.rank
+        return torch.Generator().manual_seed(self.optimizer.updates * 1_000_003 + in_batch)
 
     # -- judged answers -------------------------------------------------------------------------------------------
 
-    def _kto(self, items: Sequence[Contrasted], totals: dict[str, float]) -> None:
+    def _kto(self, items: Sequence[Contrasted], count: int, sums: dict[str, float]) -> None:
         own = [
             [experience(self.policy, Example(i.judged.sample, i.judged.answer), str(k))] for k, i in enumerate(items)
         ]
         others = [[experience(self.policy, Example(i.judged.sample, i.mismatched))] for i in items]
-        with torch.no_grad():
-            drift = torch.zeros(len(items), device=self.policy.device)
+        drift = torch.zeros(len(items))
+        with torch.no_grad():  # before the update begins: ranks need not have equally many passes here
             for places in group_packs(others, self.config.micro_batch_tokens):
-                drift[places] = _sums(self._answers([others[p][0] for p in places])).float()
-        baseline = losses.kto_baseline(drift, _sums([i.other for i in items]).to(drift))
-        totals["preference/baseline"] = float(baseline)
-        for places in group_packs(own, self.config.micro_batch_tokens):
+                drift[places] = _sums(self._answers([others[p][0] for p in places])).float().cpu()
+        drifts, _ = self.world.gather_list(drift.tolist())
+        refs, _ = self.world.gather_list([float(i.other.sum()) for i in items])
+        baseline = losses.kto_baseline(torch.tensor(drifts), torch.tensor(refs)).to(self.policy.device)
+
+        def loss(places: list[int]) -> Tensor:
             part = [own[p][0] for p in places]
             logprobs = _sums(self._answers(part))
             ref = _sums([items[p].answer for p in places]).to(logprobs)
             desirable = torch.tensor([items[p].judged.desirable for p in places], device=logprobs.device)
-            each = losses.kto(logprobs, ref, desirable, baseline, **self._kto_options())
-            loss = each.sum() / len(items)
-            check_loss(part, loss.detach())
-            loss.backward()
+            total = losses.kto(logprobs, ref, desirable, baseline, **self._kto_options()).sum() / count
+            check_loss(part, total.detach())
             with torch.no_grad():
                 right = (logprobs - ref > baseline) == desirable
-                totals["preference/loss"] += float(loss)
-                totals["preference/accuracy"] += float(right.sum()) / len(items)
+                sums["preference/loss"] += float(total)
+                sums["preference/accuracy"] += float(right.sum()) / count
+                sums["preference/baseline"] += len(places) * float(baseline) / count
+            return total
+
+        self.optimizer.zero_grad()
+        self.learn(group_packs(own, self.config.micro_batch_tokens), loss)
 
     def _kto_options(self) -> dict[str, float]:
         desirable, undesirable = self.kto_weights
@@ -181,12 +203,6 @@ class PreferenceWorker:
         flat = self.policy.forward(pack_experiences(experiences)).logprobs
         check_finite(experiences, flat.detach(), "the log-prob")
         return list(flat.split(counts(experiences)))
-
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        return {"optimizer": self.optimizer.state()}
-
-    def load(self, state: dict[str, dict[str, Tensor]], where: str) -> None:
-        self.optimizer.load(state["optimizer"], where)
 
 
 def prefer(
@@ -214,14 +230,14 @@ def prefer(
         raise ValueError("nothing to train on: the data is empty")
     desirable = sum(isinstance(i, Judged) and i.desirable for i in items)
     weights = losses.kto_weights(desirable, len(items) - desirable)
-    trainers = alone(lambda: PreferenceWorker(policy, config, optim, weights), phase)
+    trainers = learners(run, phase, policy, PreferenceWorker, config, optim, weights)
     prepared: Sequence[Referenced | Contrasted]
     if config.loss == "kto":
         judged = [i for i in items if isinstance(i, Judged)]
         _check_kto(judged, config)
         others = _mismatched(judged)
         examples = [(Example(j.sample, j.answer), Example(j.sample, o)) for j, o in zip(judged, others, strict=True)]
-        refs = reference_logprobs(policy, examples, run, phase, seen(items, config, seed), config.micro_batch_tokens)
+        refs = reference_logprobs(trainers, examples, run, phase, seen(items, config, seed))
         prepared = [Contrasted(j, o, *r) for j, o, r in zip(judged, others, refs, strict=True)]
     else:
         pairs = [i for i in items if isinstance(i, Pair)]
@@ -229,8 +245,7 @@ def prefer(
             prepared = [Referenced(p, torch.empty(0), torch.empty(0)) for p in pairs]
         else:
             examples = [(Example(p.sample, p.chosen), Example(p.sample, p.rejected)) for p in pairs]
-            wanted_places = seen(items, config, seed)
-            refs = reference_logprobs(policy, examples, run, phase, wanted_places, config.micro_batch_tokens)
+            refs = reference_logprobs(trainers, examples, run, phase, seen(items, config, seed))
             prepared = [Referenced(p, *r) for p, r in zip(pairs, refs, strict=True)]
     fit(
         trainers,

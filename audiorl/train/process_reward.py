@@ -19,10 +19,10 @@ from audiorl.data.preferences import Steps
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
 from audiorl.models.speech import wants_speech
-from audiorl.runtime.team import alone
+from audiorl.runtime.world import World
 from audiorl.train.batches import check_loss
 from audiorl.train.fit import fit
-from audiorl.train.optim import Optimizer
+from audiorl.train.learner import Learner, learners
 from audiorl.train.run import Run
 from audiorl.types import Experience, Sample
 
@@ -101,38 +101,39 @@ def judged_right(judge: StepJudge, items: Sequence[Steps]) -> list[bool]:
     ]
 
 
-class ProcessRewardWorker:
+class ProcessRewardWorker(Learner[AudioPolicy]):
     """Cross-entropy at the step markers, the mean over all steps of a batch."""
 
-    def __init__(self, policy: AudioPolicy, config: ProcessRewardConfig, optim: OptimConfig):
-        self.policy = policy
+    def __init__(
+        self, policy: AudioPolicy, config: ProcessRewardConfig, optim: OptimConfig, world: World | None = None
+    ):
+        super().__init__(policy, optim, config.steps, world)
         self.config = config
         self.judge = StepJudge(policy, config.marker, config.good, config.bad)
-        self.optimizer = Optimizer(policy.trainable(), optim, config.steps)
 
     def train(self, items: Sequence[Steps]) -> dict[str, float]:
-        """One update. Returns means over the steps."""
+        """One update. Returns means over the steps of all ranks."""
+        sums: dict[str, float] = defaultdict(float)
+        steps = sum(self.world.gather(sum(len(i.steps) for i in items)))
         self.optimizer.zero_grad()
-        totals: dict[str, float] = defaultdict(float)
-        steps = sum(len(i.steps) for i in items)
-        with self.policy.hear_once():
+        with self.model.hear_once():
             marked = [self.judge.marked(i.sample, i.steps) for i in items]
-            budget = self.config.micro_batch_tokens
-            for indices in micro_batches([m.experience for m in marked], budget, share_prompts=False):
+
+            def loss(indices: list[int]) -> Tensor:
                 part = [marked[i] for i in indices]
                 logits = self.judge.logits(part)
                 labels = torch.tensor([x for i in indices for x in items[i].labels], device=logits.device)
-                each = process_reward(logits, self._labels(labels), self.judge.label_ids)
-                loss = each.sum() / steps
-                check_loss([m.experience for m in part], loss.detach())
-                loss.backward()
+                total = process_reward(logits, self._labels(labels), self.judge.label_ids).sum() / steps
+                check_loss([m.experience for m in part], total.detach())
                 with torch.no_grad():
                     good, bad = logits[:, list(self.judge.label_ids)].unbind(1)
-                    totals["process_reward/loss"] += float(loss)
-                    totals["process_reward/accuracy"] += float(((good > bad) == (labels > 0.5)).sum()) / steps
-        totals.update(self.optimizer.step())
-        self.policy.weights_changed()
-        return dict(totals)
+                    sums["process_reward/loss"] += float(total)
+                    sums["process_reward/accuracy"] += float(((good > bad) == (labels > 0.5)).sum()) / steps
+                return total
+
+            tokens = [m.experience for m in marked]
+            self.learn(micro_batches(tokens, self.config.micro_batch_tokens, share_prompts=False), loss)
+        return self.step(sums)
 
     def _labels(self, labels: Tensor) -> Tensor:
         """Soft labels as they are; hard ones as the token that should follow."""
@@ -142,12 +143,6 @@ class ProcessRewardWorker:
             raise ValueError("a step's label is neither 0 nor 1; set soft to learn from probabilities")
         good, bad = self.judge.label_ids
         return torch.where(labels == 1, good, bad)
-
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        return {"optimizer": self.optimizer.state()}
-
-    def load(self, state: dict[str, dict[str, Tensor]], where: str) -> None:
-        self.optimizer.load(state["optimizer"], where)
 
 
 def train_process_reward(
@@ -164,7 +159,7 @@ def train_process_reward(
     if run.finished(phase):
         run.load_result(phase, policy)
         return
-    trainers = alone(lambda: ProcessRewardWorker(policy, config, optim), phase)
+    trainers = learners(run, phase, policy, ProcessRewardWorker, config, optim)
 
     def length(item: Steps) -> int:
         return rough_length(item.sample, *item.steps)

@@ -1,7 +1,7 @@
 """The reference's log-probs of answers, computed once and kept in the run folder.
 
-The policy before its first update is the reference. What is computed is on disk every minute, so an interrupted pass
-goes on where it was.
+The policy before its first update is the reference; every trainer goes through a part of the answers. What is computed
+is on disk every minute, so an interrupted pass goes on where it was.
 """
 
 from __future__ import annotations
@@ -15,29 +15,25 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from audiorl.algos.packing import pack_experiences
-from audiorl.models import AudioPolicy
 from audiorl.models.loading import read_tensors
-from audiorl.train.batches import check_finite, counts, group_packs
+from audiorl.runtime.local import Group
 from audiorl.train.checkpoint import flush_to_disk
-from audiorl.train.examples import Example, experience
+from audiorl.train.examples import Example
 from audiorl.train.logging import Progress
 from audiorl.train.run import Interrupted, Run
 
-CHUNK = 256
-"""Groups tokenised and packed at a time."""
+CHUNK = 32
+"""Groups that a trainer goes through at a time."""
 SAVE_SECONDS = 60.0
 
 
 def reference_logprobs(
-    policy: AudioPolicy,
-    groups: Sequence[tuple[Example, ...]],
-    run: Run,
-    phase: str,
-    wanted: Sequence[int],
-    budget: int,
+    trainers: Group, groups: Sequence[tuple[Example, ...]], run: Run, phase: str, wanted: Sequence[int]
 ) -> list[tuple[Tensor, ...]]:
-    """Per group, one tensor [tokens] for each of its answers, which share a prompt; empty ones outside `wanted`."""
+    """Per group, one tensor [tokens] for each of its answers, which share a prompt; empty ones outside `wanted`.
+
+    `trainers` have made no update yet, or what is asked for is on disk; their `logprobs` takes groups.
+    """
     path = run.dir / "checkpoints" / phase / "reference.safetensors"
     known = read_tensors(path) if path.exists() else {}
     digest = _digest(groups)
@@ -46,25 +42,21 @@ def reference_logprobs(
     left = [i for i in wanted if f"{i}/0" not in known]
     if left and run.has_checkpoint(phase):
         raise ValueError(f"{path}: log-probs of item {left[0]} are missing although training has begun; start again")
-    saved = time.monotonic()
+    saved, size = time.monotonic(), trainers.size
     with run.interruptible(), Progress(f"{phase} reference", len(wanted), len(wanted) - len(left)) as progress:
-        for start in range(0, len(left), CHUNK):
-            chunk = left[start : start + CHUNK]
-            tokens = [[experience(policy, e, str(i)) for e in groups[i]] for i in chunk]
-            for places in group_packs(tokens, budget):
-                part = [e for p in places for e in tokens[p]]
-                with torch.no_grad():
-                    flat = policy.forward(pack_experiences(part)).logprobs.float().cpu()
-                check_finite(part, flat, "the reference's log-prob")
-                answers = iter(flat.split(counts(part)))
-                for p in places:
-                    known |= {f"{chunk[p]}/{k}": next(answers).clone() for k in range(len(tokens[p]))}
-                if run.asked_to_stop or time.monotonic() - saved > SAVE_SECONDS:
-                    _write(path, known | {"items": digest})
-                    saved = time.monotonic()
-                if run.asked_to_stop:
-                    raise Interrupted(f"stopped before {phase} step 1; continue with 'audiorl resume {run.dir}'")
-            progress.update(len(wanted) - len(left) + start + len(chunk), {})
+        for start in range(0, len(left), CHUNK * size):
+            parts = [left[start : start + CHUNK * size][r::size] for r in range(size)]
+            answers = trainers.each("logprobs", [[groups[i] for i in part] for part in parts])
+            for part, found in zip(parts, answers, strict=True):
+                known |= {
+                    f"{i}/{k}": each for i, group in zip(part, found, strict=True) for k, each in enumerate(group)
+                }
+            if run.asked_to_stop or time.monotonic() - saved > SAVE_SECONDS:
+                _write(path, known | {"items": digest})
+                saved = time.monotonic()
+            if run.asked_to_stop:
+                raise Interrupted(f"stopped before {phase} step 1; continue with 'audiorl resume {run.dir}'")
+            progress.update(len(wanted) - len(left) + start + sum(map(len, parts)), {})
     if left:
         _write(path, known | {"items": digest})
     empty = torch.empty(0)

@@ -15,30 +15,31 @@ from audiorl.data.preferences import Pair
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
-from audiorl.runtime.team import alone
+from audiorl.runtime.world import World
 from audiorl.train.batches import check_loss, group_packs
 from audiorl.train.examples import Example, experience
 from audiorl.train.fit import fit
-from audiorl.train.optim import Optimizer
+from audiorl.train.learner import Learner, learners
 from audiorl.train.run import Run
 from audiorl.types import Experience
 
 
-class RewardModelWorker:
+class RewardModelWorker(Learner[ValueModel]):
     """Bradley-Terry on the scores at the last token of both answers of a pair."""
 
-    def __init__(self, model: ValueModel, config: RewardModelConfig, optim: OptimConfig):
-        self.model = model
+    def __init__(self, model: ValueModel, config: RewardModelConfig, optim: OptimConfig, world: World | None = None):
+        super().__init__(model, optim, config.steps, world)
         self.config = config
-        self.optimizer = Optimizer(model.trainable(), optim, config.steps)
 
     def train(self, pairs: Sequence[Pair]) -> dict[str, float]:
-        """One update from the mean loss over the pairs. Returns means over the pairs."""
+        """One update from the mean loss over the pairs of all ranks. Returns means over them."""
+        sums: dict[str, float] = defaultdict(float)
+        count = sum(self.world.gather(len(pairs)))
         self.optimizer.zero_grad()
-        totals: dict[str, float] = defaultdict(float)
         with self.model.trunk.hear_once():
             groups = pair_experiences(self.model.trunk, pairs)
-            for places in group_packs(groups, self.config.micro_batch_tokens):
+
+            def loss(places: list[int]) -> Tensor:
                 part = [e for p in places for e in groups[p]]
                 scores = self.model.scores(pack_experiences(part))
                 chosen, rejected = scores[::2], scores[1::2]
@@ -46,23 +47,17 @@ class RewardModelWorker:
                 if self.config.margins and not self.config.log_exp:
                     margin = torch.tensor([pairs[p].margin for p in places]).to(chosen)
                 each = pairwise(chosen, rejected, margin, self.config.log_exp, self.config.regulariser)
-                loss = each.sum() / len(pairs)
-                check_loss(part, loss.detach())
-                loss.backward()
+                total = each.sum() / count
+                check_loss(part, total.detach())
                 with torch.no_grad():
-                    totals["reward_model/loss"] += float(loss)
-                    totals["reward_model/accuracy"] += float((chosen > rejected).sum()) / len(pairs)
-                    totals["reward_model/margin"] += float((chosen - rejected).sum()) / len(pairs)
-                    totals["reward_model/mean"] += float(scores.sum()) / (2 * len(pairs))
-        totals.update(self.optimizer.step())
-        self.model.weights_changed()
-        return dict(totals)
+                    sums["reward_model/loss"] += float(total)
+                    sums["reward_model/accuracy"] += float((chosen > rejected).sum()) / count
+                    sums["reward_model/margin"] += float((chosen - rejected).sum()) / count
+                    sums["reward_model/mean"] += float(scores.sum()) / (2 * count)
+                return total
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        return {"optimizer": self.optimizer.state()}
-
-    def load(self, state: dict[str, dict[str, Tensor]], where: str) -> None:
-        self.optimizer.load(state["optimizer"], where)
+            self.learn(group_packs(groups, self.config.micro_batch_tokens), loss)
+        return self.step(sums)
 
 
 def train_reward_model(
@@ -79,7 +74,7 @@ def train_reward_model(
     if run.finished(phase):
         run.load_result(phase, model)
         return
-    trainers = alone(lambda: RewardModelWorker(model, config, optim), phase)
+    trainers = learners(run, phase, model, RewardModelWorker, config, optim)
 
     def length(pair: Pair) -> int:
         return rough_length(pair.sample, pair.chosen, pair.rejected)

@@ -20,7 +20,6 @@ from audiorl.recipe import load_recipe
 from audiorl.runtime.cluster import Cluster, RayGroup, bundles, check_answers, check_fits, connected
 from audiorl.runtime.config import RuntimeConfig, set_current
 from audiorl.runtime.ranks import RankError
-from audiorl.runtime.team import alone
 from audiorl.runtime.world import World
 from tests.unit.runtime.test_ranks import RECIPE, assert_equal_runs, rewind, rows
 
@@ -318,9 +317,3 @@ def test_what_does_not_fit_is_said_with_numbers() -> None:
 def test_options_that_cannot_be(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(RECIPE), "--out", "never", *options]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_training_that_knows_one_process_only_says_so() -> None:
-    set_current(RuntimeConfig(kind="ray"))
-    with pytest.raises(ValueError, match="dpo: this kind of training runs in one process; start it without"):
-        alone(lambda: Counter(1), "dpo")

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from audiorl.config import ModelConfig, OptimConfig
-from audiorl.models import qwen_omni
+from audiorl.models import AudioPolicy, qwen_omni
 from audiorl.models.policy import Weights, named
 from audiorl.rollout.hf import HFEngine
 from audiorl.runtime.cluster import Cluster, RayGroup, connected
 from audiorl.runtime.config import RuntimeConfig, set_current
 from audiorl.runtime.team import check_engine
-from audiorl.train.actors import PolicyFile, _actor
+from audiorl.train.actors import ModelFile, _actor
 from audiorl.train.engines import EngineApart, GroupEngine
 from audiorl.train.loop import rl
 from audiorl.train.run import Run
@@ -92,7 +92,7 @@ class Fragile(HFEngine):
         super().update_weights(coming(), version)
 
 
-def fragile(start: PolicyFile, once: str) -> EngineApart:
+def fragile(start: ModelFile[AudioPolicy], once: str) -> EngineApart:
     engine = Fragile(start.load(), SAMPLING)
     engine.once = Path(once)
     return EngineApart(engine)
@@ -103,7 +103,7 @@ def test_a_death_in_the_middle_of_a_transfer(cluster: Cluster, samples: list[Sam
     set_current(RAY)
     policy = make_omni()
     run = Run.create(tmp_path / "run", "transfer", [], CONFIG)
-    start = PolicyFile.save(run, "rl", "start", policy)
+    start = ModelFile.save(run, "rl", "start", policy)
     trainers = RayGroup("trainer", _actor, start, CONFIG, OPTIM, SAMPLING, None)
     engines = RayGroup("engine", fragile, start, str(tmp_path / "once"))
     engine = GroupEngine(trainers, engines)

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -16,10 +17,11 @@ import torch
 from safetensors.torch import load_file
 
 from audiorl.cli import main
-from audiorl.runtime.team import alone
 from audiorl.runtime.world import World
+from tests.unit.runtime.data_recipe import PHASES
 
 RECIPE = Path(__file__).parent / "steps_recipe.py"
+DATA = Path(__file__).parent / "data_recipe.py"
 
 
 def audiorl(*args: str, ranks: int = 1) -> str:
@@ -52,14 +54,14 @@ def rows(run: Path, phase: str) -> list[dict[str, Any]]:
     return [row for row in lines if row["phase"] == phase]
 
 
-def assert_equal_runs(one: Path, two: Path) -> None:
+def assert_equal_runs(one: Path, two: Path, phases: Sequence[str] = ("sft", "rl")) -> None:
     """Every metric that is no time, and the weights and optimizer state of every checkpoint, to 1e-5."""
-    for phase in ("sft", "rl"):
+    for phase in phases:
         for a, b in zip(rows(one, phase), rows(two, phase), strict=True):
             assert a.keys() == b.keys()
             timeless = [k for k in a if not k.startswith(("time", "tokens_per_s", "phase"))]
             assert [b[k] for k in timeless] == pytest.approx([a[k] for k in timeless], abs=1e-5, rel=1e-5)
-        assert all(row["grad_norm"] > 0 for row in rows(one, phase)[-2:])
+        assert rows(one, phase) and all(row["grad_norm"] > 0 for row in rows(one, phase)[-2:])
     files = sorted(p.relative_to(one) for p in one.glob("checkpoints/*/*_*/*.safetensors"))
     assert len(files) > 4
     for file in files:
@@ -87,6 +89,13 @@ def test_two_ranks_train_as_one_and_either_goes_on_where_the_other_stopped(kind:
         rewind(two)
         audiorl("resume", str(two), ranks=number)
         assert_equal_runs(one, two)
+
+
+def test_two_ranks_learn_preferences_and_judgements_as_one(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    audiorl("train", str(DATA), "--out", str(one))
+    audiorl("train", str(DATA), "--out", str(two), ranks=2)
+    assert_equal_runs(one, two, PHASES)
 
 
 GROUP = """
@@ -175,9 +184,3 @@ def test_a_group_of_ranks_and_what_goes_wrong_in_it(who: str, tmp_path: Path) ->
 def test_a_runtime_that_cannot_be(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(RECIPE), "--out", "never", *options]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_training_that_knows_one_process_only_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="dpo: this kind of training runs in one process"):
-        alone(lambda: Adder(1), "dpo")

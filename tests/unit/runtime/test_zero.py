@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from audiorl.cli import main
 from audiorl.config import OptimConfig
 from audiorl.models import qwen_omni
 from audiorl.runtime.config import RuntimeConfig, current, set_current
-from audiorl.runtime.team import alone
 from audiorl.runtime.world import World
 from audiorl.train.optim import optimizer_for
-from tests.unit.runtime.test_ranks import RECIPE, assert_equal_runs, audiorl, output, rewind, torchrun
+from tests.unit.runtime.data_recipe import PHASES
+from tests.unit.runtime.test_ranks import DATA, RECIPE, assert_equal_runs, audiorl, output, rewind, torchrun
 
 pytest.importorskip("deepspeed")
 
@@ -43,6 +44,14 @@ def test_a_stage_trains_as_one_process(stage: int, plain: Path, tmp_path: Path) 
     out = tmp_path / "run"
     zero("train", str(RECIPE), "--out", str(out), *STEPS, stage=stage)
     assert_equal_runs(plain, out)
+
+
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3])
+def test_preferences_and_judgements_are_learned_as_in_one_process(stage: int, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    audiorl("train", str(DATA), "--out", str(one))
+    zero("train", str(DATA), "--out", str(two), stage=stage)
+    assert_equal_runs(one, two, PHASES)
 
 
 @pytest.mark.slow
@@ -102,6 +111,8 @@ def test_without_deepspeed_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, s
         optimizer_for(policy, OptimConfig(), 1, World())
 
 
-def test_training_that_does_not_use_it_says_so(stage_two: None) -> None:
-    with pytest.raises(ValueError, match="dpo: this kind of training does not use DeepSpeed"):
-        alone(object, "dpo")
+def test_training_that_does_not_use_it_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    codec = RECIPE.parents[3] / "recipes" / "codec.py"
+    assert main(["train", str(codec), "--tiny", "--out", str(tmp_path / "run"), "--runtime.zero", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "codec: this kind of training does not use DeepSpeed; start it without --runtime.zero" in said

@@ -20,7 +20,7 @@ from audiorl.algos.preference import kto_weights
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig
 from audiorl.data.preferences import Pair, pairs_to_judged
 from audiorl.models import AudioPolicy
-from audiorl.train import preference
+from audiorl.train import preference, reference
 from audiorl.train.fit import seen
 from audiorl.train.preference import WITHOUT_REFERENCE, Contrasted, PreferenceWorker, Referenced, prefer
 from audiorl.train.run import Interrupted, Run
@@ -404,7 +404,10 @@ def test_training_goes_on_without_computing_the_reference_again(
     assert_equal_weights(second, whole)
 
 
-def test_an_interrupted_reference_goes_on_where_it_was(samples: list[Sample], tmp_path: Path) -> None:
+def test_an_interrupted_reference_goes_on_where_it_was(
+    samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "CHUNK", 2)
     pairs, first, second = text_pairs(samples), make_text(), make_text()
     whole = train(pairs, new_run(tmp_path / "a"))
     run = new_run(tmp_path / "b")

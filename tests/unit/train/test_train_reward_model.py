@@ -180,7 +180,7 @@ def test_a_trained_tower_hears_each_clip_once_an_update(make_policy: Make, sampl
     worker = RewardModelWorker(model, RewardModelConfig(micro_batch_tokens=1), UNCLIPPED)
     assert times_heard(model.trunk, lambda: worker.train(pairs_of(samples))) == len(samples)
     judge = ProcessRewardWorker(make_policy(ModelConfig(audio="full")), PROCESS, UNCLIPPED)
-    assert times_heard(judge.policy, lambda: judge.train(steps_of(samples, soft=False))) == len(samples)
+    assert times_heard(judge.model, lambda: judge.train(steps_of(samples, soft=False))) == len(samples)
 
 
 # -- process rewards --------------------------------------------------------------------------------------------------

@@ -156,6 +156,8 @@ class Recorder:
     def load(self, state: Any, where: str) -> None:
         pass
 
+    def close(self) -> None: ...
+
 
 def test_the_sorted_schedule_covers_an_epoch_once_and_resumes(tmp_path: Path) -> None:
     """13 items in batches of 4 of similar length: four steps an epoch, one of them short."""

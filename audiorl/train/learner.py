@@ -1,0 +1,87 @@
+"""Workers that learn from data as it lies: what SFT, preference losses and reward models share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+from audiorl.config import OptimConfig
+from audiorl.models import AudioPolicy
+from audiorl.models.value import ValueModel
+from audiorl.runtime.local import Group
+from audiorl.runtime.team import team
+from audiorl.runtime.world import World
+from audiorl.train.actors import ModelFile
+from audiorl.train.batches import blank
+from audiorl.train.checkpoint import TrainerState, load_checkpoint
+from audiorl.train.optim import backward, idle_passes, optimizer_for
+from audiorl.train.run import Run
+
+M = TypeVar("M", AudioPolicy, ValueModel)
+P = TypeVar("P")
+
+
+class Learner(Generic[M]):
+    """Updates one model from its part of every batch, for `fit`.
+
+    Several learners of one world do together what one would do alone: their losses are parts of one sum, weighted by
+    counts over all ranks, and so are their metrics.
+    """
+
+    def __init__(self, model: M, optim: OptimConfig, steps: int, world: World | None = None):
+        self.model: M = model
+        self.world = world or World()
+        self.optimizer = optimizer_for(model, optim, steps, self.world)
+
+    def learn(self, packs: Sequence[P], loss: Callable[[P], Tensor]) -> None:
+        """Add the gradients of every pack's loss, and run as many passes without one as other ranks need."""
+        idle = idle_passes(len(packs), self.world, self.optimizer)
+        for pack in packs:
+            backward(loss(pack), self.optimizer)
+        for _ in range(idle):
+            backward(0 * self._nothing().sum(), self.optimizer)
+
+    def step(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """One update from what `learn` has added. Returns its metrics, and `sums` over all ranks."""
+        self.optimizer.gather_gradients()
+        metrics = self.world.add_up(sums) | self.optimizer.step()
+        self.model.weights_changed()
+        return metrics
+
+    def _nothing(self) -> Tensor:
+        if isinstance(self.model, ValueModel):
+            return self.model.scores(blank(self.model.trunk))
+        return self.model.forward(blank(self.model)).logprobs
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return self.model.weights()
+
+    def state(self) -> TrainerState:
+        return {"optimizer": self.optimizer.state()}
+
+    def load(self, state: TrainerState, where: str) -> None:
+        self.optimizer.load(state["optimizer"], where)
+
+    def resume(self, where: str) -> None:
+        """Continue from a checkpoint's folder, weights and all."""
+        state, _ = load_checkpoint(Path(where), self.model)
+        self.load(state, where)
+
+    def close(self) -> None:
+        """After the last update."""
+        self.optimizer.close()
+
+
+def learners(run: Run, phase: str, model: AudioPolicy | ValueModel, make: Callable[..., Any], *args: Any) -> Group:
+    """The trainers of a phase, one on each rank: `make(model, *args, world)`."""
+    return team(
+        lambda world: make(model, *args, world),
+        lambda: (_learner, make, ModelFile.save(run, phase, "start", model), args),
+    )
+
+
+def _learner(make: Callable[..., Any], start: ModelFile, args: tuple[Any, ...]) -> Any:
+    return make(start.load(), *args, World.of_process_group())
