@@ -12,6 +12,7 @@ Shapes: T rows of a packed batch, N sampled rows, H decoder width, D audio tower
 from __future__ import annotations
 
 import copy
+import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -536,6 +537,8 @@ class AudioPolicy(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """A Hugging Face model folder in safetensors; with LoRA, an adapter folder that names its base model."""
+        if not torch.cuda.is_available():  # DeepSpeed, which transformers imports here if it can, would warn of that
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
         if self.adapter is None:
             self.model.save_pretrained(str(folder))
         else:
