@@ -21,7 +21,8 @@ from audiorl.runtime.cluster import Cluster, RayGroup, bundles, check_answers, c
 from audiorl.runtime.config import RuntimeConfig, set_current
 from audiorl.runtime.ranks import RankError
 from audiorl.runtime.world import World
-from tests.unit.runtime.test_ranks import RECIPE, assert_equal_runs, rewind, rows
+from tests.unit.runtime.data_recipe import PHASES
+from tests.unit.runtime.test_ranks import DATA, RECIPE, assert_equal_runs, rewind, rows
 
 RAY = ("--runtime.kind", "ray", "--runtime.ranks", "2")
 
@@ -171,26 +172,11 @@ def test_ray_trains_as_one_process_and_either_goes_on_where_the_other_stopped(
         assert_equal_runs(one, two)
 
 
-def test_engines_apart_and_deaths_change_nothing(cluster: Cluster, one: Path, tmp_path: Path) -> None:
-    """While the run goes on, a trainer is killed in its third step and an engine in its fourth."""
-    out, killed = tmp_path / "apart", []
-
-    def kill() -> None:
-        rollouts = [out / "metrics.jsonl"] * 2
-        for lines, file, place in zip((4, 5), rollouts, (1, 2), strict=True):
-            while not file.exists() or len(file.read_text().splitlines()) < lines:
-                time.sleep(0.01)
-            os.kill(pids[place], signal.SIGKILL)
-            killed.append(place)
-
-    from ray import get
-
-    pids = get([cluster.host(place).pid.remote() for place in range(4)])
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    assert main(["train", str(RECIPE), "--out", str(out), *RAY, "--runtime.engines", "2"]) == 0
-    assert killed == [1, 2] and cluster.restarts == 1
-    assert_equal_runs(one, out)
+def test_ray_learns_preferences_and_judgements_as_one_process(cluster: Cluster, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert main(["train", str(DATA), "--out", str(one)]) == 0
+    assert main(["train", str(DATA), "--out", str(two), *RAY]) == 0
+    assert_equal_runs(one, two, PHASES)
 
 
 def test_ctrl_c_lets_the_step_end_saves_and_ends_ray(tmp_path: Path) -> None:
