@@ -67,6 +67,37 @@ def make_qwen2_audio(config: ModelConfig | None = None, **kw: object) -> AudioPo
     return qwen2_audio.tiny(TEXTS, hidden=64, layers=2, vocab_size=400, config=config, **kw)  # type: ignore[arg-type]
 
 
+def make_qwen3_omni(
+    config: ModelConfig | None = None, *, hidden: int = 64, head_dim: int = 16, seed: int = 0
+) -> AudioPolicy:
+    """A tiny mixture-of-experts thinker: four experts, of which two write each token."""
+    tokenizer = tiny_tokenizer(TEXTS, 400)
+    tokenizer.add_tokens([Qwen3Omni.audio_token, Qwen3Omni.bos, Qwen3Omni.eos], special_tokens=True)  # type: ignore[list-item]
+    size = Qwen3OmniMoeThinkerConfig(
+        audio_config=dict(
+            d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64, num_mel_bins=80,
+            output_dim=hidden, downsample_hidden_size=16, n_window=50, n_window_infer=400, max_source_positions=1500,
+        ),
+        vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=hidden),
+        text_config=dict(
+            hidden_size=hidden, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=head_dim, vocab_size=len(tokenizer), num_experts=4, num_experts_per_tok=2,
+            moe_intermediate_size=48, max_position_embeddings=4096,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8],
+            },
+        ),
+        audio_token_id=tokenizer.convert_tokens_to_ids(Qwen3Omni.audio_token),
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3OmniMoeThinkerForConditionalGeneration(size)
+    extractor = WhisperFeatureExtractor(feature_size=80, n_fft=400, hop_length=160, chunk_length=30)
+    return AudioPolicy(model, tokenizer, extractor, Qwen3Omni(), config)
+
+
 def make_dual_omni(config: ModelConfig | None = None, **kw: object) -> AudioPolicy:
     """An Omni thinker that has learned to speak in four codebooks of 64 codes."""
     return dualize(make_omni(config, **kw), 4, 64)

@@ -50,20 +50,15 @@ class Qwen2Audio:
         return [model.model.multi_modal_projector]
 
     def tokens(self, model: Any, frames: int) -> int:
-        return int(self.tower(model)._get_feat_extract_output_lengths(torch.tensor(frames))[1])
+        return self._lengths(model, frames)[1]
 
     def hear(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
         tower = self.tower(model)
-        window = 2 * tower.config.max_source_positions
+        window = self._window(model)
         out = []
         for mel in mels:
             frames = mel.shape[1]
-            if frames > window:
-                raise ValueError(
-                    f"audio of {frames / 100:.1f} s is longer than the {window / 100:.0f} s that Qwen2-Audio hears; "
-                    "cut the clip with start and duration"
-                )
-            after_conv, tokens = (int(n) for n in tower._get_feat_extract_output_lengths(torch.tensor(frames)))
+            after_conv, tokens = self._lengths(model, frames)
             if tokens < 1:
                 raise ValueError(f"audio of {frames * 10} ms is too short; at least 30 ms")
             # What the extractor gives for silence: 10^-10, at most 8 decades below the loudest bin, then (x + 4) / 4.
@@ -76,6 +71,20 @@ class Qwen2Audio:
 
     def project(self, model: Any, heard: Tensor) -> Tensor:
         return model.model.multi_modal_projector(heard)
+
+    def _window(self, model: Any) -> int:
+        return 2 * int(self.tower(model).config.max_source_positions)
+
+    def _lengths(self, model: Any, frames: int) -> tuple[int, int]:
+        """How many there are after the convolutions, and how many audio tokens."""
+        window = self._window(model)
+        if frames > window:
+            raise ValueError(
+                f"audio of {frames / 100:.1f} s is longer than the {window / 100:.0f} s that Qwen2-Audio hears; "
+                "cut the clip with start and duration"
+            )
+        after_conv, tokens = self.tower(model)._get_feat_extract_output_lengths(torch.tensor(frames))
+        return int(after_conv), int(tokens)
 
 
 def load(path: str | Path, config: ModelConfig, speech: FrameLayout | None = None) -> AudioPolicy:

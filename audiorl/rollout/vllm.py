@@ -35,7 +35,16 @@ from audiorl.rollout.stream import Row, plan_of
 from audiorl.runtime.sync import BUCKET, buckets
 from audiorl.types import AudioClip, Request, Rollout, StopReason
 
-SERVED = ("qwen2_5_omni", "qwen2_5_omni_thinker", "llama", "qwen2", "qwen3")
+SERVED = (
+    "qwen2_5_omni",
+    "qwen2_5_omni_thinker",
+    "qwen3_omni_moe",
+    "qwen3_omni_moe_thinker",
+    "qwen2_audio",
+    "llama",
+    "qwen2",
+    "qwen3",
+)
 """By model_type."""
 FUSED = {
     "q_proj": "qkv_proj",
@@ -89,7 +98,7 @@ class VLLMEngine:
     on (seed, sample, index), not on their batch, as far as the kernels' rounding does not.
 
     Raises ValueError without vLLM, and for models that it does not serve here: those that write speech, and families
-    other than Qwen2.5-Omni and text decoders.
+    other than `SERVED`.
     """
 
     def __init__(
@@ -382,7 +391,7 @@ def _start(folder: str | Path, policy: AudioPolicy, config: VLLMConfig) -> Any:
     if policy.backbone.audio_token is not None:
         tied = policy.backbone.head(policy.model).weight is policy.backbone.decoder(policy.model).embed_tokens.weight
         options = dict(
-            hf_overrides=vllm_worker.ThinkerOnly(tied),
+            hf_overrides=vllm_worker.ListenerOnly(tied),
             limit_mm_per_prompt={"audio": config.max_clips, "image": 0, "video": 0},
             skip_mm_profiling=True,
             mm_processor_cache_gb=0,

@@ -1,7 +1,8 @@
 """What runs inside of vLLM: a model of ours and the loading of weights. Only vLLM imports this file.
 
-vLLM's own Qwen2.5-Omni wants the whole model's checkpoint, a vision tower and a processor for video. `Thinker` is the
-thinker alone without its eyes, as `AudioPolicy` has it, and takes mel frames that were computed outside.
+vLLM's own audio models read prompts with processors of their own, and its Omni models want the whole model's
+checkpoint, a vision tower and a processor for video. `Listener` is what `AudioPolicy` has of a model, a tower and a
+decoder, and takes mel frames that were computed outside.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder
+from transformers.models.qwen2_audio.modeling_qwen2_audio import Qwen2AudioEncoder, Qwen2AudioMultiModalProjector
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeAudioEncoder
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsMultiModal
 from vllm.model_executor.models.registry import ModelRegistry
@@ -25,30 +30,52 @@ from vllm.model_executor.models.utils import (
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
+from vllm.platforms import current_platform
 
-from audiorl.models.qwen_omni import QwenOmni
+from audiorl.models import Backbone
+from audiorl.models.qwen2_audio import Qwen2Audio
+from audiorl.models.qwen_omni import Qwen3Omni, QwenOmni
 
-ARCHITECTURE = "AudiorlQwen2_5OmniThinker"
+ARCHITECTURE = "AudiorlListener"
 LONGEST_CLIP = 4096
 """Audio tokens of the longest clip that vLLM keeps room for, 163 s of Qwen2.5-Omni."""
 
 
 @dataclass(frozen=True)
-class ThinkerOnly:
-    """Gives vLLM the config of the thinker, whether a checkpoint is of the whole model or not.
+class Family:
+    """The parts that a model is made of: transformers' tower, and a projector where it is not the tower's; vLLM's
+    decoder."""
 
-    `tied`: the head is the embedding; said here because a thinker's config may leave it open.
+    backbone: Backbone
+    tower: Any
+    decoder: str
+    projector: Any = None
+
+
+FAMILIES = {
+    "qwen2_5_omni_thinker": Family(QwenOmni(), Qwen2_5OmniAudioEncoder, "Qwen2ForCausalLM"),
+    "qwen3_omni_moe_thinker": Family(Qwen3Omni(), Qwen3OmniMoeAudioEncoder, "Qwen3MoeForCausalLM"),
+    "qwen2_audio": Family(Qwen2Audio(), Qwen2AudioEncoder, "Qwen2ForCausalLM", Qwen2AudioMultiModalProjector),
+}
+"""By model_type."""
+
+
+@dataclass(frozen=True)
+class ListenerOnly:
+    """Gives vLLM the config of what listens and writes: of an Omni model the thinker, whose checkpoint may be its own.
+
+    `tied`: the head is the embedding; said here because a config may leave it open.
     """
 
     tied: bool
 
     def __call__(self, config: Any) -> Any:
-        thinker = getattr(config, "thinker_config", config)
-        if not hasattr(thinker, "audio_config"):
+        listener = getattr(config, "thinker_config", config)
+        if not hasattr(listener, "audio_config"):
             return config  # vLLM first asks with an empty one
-        thinker.text_config.tie_word_embeddings = thinker.tie_word_embeddings = self.tied
-        thinker.architectures = [ARCHITECTURE]
-        return thinker
+        listener.text_config.tie_word_embeddings = listener.tie_word_embeddings = self.tied
+        listener.architectures = [ARCHITECTURE]
+        return listener
 
 
 class ClipInfo(BaseProcessingInfo):
@@ -82,23 +109,26 @@ class NoProcessor(BaseMultiModalProcessor):
 
 
 @MULTIMODAL_REGISTRY.register_processor(NoProcessor, info=ClipInfo, dummy_inputs=NoDummies)
-class Thinker(nn.Module, SupportsMultiModal, SupportsMRoPE):
+class Listener(nn.Module, SupportsMultiModal, SupportsMRoPE):
     """The audio tower of transformers before vLLM's decoder.
 
     It hears mels [bins, frames] with the code that `AudioPolicy` hears with; the first `skip` audio tokens are context.
     """
 
+    # One after the other: names of files and names of transformers' parameters become ours.
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={
-            "thinker.lm_head.": "language_model.lm_head.",
-            "thinker.model.": "language_model.model.",
-            "thinker.visual.": None,
-            "thinker.": "",
             "talker.": None,
             "token2wav.": None,
-            "lm_head.": "language_model.lm_head.",
-            "model.": "language_model.model.",
+            "code2wav.": None,
+            "thinker.": "",
             "visual.": None,
+            "language_model.model.model.": "language_model.model.",  # so transformers saves Qwen2-Audio
+            "model.language_model.": "language_model.model.",
+            "model.audio_tower.": "audio_tower.",
+            "model.multi_modal_projector.": "multi_modal_projector.",
+            "model.": "language_model.model.",
+            "lm_head.": "language_model.lm_head.",
         }
     )
 
@@ -108,23 +138,32 @@ class Thinker(nn.Module, SupportsMultiModal, SupportsMRoPE):
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         super().__init__()
         config = vllm_config.model_config.hf_config
+        family = FAMILIES[config.model_type]
         with self._mark_tower_model(vllm_config, "audio"):  # type: ignore[operator]
-            self.audio_tower = Qwen2_5OmniAudioEncoder(config.audio_config)
+            self.audio_tower = family.tower(config.audio_config)
+            if family.projector is not None:
+                self.multi_modal_projector = family.projector(config)
         with self._mark_language_model(vllm_config):  # type: ignore[operator]
             self.language_model = init_vllm_registered_model(
                 vllm_config=vllm_config,
                 prefix=maybe_prefix(prefix, "language_model"),
                 hf_config=config.text_config,
-                architectures=["Qwen2ForCausalLM"],
+                architectures=[family.decoder],
             )
-        self._backbone = QwenOmni()
+        self._backbone = family.backbone
+        if current_platform.is_cpu():
+            for module in self.modules():
+                if isinstance(module, RoutedExperts):
+                    _lay_out_every_time(module)
 
     def embed_multimodal(self, *, mels: Sequence[Tensor], skip: Sequence[Tensor], **_: object) -> list[Tensor]:
         """One [tokens, H] for each clip. Clips are heard one at a time, so that none depends on its batch."""
+        # Where backbones look for them: Omni models have the tower at the top, Qwen2-Audio has its parts in `model`.
+        model: Any = SimpleNamespace(audio_tower=self.audio_tower, model=self)
         heard = []
         for mel, context in zip(mels, skip, strict=True):
-            (tokens,) = self._backbone.hear(self, [mel.to(self.audio_tower.dtype)])
-            heard.append(self._backbone.project(self, tokens[int(context) :]))
+            (tokens,) = self._backbone.hear(model, [mel.to(self.audio_tower.dtype)])
+            heard.append(self._backbone.project(model, tokens[int(context) :]))
         return heard
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: Any) -> tuple[Tensor, int]:
@@ -148,6 +187,19 @@ class Thinker(nn.Module, SupportsMultiModal, SupportsMRoPE):
         return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
 
 
+def _lay_out_every_time(experts: Any) -> None:
+    """On CPUs vLLM lays experts out for its kernel when it makes the kernel, and keeps the kernel when weights come
+    again; those would stay as they came. So each loading makes it anew."""
+    method = experts.quant_method
+    process = method.process_weights_after_loading
+
+    def process_anew(layer: Any) -> None:
+        method.moe_kernel = None
+        process(layer)
+
+    method.process_weights_after_loading = process_anew
+
+
 class Loading:
     """What a vLLM worker is given beside its own methods: new weights in place, a few at a time."""
 
@@ -168,4 +220,4 @@ class Loading:
         runner.reset_encoder_cache()
 
 
-ModelRegistry.register_model(ARCHITECTURE, Thinker)
+ModelRegistry.register_model(ARCHITECTURE, Listener)

@@ -1,4 +1,7 @@
-"""vLLM beside the model that it serves: the same prompts, the same log-probs, after every update of the weights."""
+"""vLLM beside the model that it serves: the same prompts, the same log-probs, after every update of the weights.
+
+Tests that ask for the `family` run with each of them, the others with Qwen2.5-Omni.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import Qwen3OmniMoeConfig
 
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
@@ -22,9 +27,16 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.sampling import filtered_logprobs
 from audiorl.rollout.vllm import VLLMConfig, VLLMEngine, check_together, served_weights
 from audiorl.types import AudioClip, Experience, Message, Request, Rollout, Sample, Turn
+from tests.conftest import TEXTS, ask, make_qwen3_omni
 
-TEXTS = ["What is said? Which language is it, and who speaks? yes no why English Spanish French"] * 20
 TOLERANCE = 1e-4
+FAMILIES = ("qwen2.5-omni", "qwen2-audio", "qwen3-omni")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "folder" in metafunc.fixturenames:
+        served = FAMILIES if "family" in metafunc.fixturenames else FAMILIES[:1]
+        metafunc.parametrize("folder", served, indirect=True, scope="module")
 
 
 def lively(policy: AudioPolicy, scale: float = 0.08) -> AudioPolicy:
@@ -48,16 +60,35 @@ def shake(policy: AudioPolicy, seed: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real thinker of Qwen2.5-Omni, tiny. vLLM's attention on CPUs needs heads of at least 32."""
-    path = tmp_path_factory.mktemp("omni")
-    lively(qwen_omni.tiny(TEXTS, hidden=128, layers=2, vocab_size=400, whisper=False)).save(path)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real model, tiny. vLLM's attention on CPUs needs heads of at least 32."""
+    path = tmp_path_factory.mktemp(request.param)
+    if request.param == "qwen2.5-omni":
+        lively(qwen_omni.tiny(TEXTS, hidden=128, layers=2, vocab_size=400, whisper=False)).save(path)
+    elif request.param == "qwen2-audio":
+        lively(qwen2_audio.tiny(TEXTS, hidden=128, layers=2, vocab_size=400)).save(path)
+    else:
+        save_whole(lively(make_qwen3_omni(hidden=128, head_dim=32)), path)
     return path
+
+
+def save_whole(policy: AudioPolicy, folder: Path) -> None:
+    """A Qwen3-Omni thinker as it lies in a checkpoint of the whole model."""
+    policy.save(folder)
+    weights = {f"thinker.{name}": w for name, w in load_file(folder / "model.safetensors").items()}
+    weights["talker.codec_head.weight"] = torch.zeros(3, 3)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    Qwen3OmniMoeConfig(thinker_config=policy.model.config.to_dict()).save_pretrained(folder)
+
+
+@pytest.fixture
+def family(folder: Path) -> None:
+    """Asked for by tests that are run with each."""
 
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Iterator[VLLMEngine]:
-    """One start of vLLM serves all tests; `fresh` gives it its first weights back."""
+    """One start of vLLM serves all tests of a family; `fresh` gives it its first weights back."""
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[index]
     engine = VLLMEngine(folder, SamplingConfig(max_new_tokens=12))
     # A trainer's random numbers are not its engine's business.
@@ -109,7 +140,7 @@ def stream(speech: list[Utterance], name: str = "stream", context: float = 0.0, 
 
 
 def test_log_probs_are_the_trainers_after_each_of_five_updates(
-    folder: Path, fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample]
+    family: None, folder: Path, fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample]
 ) -> None:
     """The decoder, its head and the audio tower, all trained with real optimizer steps; without the last one's weights
     the log-probs are others."""
@@ -128,8 +159,8 @@ def test_log_probs_are_the_trainers_after_each_of_five_updates(
         torch.testing.assert_close(logprobs(rollouts), forced(policy, rollouts), atol=TOLERANCE, rtol=0)
         assert {s.policy_version for r in rollouts for s in r.segments} == {version} == {fresh.policy_version}
     before = load_policy(folder).model.named_parameters()
-    moved = {n for n, p in before if not torch.equal(p, param(policy, n))}
-    assert any(n.startswith("audio_tower") for n in moved) and any(n.startswith("lm_head") for n in moved)
+    unmoved = {n for n, p in before if torch.equal(p, param(policy, n))}
+    assert not [n for n in unmoved if not n.startswith(("visual.", "audio_tower.audio_bos_eos_token."))]
 
 
 def param(policy: AudioPolicy, name: str) -> Tensor:
@@ -237,7 +268,9 @@ def test_the_end_token_ends_and_is_kept(fresh: VLLMEngine, policy: AudioPolicy, 
     assert all(int(i) not in policy.stop_ids for s in ended for i in s.ids[:-1])
 
 
-def test_another_clip_gives_other_log_probs_to_its_own_prompt(fresh: VLLMEngine, samples: list[Sample]) -> None:
+def test_another_clip_gives_other_log_probs_to_its_own_prompt(
+    family: None, fresh: VLLMEngine, samples: list[Sample]
+) -> None:
     fresh.sampling = SamplingConfig(max_new_tokens=1, temperature=0)
     clips = [AudioClip(array=s.audio[0].load()[:14_400], sample_rate=16_000) for s in samples]
 
@@ -255,7 +288,9 @@ def test_another_clip_gives_other_log_probs_to_its_own_prompt(fresh: VLLMEngine,
 
 
 @pytest.mark.parametrize("context", [0.0, 0.4])
-def test_streams_turn_by_turn(fresh: VLLMEngine, policy: AudioPolicy, speech: list[Utterance], context: float) -> None:
+def test_streams_turn_by_turn(
+    family: None, fresh: VLLMEngine, policy: AudioPolicy, speech: list[Utterance], context: float
+) -> None:
     """Chunks of audio between what was written; with a context the tower hears more than it gives tokens for."""
     fresh.sampling = SamplingConfig(max_new_tokens=5)
     both = [stream(speech, "short", context, turns=2), stream(speech, "long", context, turns=4)]
@@ -298,7 +333,7 @@ def test_a_prompt_is_computed_once_for_its_group(
     assert whole_blocks and sorted(cached) == [0] + [whole_blocks] * 7
 
 
-def test_a_low_rank_adapter_is_merged(folder: Path, fresh: VLLMEngine, samples: list[Sample], tmp_path: Path) -> None:
+def test_a_low_rank_adapter_is_merged(family: None, folder: Path, fresh: VLLMEngine, samples: list[Sample]) -> None:
     policy = load_policy(folder, ModelConfig(lora=LoraConfig(rank=4, target_modules=("q_proj", "down_proj"))))
     shake(policy, 5)
     fresh.update_weights(served_weights(policy), 1)
@@ -306,6 +341,20 @@ def test_a_low_rank_adapter_is_merged(folder: Path, fresh: VLLMEngine, samples: 
     torch.testing.assert_close(logprobs(rollouts), forced(policy, rollouts), atol=TOLERANCE, rtol=0)
     with policy.adapter.disable_adapter():
         assert (forced(policy, rollouts) - logprobs(rollouts)).abs().max() > 100 * TOLERANCE
+
+
+def test_weights_that_are_not_sent_stay(
+    family: None, fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample]
+) -> None:
+    shake(policy, 3)
+    rest = {n: p.clone() for n, p in policy.weights().items()}
+    fresh.update_weights(served_weights(policy), 1)
+    shake(policy, 4)
+    sent = {n: p for n, p in policy.weights().items() if "self_attn" in n or "tower" in n}
+    policy.load_weights({n: p for n, p in rest.items() if n not in sent})
+    fresh.update_weights(sent, 2)
+    rollouts = fresh.generate(requests(samples))
+    torch.testing.assert_close(logprobs(rollouts), forced(policy, rollouts), atol=TOLERANCE, rtol=0)
 
 
 def test_weights_that_do_not_fit_are_refused_and_named(
@@ -343,14 +392,38 @@ def test_what_vllm_fuses_comes_together() -> None:
     check_together(["l.o_proj.weight"], names)
     with pytest.raises(ValueError, match=r"'l.v_proj.weight' is missing"):
         check_together(names[:2], names)
+    experts = ["l.mlp.gate.weight", "l.mlp.experts.gate_up_proj", "l.mlp.experts.down_proj"]
+    check_together(experts[:1], experts)
+    with pytest.raises(ValueError, match=r"'l.mlp.experts.down_proj' is missing"):
+        check_together(experts[:2], experts)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("thinker.model.layers.0.mlp.down_proj.weight", "language_model.model.layers.0.mlp.down_proj.weight"),
+        ("thinker.lm_head.weight", "language_model.lm_head.weight"),
+        ("thinker.audio_tower.proj1.weight", "audio_tower.proj1.weight"),
+        ("thinker.visual.blocks.0.attn.qkv.weight", None),
+        ("code2wav.decoder.0.conv.weight", None),
+        ("language_model.model.layers.0.mlp.down_proj.weight", "language_model.model.layers.0.mlp.down_proj.weight"),
+        ("language_model.lm_head.weight", "language_model.lm_head.weight"),
+        ("multi_modal_projector.linear.weight", "multi_modal_projector.linear.weight"),
+    ],
+)
+def test_weights_of_released_checkpoints_find_their_place(name: str, ours: str | None) -> None:
+    from audiorl.rollout.vllm_worker import Listener
+
+    assert Listener.hf_to_vllm_mapper.map_name(name) == ours
 
 
 def test_what_it_does_not_serve_is_refused(fresh: VLLMEngine, speech: list[Utterance], tmp_path: Path) -> None:
     dualize(qwen_omni.tiny(TEXTS, hidden=64, layers=1, whisper=False), 2, 16).save(tmp_path / "speaks")
-    qwen2_audio.tiny(TEXTS, layers=1).save(tmp_path / "other")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text('{"model_type": "voxtral"}')
     with pytest.raises(ValueError, match="no model that writes speech; take the engine hf"):
         VLLMEngine(tmp_path / "speaks")
-    with pytest.raises(ValueError, match=r"does not serve model_type 'qwen2_audio' here .*; take the engine hf"):
+    with pytest.raises(ValueError, match=r"does not serve model_type 'voxtral' here .*; take the engine hf"):
         VLLMEngine(tmp_path / "other")
     with pytest.raises(ValueError, match="follows no schedule"):
         fresh.generate([Request(stream(speech), schedule=object())])  # type: ignore[arg-type]
@@ -359,6 +432,16 @@ def test_what_it_does_not_serve_is_refused(fresh: VLLMEngine, speech: list[Utter
     for options in ({"max_num_seqs": 0}, {"max_model_len": 0}, {"gpu_memory_utilization": 1.5}):
         with pytest.raises(ValueError, match=f"vllm.{next(iter(options))}"):
             VLLMConfig(**options)  # type: ignore[arg-type]
+
+
+def test_a_clip_that_is_too_long_is_refused_before_vllm_gets_it(speech: list[Utterance], tmp_path: Path) -> None:
+    qwen2_audio.tiny(TEXTS, layers=1).save(tmp_path)
+    clip = AudioClip(array=np.tile(speech[7].clip.load(), 10), sample_rate=16_000)
+    for device in ("cpu", "meta"):
+        with pytest.raises(
+            ValueError, match=r"sample 'q': audio of 1\d\.\d s is longer than the 10 s that Qwen2-Audio"
+        ):
+            load_policy(tmp_path, ModelConfig(device=device)).prompt(ask(clip))
 
 
 def test_without_vllm_the_extras_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

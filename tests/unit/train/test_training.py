@@ -8,19 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import (
-    Qwen2_5OmniConfig,
-    Qwen2_5OmniForConditionalGeneration,
-    Qwen3OmniMoeThinkerConfig,
-    Qwen3OmniMoeThinkerForConditionalGeneration,
-)
+from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from audiorl.algos.advantages import group_relative
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.models import AudioPolicy, load_policy, load_weights
-from audiorl.models.qwen_omni import Qwen3Omni
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.train.credit import with_advantage
@@ -30,7 +24,7 @@ from audiorl.train.rl import RLWorker
 from audiorl.train.run import Run
 from audiorl.train.sft import SFTWorker
 from audiorl.types import Experience, Request, Sample
-from tests.conftest import make_omni, make_qwen2_audio
+from tests.conftest import make_omni, make_qwen2_audio, make_qwen3_omni
 from tests.unit.models.test_model_backbones import experience, logprobs
 from tests.unit.train.test_train_worker import learn
 
@@ -197,24 +191,7 @@ def test_a_whole_omni_checkpoint_gives_its_thinker(samples: list[Sample], tmp_pa
 
 def test_qwen3_omni_packs_and_loads(samples: list[Sample], tmp_path: Path) -> None:
     """A tiny mixture-of-experts thinker of the real class: 12.5 audio tokens a second, packed as one by one."""
-    tokenizer = make_omni().tokenizer
-    tokenizer.add_tokens([Qwen3Omni.audio_token, Qwen3Omni.bos, Qwen3Omni.eos], special_tokens=True)
-    config = Qwen3OmniMoeThinkerConfig(
-        audio_config=dict(
-            d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64, num_mel_bins=80,
-            output_dim=64, downsample_hidden_size=16, n_window=50, n_window_infer=400, max_source_positions=1500,
-        ),
-        vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=64),
-        text_config=dict(
-            hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            head_dim=16, vocab_size=len(tokenizer), num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]},
-        ),
-        audio_token_id=tokenizer.convert_tokens_to_ids(Qwen3Omni.audio_token),
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = Qwen3OmniMoeThinkerForConditionalGeneration(config)
-    policy = AudioPolicy(model, tokenizer, make_omni().extractor, Qwen3Omni(), ModelConfig())
+    policy = make_qwen3_omni()
     seconds = len(samples[0].audio[0].load()) / 16_000
     tokens = int((policy.prompt_ids(samples[0]) == policy.audio_token_id).sum())
     assert abs(tokens - 12.5 * seconds) <= 1.5
