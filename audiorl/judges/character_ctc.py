@@ -38,6 +38,8 @@ BLANK = 0
 RATE = 16_000
 SHORTEST = 1600
 """Samples (0.1 s) to which shorter clips are filled with silence."""
+TOGETHER = 8
+"""Clips that the encoder hears at a time."""
 
 
 def plain(text: str) -> str:
@@ -144,14 +146,15 @@ def train_character_ctc(
 def hear(waveforms: Sequence[Waveform], sample_rate: int) -> list[Tensor]:
     """The encoder's frames [F, 384] of each clip; none for no samples."""
     policy = _ear()
-    out = []
-    for wav in prepared(waveforms, sample_rate, RATE):
-        if not len(wav):
-            out.append(torch.zeros(0, 384))
-            continue
-        assert policy.extractor is not None
-        mel = log_mel(policy.extractor, at_least(wav, SHORTEST))
-        out.append(policy.backbone.hear(policy.model, [mel])[0])
+    assert policy.extractor is not None
+    wavs = prepared(waveforms, sample_rate, RATE)
+    out = [torch.zeros(0, 384)] * len(wavs)
+    audible = [i for i, wav in enumerate(wavs) if len(wav)]
+    for start in range(0, len(audible), TOGETHER):
+        part = audible[start : start + TOGETHER]
+        mels = [log_mel(policy.extractor, at_least(wavs[i], SHORTEST)) for i in part]
+        for i, heard in zip(part, policy.backbone.hear(policy.model, mels), strict=True):
+            out[i] = heard
     return out
 
 

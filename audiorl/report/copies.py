@@ -19,8 +19,7 @@ def is_copy(rows: Sequence[Row]) -> bool:
 
 def copies(run: Run, players: Players) -> str:
     """Recordings whose sound was kept, in their order; empty without any."""
-    names = sorted(run.answers, key=[*run.evals, *run.answers].index)
-    found = {name: {row["id"]: row for row in run.answers[name]} for name in names if is_copy(run.answers[name])}
+    found = {name: {row["id"]: row for row in rows} for name, rows in run.answers.items() if is_copy(rows)}
     last = next(reversed(found.values()), {})
     shown = [row for row in last.values() if row.get("decoded")][:_RECORDINGS]
     if not shown:

@@ -19,7 +19,7 @@ class Run:
     """The contents of a run folder.
 
     config: config.json. metrics: the lines of metrics.jsonl. evals: eval.json, entries in the file's order.
-    answers: eval/NAME.jsonl by NAME. rollouts: (step, rows) of the first and the last recorded step.
+    answers: eval/NAME.jsonl by NAME, in that order. rollouts: (step, rows) of the first and the last recorded step.
     """
 
     path: Path
@@ -62,7 +62,9 @@ def load_run(folder: str | Path) -> Run:
         absent = [name for name in ("before", "after") if name not in evals]
         if absent:
             missing.append(f"eval.json: no {' and no '.join(repr(a) for a in absent)} entry yet")
-    answers = {f.stem: tuple(read_jsonl(f)) for f in sorted((path / "eval").glob("*.jsonl"))}
+    written = {f.stem: f for f in sorted((path / "eval").glob("*.jsonl"))}
+    in_order = [*(name for name in evals or {} if name in written), *written]
+    answers = {name: tuple(read_jsonl(written[name])) for name in dict.fromkeys(in_order)}
     if not {"before", "after"} <= answers.keys():
         missing.append("eval/before.jsonl and eval/after.jsonl: changed answers cannot be shown")
     rollouts = _first_and_last(path / "rollouts")

@@ -30,6 +30,11 @@ def test_an_empty_run_names_everything_that_is_missing(tmp_path):
         assert name in missing
 
 
+def test_answers_come_in_the_order_of_the_evaluations(run_dir):
+    (run_dir / "eval" / "a-probe.jsonl").write_text("")
+    assert list(load_run(run_dir).answers)[:2] == ["before", "after"]
+
+
 def test_a_run_that_is_still_training_lacks_only_its_end(run_dir):
     (run_dir / "eval.json").write_text('{"before": {"accuracy": 0.4, "n": 10}}')
     (run_dir / "eval" / "after.jsonl").unlink()
