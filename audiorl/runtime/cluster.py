@@ -1,6 +1,6 @@
 """A Ray cluster: connecting to it or starting one, placing a run's processes, and workers in them.
 
-The driver is no worker here. Trainers form one process group of torch; engines apart are on their own. A process that
+The driver is no worker here. Trainers form one process group of torch; all others are on their own. A process that
 dies is replaced: its worker is made again and brought to where it was by the calls that changed it, which the group
 keeps from the last checkpoint on. All trainers are replaced together, because a process group does not outlive one of
 its ranks. A step is a function of (seed, step) and the weights, so what is done again comes out the same.
@@ -12,8 +12,10 @@ import os
 import socket
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -23,7 +25,10 @@ from audiorl.runtime.host import Failed, Host
 from audiorl.runtime.local import Make, check_shards
 from audiorl.runtime.ranks import RankError
 
-Role = Literal["trainer", "engine"]
+Role = Literal["trainer", "engine", "reference"]
+
+ROLES: tuple[Role, ...] = ("trainer", "engine", "reference")
+"""In the order of their places."""
 
 CONNECTING = 5.0
 """Seconds that a cluster has for its first answer."""
@@ -49,7 +54,7 @@ class _Died(Exception):
 
 
 class Cluster:
-    """The places of a run's processes on a cluster, and the processes: trainers first, then engines."""
+    """The places of a run's processes on a cluster, and the processes: trainers, then engines, then references."""
 
     def __init__(self, runtime: RuntimeConfig):
         ray = import_ray()
@@ -58,6 +63,7 @@ class Cluster:
         self._hosts: dict[int, Any] = {}
         self._counting = threading.Lock()  # trainers and engines may each be called by a thread of their own
         self._gpus = ray.cluster_resources().get("GPU", 0) > 0
+        self._seats = seats(runtime, self._gpus)
         self._bundles = bundles(runtime, self._gpus)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         check_fits(self._bundles, nodes, runtime)
@@ -72,11 +78,14 @@ class Cluster:
 
     def places(self, role: Role) -> range:
         """Of the run's processes of a kind: a smaller run may be inside of a larger one's places."""
-        ranks, wanted = self.runtime.ranks, current()
-        found = range(wanted.ranks) if role == "trainer" else range(ranks, ranks + wanted.engines)
-        if found.stop > (ranks if role == "trainer" else len(self._bundles)):
-            raise ValueError(f"{len(found)} {role}s are wanted, but the cluster was made for fewer")
-        return found
+        first = 0
+        for each, count, wanted in zip(ROLES, _counts(self.runtime), _counts(current()), strict=True):
+            if each == role:
+                if wanted > count:
+                    raise ValueError(f"{wanted} {role}s are wanted, but the cluster was made for fewer")
+                return range(first, first + wanted)
+            first += count
+        raise AssertionError(role)
 
     def host(self, place: int) -> Any:
         """The process at a place, started if there is none."""
@@ -84,13 +93,13 @@ class Cluster:
             ray = import_ray()
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-            bundle = self._bundles[place]
+            seat = self._seats[place]
             self._hosts[place] = (
                 ray.remote(_OnNode)
                 .options(
-                    num_cpus=bundle["CPU"],
-                    num_gpus=bundle.get("GPU", 0),
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement, place),
+                    num_cpus=seat.takes["CPU"],
+                    num_gpus=seat.takes.get("GPU", 0),
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement, seat.bundle),
                 )
                 .remote(list(sys.path), self._gpus)
             )
@@ -170,7 +179,7 @@ def _connect(address: str | None, runtime: RuntimeConfig) -> None:
     ray = import_ray()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
-        wanted = runtime.ranks + runtime.engines
+        wanted = sum(_counts(runtime))
         processors = os.cpu_count() or 1
         # Without GPUs processes may share processors, as everywhere on one machine.
         count = processors if torch.cuda.is_available() else max(processors, wanted)
@@ -214,10 +223,42 @@ def _send_recipes_whole() -> None:
             cloudpickle.register_pickle_by_value(module)
 
 
+@dataclass(frozen=True)
+class Seat:
+    """Where a process is: a bundle of the placement group, and what it takes of it."""
+
+    bundle: int
+    takes: dict[str, float]
+
+
+def _counts(runtime: RuntimeConfig) -> tuple[int, ...]:
+    """Processes by role."""
+    return runtime.ranks, runtime.engines, runtime.references
+
+
+def seats(runtime: RuntimeConfig, gpus: bool) -> list[Seat]:
+    """Of each process, by place. An engine together with a trainer is in its bundle: half of a GPU each."""
+    shared = runtime.engines if runtime.placement == "together" else 0
+
+    def seat(bundle: int, share: float) -> Seat:
+        return Seat(bundle, {"CPU": 1.0, "GPU": share} if gpus else {"CPU": 1.0})
+
+    found = [seat(k, 0.5 if k < shared else 1.0) for k in range(runtime.ranks)]
+    if shared:
+        found += [seat(k, 0.5) for k in range(runtime.engines)]
+    else:
+        found += [seat(runtime.ranks + k, float(runtime.engine_gpus)) for k in range(runtime.engines)]
+    behind = 1 + max(each.bundle for each in found)
+    return found + [seat(behind + k, 1.0) for k in range(runtime.references)]
+
+
 def bundles(runtime: RuntimeConfig, gpus: bool) -> list[dict[str, float]]:
-    """What each process needs, trainers first. A bundle lies on one node."""
-    trainer, engine = ({"CPU": 1.0, "GPU": float(n)} if gpus else {"CPU": 1.0} for n in (1, runtime.engine_gpus))
-    return [trainer] * runtime.ranks + [engine] * runtime.engines
+    """What the placement group keeps for the run: in each bundle, which lies on one node, what its processes take."""
+    totals: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for seat in seats(runtime, gpus):
+        for name, count in seat.takes.items():
+            totals[seat.bundle][name] += count
+    return [dict(totals[bundle]) for bundle in sorted(totals)]
 
 
 def check_fits(
@@ -237,7 +278,10 @@ def _need(wanted: Sequence[Mapping[str, float]], runtime: RuntimeConfig) -> str:
     engines = f" and runtime.engines {runtime.engines}" if runtime.engines else ""
     if runtime.engines and runtime.engine_gpus > 1:
         engines += f" of {runtime.engine_gpus} GPUs on one node each"
-    return f"runtime.ranks {runtime.ranks}{engines} need {_amounts(wanted)}"
+    if runtime.engines and runtime.placement == "together":
+        engines += " on their GPUs"
+    references = f" and runtime.references {runtime.references}" if runtime.references else ""
+    return f"runtime.ranks {runtime.ranks}{engines}{references} need {_amounts(wanted)}"
 
 
 def _amounts(found: Sequence[Mapping[str, float]]) -> str:
@@ -405,7 +449,7 @@ class RayGroup:
         return self._cluster.host(self._places[rank])
 
     def _name(self, ranks: Sequence[int]) -> str:
-        kind = "rank" if self._role == "trainer" else "engine"
+        kind = "rank" if self._role == "trainer" else self._role
         return f"{kind} {', '.join(map(str, ranks))}"
 
 

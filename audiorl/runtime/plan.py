@@ -2,10 +2,11 @@
 
 Model states follow ZeRO (Rajbhandari et al., arXiv 1910.02054): with Ψ trained weights on N ranks in a 16-bit dtype,
 weights 2Ψ, gradients 2Ψ, and 12Ψ for AdamW (Loshchilov and Hutter, arXiv 1711.05101): two moments and a master copy in
-float32. Stage 1 divides the last by N, stage 2 also the gradients, stage 3 also the weights. A step needs the gradients
-in float32 for a moment, 4Ψ / N. AdamW without master weights keeps two moments in the dtype of the weights, and torch's
-default form makes one temporary copy of a moment in a step. Frozen weights have neither gradients nor moments. An
-optimizer on the CPU (ZeRO-Offload, arXiv 2101.06840) leaves weights and a bucket of gradients on the GPU.
+float32. Stage 1 divides the last by N, stage 2 also the gradients, stage 3 also the weights, here while a backward pass
+runs: between updates every rank holds them whole (`audiorl.runtime.zero`). A step needs the gradients in float32 for a
+moment, 4Ψ / N. AdamW without master weights keeps two moments in the dtype of the weights, and torch's default form
+makes one temporary copy of a moment in a step. Frozen weights have neither gradients nor moments. An optimizer on the
+CPU (ZeRO-Offload, arXiv 2101.06840) leaves weights and a bucket of gradients on the GPU.
 
 Activations and logits are `audiorl.runtime.activations`, counts of weights `audiorl.runtime.sizes`. An engine takes a
 fraction of the GPU: what its weights and its workspace leave of it is its key-value cache (arXiv 2309.06180).
@@ -107,9 +108,11 @@ class Layout:
     """A float32 copy of 16-bit weights for the optimizer; None: with ZeRO only."""
     ema: bool = False
     """A float32 moving average of the trained weights."""
-    reference: Literal["auto", "none", "copy", "lora", "offload"] = "auto"
-    """`lora` is the model under its adapter, `copy` a second copy of what is trained, `offload` that copy in the node's
-    memory but for scoring; `auto` is lora or copy as the policy makes it; `none` is kl_beta 0."""
+    reference: Literal["auto", "none", "copy", "lora", "apart"] = "auto"
+    """`lora` is the model under its adapter, `copy` a second copy of what is trained, `apart` that model on GPUs of its
+    own (--runtime.references); `auto` is lora or copy as the policy makes it; `none` is kl_beta 0."""
+    reference_gpus: int = 1
+    """GPUs that only hold the reference, where it is apart."""
     critic: Literal["none", "shared", "own"] = "none"
 
     prompt_tokens: int = 600
@@ -128,10 +131,11 @@ class Layout:
     engine: Literal["hf", "vllm"] = "vllm"
     """`hf` writes with the trainer's own weights."""
     placement: Literal["together", "apart"] = "together"
+    """vLLM on the trainers' GPUs, one engine each, or on GPUs of its own."""
     engine_gpus: int = 0
     """GPUs that only engines use, with placement apart."""
     tensor_parallel: int = 1
-    """GPUs of one engine."""
+    """GPUs of one engine, with placement apart."""
     gpu_fraction: float = 0.5
     """Of a GPU, for an engine with its weights and cache (vLLM's gpu_memory_utilization)."""
     sleep: bool = True
@@ -142,7 +146,8 @@ class Layout:
     assume: Assumptions = field(default_factory=Assumptions)
 
     def __post_init__(self) -> None:
-        for name in ("gpus", "nodes", "prompt_tokens", "response_tokens", "group_size", "tensor_parallel", "clips"):
+        counts = ("gpus", "nodes", "prompt_tokens", "response_tokens", "group_size", "tensor_parallel", "clips")
+        for name in (*counts, "reference_gpus"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{_flag(name)} is {getattr(self, name)}; it must be at least 1")
         for name in ("engine_gpus", "lora_rank", "codebooks"):
@@ -155,6 +160,11 @@ class Layout:
         if self.gpu_gib <= 0:
             raise ValueError(f"--gpu-gib is {self.gpu_gib:g}; it must be above 0")
         self._check_placement()
+        if self.trainers < 1:
+            raise ValueError(
+                f"{self.total_gpus} GPUs leave none to a trainer beside {self.total_gpus - self.trainers} for engines "
+                "and the reference; take more, or fewer --engine-gpus and --reference-gpus"
+            )
         if self.zero and self.trainers == 1 and not self.offload_optimizer:
             raise ValueError(
                 f"--zero {self.zero} divides nothing on one trainer GPU; take --zero 0, more GPUs, or "
@@ -175,6 +185,11 @@ class Layout:
     def _check_placement(self) -> None:
         if self.placement == "together" and self.engine_gpus:
             raise ValueError("--engine-gpus are for --placement apart; together, engines use the trainers' GPUs")
+        if self.placement == "together" and self.engine == "vllm" and self.tensor_parallel > 1:
+            raise ValueError(
+                f"--tensor-parallel {self.tensor_parallel}: together, an engine shares one trainer's GPU; for engines "
+                "of several take --placement apart --engine-gpus N"
+            )
         if self.placement == "apart":
             if self.engine == "hf":
                 raise ValueError("--engine hf writes with the trainer's weights: it cannot be apart")
@@ -184,7 +199,7 @@ class Layout:
                     "least one each"
                 )
         if self.engine == "vllm":
-            pool = self.engine_gpus if self.placement == "apart" else self.total_gpus
+            pool = self.engine_gpus if self.placement == "apart" else self.trainers
             if self.tensor_parallel > self.gpus or pool % self.tensor_parallel:
                 raise ValueError(
                     f"--tensor-parallel {self.tensor_parallel}: an engine lies within a node of {self.gpus} GPUs, and "
@@ -198,7 +213,7 @@ class Layout:
     @property
     def trainers(self) -> int:
         """Trainer ranks."""
-        return self.total_gpus - self.engine_gpus
+        return self.total_gpus - self.engine_gpus - (self.reference_gpus if self.reference == "apart" else 0)
 
     def model_config(self) -> ModelConfig:
         lora = LoraConfig(rank=self.lora_rank, alpha=2 * self.lora_rank) if self.lora_rank else None
@@ -281,6 +296,9 @@ def make_plan(size: Size, layout: Layout) -> Plan:
         processes = 2 if layout.engine == "vllm" else 1
         together = _with_overhead(trainer, layout, "trainer", processes, layout.trainers) + engine
         gpus = (_gpu("trainer and engine", layout.trainers, layout, together, cache),)
+    if layout.reference == "apart":
+        alone = _with_overhead(_reference_alone(size, layout), layout, "reference", processes=1, ranks=1)
+        gpus += (_gpu("reference", layout.reference_gpus, layout, alone),)
     return Plan(size, layout, gpus, _host(size, layout))
 
 
@@ -295,7 +313,7 @@ def changes(size_of: dict[bool, Size], layout: Layout) -> Iterator[tuple[str, La
         (f"--micro-batch-tokens {half}", {"micro_batch_tokens": half}),
         ("--dtype bfloat16", {"dtype": "bfloat16", "autocast": False}),
         *((f"--zero {stage}", {"zero": stage}) for stage in (1, 2, 3) if stage > layout.zero and layout.trainers > 1),
-        ("--reference offload", {"reference": "offload"}),
+        ("--reference apart", {"reference": "apart"}),
         (f"--zero {sharded} --offload-optimizer True", {"zero": sharded, "offload_optimizer": True}),
         ("--lora-rank 16", {"lora_rank": 16, "reference": "auto"}),
         *((f"--gpu-fraction {f:g}", {"gpu_fraction": f}) for f in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)),
@@ -349,21 +367,39 @@ def _trainer(size: Size, layout: Layout) -> list[Part]:
         parts.append(_part("moving average", "float32 of what is trained", 4 * (size.trained + size.adapters)))
     parts += _reference(size, layout, p)
     if layout.critic == "own":
-        copied = (size.trained * p.weights + size.adapters * p.adapter) / (layout.trainers if layout.zero == 3 else 1)
-        parts.append(_part("critic weights", "a copy of what is trained", copied))
+        # Weights that are divided have one owner: at stage 3 the critic copies the frozen ones, too.
+        what, copied = "what is trained", _copied(size, p)
+        if layout.zero == 3:
+            what, copied = "the model", _held(size, p)
+        parts.append(_divided("critic weights", f"a copy of {what}", copied, size, layout, p))
         parts += _states("critic ", size, layout, p, size.trained - size.heads, size.adapters)
     return parts + _activations(size, layout, p)
 
 
 def _weights(size: Size, layout: Layout, p: Precision) -> Part:
-    held = (size.total - size.adapters) * p.weights + size.adapters * p.adapter
-    how = f"{_count(size.total)} x {p.weights} bytes"
-    if layout.zero == 3:
-        live = min(size.total, max(layout.assume.zero_live, size.largest)) * p.weights
-        at_work = _part("", "", live, "score backward sync").bytes
-        spread = held / layout.trainers
-        return Part("weights", f"{how} / {layout.trainers} + gathered", tuple(spread + x for x in at_work))
-    return _part("weights", how, held)
+    return _divided("weights", f"{_count(size.total)} x {p.weights} bytes", _held(size, p), size, layout, p)
+
+
+def _held(size: Size, p: Precision) -> float:
+    return (size.total - size.adapters) * p.weights + size.adapters * p.adapter
+
+
+def _copied(size: Size, p: Precision) -> float:
+    """A copy shares what is never trained."""
+    return size.trained * p.weights + size.adapters * p.adapter
+
+
+def _divided(name: str, how: str, held: float, size: Size, layout: Layout, p: Precision) -> Part:
+    """At stage 3 each rank's part, and beside it all weights between updates; in a backward pass only those outside of
+    the decoder's layers and the layers that are gathered."""
+    if layout.zero != 3:
+        return _part(name, how, held)
+    layers = size.adapters + sum(size.parts.get(name, 0) for name in ("decoder layers", "audio FFNs"))
+    beside = size.total - layers - size.parts.get("vision tower", 0)
+    gathered = (beside + min(layers, max(layout.assume.zero_live, size.largest))) * p.weights
+    spread = held / layout.trainers
+    at_work = tuple(spread + (min(gathered, held) if x == "backward" else held) for x in PHASES)
+    return Part(name, f"{how}, / {layout.trainers} and whole between updates", at_work)
 
 
 def _states(name: str, size: Size, layout: Layout, p: Precision, trained: int, adapters: int) -> list[Part]:
@@ -412,12 +448,18 @@ def _reference_kind(layout: Layout) -> str:
 
 
 def _reference(size: Size, layout: Layout, p: Precision) -> list[Part]:
-    kind = _reference_kind(layout)
-    copied = (size.trained * p.weights + size.adapters * p.adapter) / (layout.trainers if layout.zero == 3 else 1)
-    if kind in ("none", "lora"):
+    if _reference_kind(layout) != "copy":
         return []
-    phases = "score" if kind == "offload" else " ".join(PHASES)
-    return [_part("reference", "a copy of what is trained", copied, phases)]
+    return [_part("reference", "a copy of what is trained, on every rank", _copied(size, p))]
+
+
+def _reference_alone(size: Size, layout: Layout) -> list[Part]:
+    """The whole model on a GPU of its own, which only scores."""
+    p = precision_of(layout)
+    parts = [_part("weights", f"{_count(size.total)} x {p.weights} bytes", _held(size, p))]
+    if layout.autocast:
+        parts.append(_part("autocast copies", "the layers' matrices in 2 bytes", 2 * size.linears, "score"))
+    return parts + [_only(part, "score") for part in _activations(size, layout, p)]
 
 
 def _activations(size: Size, layout: Layout, p: Precision) -> list[Part]:
@@ -507,10 +549,8 @@ def _host(size: Size, layout: Layout) -> float:
     if layout.offload_optimizer:
         states, _ = optimizer_bytes(layout, p, size.trained, size.adapters)
         needed += ranks * (states + 4 * (size.trained + size.adapters) / layout.trainers)
-    if _reference_kind(layout) == "offload":
-        needed += ranks * size.trained * p.weights / (layout.trainers if layout.zero == 3 else 1)
     if layout.engine == "vllm" and layout.placement == "together" and layout.sleep:
-        needed += 2 * size.total * (layout.gpus / layout.tensor_parallel)
+        needed += 2 * size.total * ranks
     return needed
 
 
@@ -519,6 +559,10 @@ def _host(size: Size, layout: Layout) -> float:
 
 def _part(name: str, how: str, size: float, phases: str = " ".join(PHASES)) -> Part:
     return Part(name, how, tuple(size * (x in phases.split()) for x in PHASES))
+
+
+def _only(part: Part, phase: str) -> Part:
+    return Part(part.name, part.how, tuple(b * (x == phase) for b, x in zip(part.bytes, PHASES, strict=True)))
 
 
 def _with_overhead(parts: list[Part], layout: Layout, kind: str, processes: int, ranks: int) -> list[Part]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from audiorl.runtime.config import VLLM_BESIDE, current
 from audiorl.runtime.local import Group, LocalGroup
@@ -44,13 +44,13 @@ def team_size() -> int:
     return current().ranks if current().kind == "ray" else ranks()
 
 
-def engines_apart(elsewhere: Elsewhere) -> Group | None:
-    """Engines in processes of their own; None where each trainer has one."""
-    if not current().engines:
+def apart(role: Literal["engine", "reference"], elsewhere: Elsewhere) -> Group | None:
+    """Engines or references in processes of their own; None where each trainer has one."""
+    if not (current().engines if role == "engine" else current().references):
         return None
     from audiorl.runtime.cluster import RayGroup
 
-    return RayGroup("engine", *elsewhere())
+    return RayGroup(role, *elsewhere())
 
 
 def check_engine() -> None:

@@ -23,12 +23,12 @@ from audiorl.runtime.config import current
 from audiorl.runtime.local import Group
 from audiorl.runtime.ranks import local_device
 from audiorl.runtime.sync import SyncError, WeightSender
-from audiorl.runtime.team import check_engine, engines_apart, team
+from audiorl.runtime.team import apart, check_engine, team
 from audiorl.runtime.world import World
-from audiorl.train.engines import EngineApart, GroupEngine, Source, node_address
-from audiorl.train.rl import RLWorker, State
+from audiorl.train.engines import EngineApart, GroupEngine, Source, free_cached, node_address
+from audiorl.train.rl import RLWorker, State, with_logprobs
 from audiorl.train.run import Run
-from audiorl.types import Request, Rollout
+from audiorl.types import Experience, Request, Rollout
 from tokenizers_audio import AudioTokenizer
 
 M = TypeVar("M", AudioPolicy, ValueModel)
@@ -64,7 +64,7 @@ class Actor(RLWorker):
         config: RLConfig,
         optim: OptimConfig,
         sampling: SamplingConfig,
-        reference: Reference | None = None,
+        reference: Reference | Literal["apart"] | None = None,
         world: World | None = None,
         beside: VLLMEngine | None = None,
     ):
@@ -86,7 +86,7 @@ class Actor(RLWorker):
 
     def _generate_beside(self, engine: VLLMEngine, requests: Sequence[Request]) -> list[Rollout]:
         if engine.can_sleep:
-            torch.cuda.empty_cache()  # what the trainer does not use is vLLM's now
+            free_cached()  # what the trainer does not use is vLLM's now
             engine.wake()
         if self._served != self.steps:
             engine.update_weights(self._weights_for_engines(), self.steps)
@@ -112,11 +112,17 @@ class Actor(RLWorker):
 
     # -- engines apart: the first trainer sends them its weights -----------------------------------------------------
 
+    def make_room(self) -> None:
+        """For an engine on the same GPU: leave what is not in use."""
+        free_cached()
+
     def source(self, receivers: int, anew: bool) -> Source | None:
         """Where engines find the weights; `anew`: not where they were."""
         if self.world.rank:
             return None
-        backend: Literal["gloo", "nccl"] = "nccl" if torch.cuda.is_available() else "gloo"
+        # NCCL knows no two processes on one GPU.
+        between_gpus = torch.cuda.is_available() and not current().shares_gpus
+        backend: Literal["gloo", "nccl"] = "nccl" if between_gpus else "gloo"
         if self._sender is not None and (anew or not self._sender.is_open):
             self._sender.close("another connection was made")
             self._sender = None
@@ -143,6 +149,23 @@ class Actor(RLWorker):
         return None
 
 
+class ReferenceApart:
+    """The reference of the KL, for trainers that do not hold it. It shares nothing with the policy that learns."""
+
+    def __init__(self, model: AudioPolicy | Reference, config: RLConfig, sampling: SamplingConfig):
+        self._model, self._config, self._sampling = model, config, sampling
+
+    def logprobs(self, experiences: Sequence[Experience]) -> list[Tensor]:
+        """`ref_logprobs` of each."""
+        at = self._sampling.temperature, self._sampling.audio_temperature
+        found = with_logprobs(experiences, "ref_logprobs", self._model, self._config, *at)
+        return [e.ref_logprobs for e in found if e.ref_logprobs is not None]
+
+
+Held = ModelFile[AudioPolicy] | Literal["base", "apart"] | None
+"""Where a trainer's reference comes from: a folder, the model below its adapter, another process, or its own start."""
+
+
 def actors(
     run: Run,
     phase: str,
@@ -151,25 +174,34 @@ def actors(
     optim: OptimConfig,
     sampling: SamplingConfig,
     reference: Reference | None,
-) -> tuple[Group, GroupEngine]:
-    """The trainers of a phase, one on each rank, and its engines."""
+) -> tuple[Group, GroupEngine, Group | None]:
+    """The trainers of a phase, one on each rank, its engines, and the processes of its reference if it has its own."""
 
     def start() -> ModelFile[AudioPolicy]:
         return ModelFile.save(run, phase, "start", policy)
 
+    def held() -> Held:
+        if reference is None:
+            return None
+        return "base" if reference.is_base else ModelFile.save(run, phase, "reference", reference.policy)
+
     def trainer() -> tuple[Any, ...]:
-        other: ModelFile[AudioPolicy] | Literal["base"] | None = None
-        if reference is not None:
-            other = "base" if reference.is_base else ModelFile.save(run, phase, "reference", reference.policy)
-        return _actor, start(), config, optim, sampling, other
+        return _actor, start(), config, optim, sampling, "apart" if current().references else held()
 
     def own(world: World) -> Actor:
         beside = _vllm(start(), sampling) if current().engine == "vllm" and not current().engines else None
+        if beside is not None and beside.can_sleep:
+            beside.sleep()
         return Actor(policy, config, optim, sampling, reference, world, beside)
 
     check_engine()
     trainers = team(own, trainer)
-    return trainers, GroupEngine(trainers, engines_apart(lambda: (_engine, start(), sampling)), config.overlap)
+    engines = apart("engine", lambda: (_engine, start(), sampling))
+    together = engines is not None and current().shares_gpus
+    references = None
+    if config.kl_beta > 0:
+        references = apart("reference", lambda: (_reference, start(), config, sampling, held()))
+    return trainers, GroupEngine(trainers, engines, config.overlap, together), references
 
 
 def _actor(
@@ -177,29 +209,36 @@ def _actor(
     config: RLConfig,
     optim: OptimConfig,
     sampling: SamplingConfig,
-    reference: ModelFile[AudioPolicy] | Literal["base"] | None,
+    reference: Held,
 ) -> Actor:
     policy = start.load()
-    frozen = None
-    if reference is not None:
-        frozen = Reference(policy, base=True) if reference == "base" else reference.load().reference()
+    frozen: Reference | Literal["apart"] | None = None
+    if isinstance(reference, ModelFile):
+        frozen = reference.load().reference()
+    elif reference is not None:
+        frozen = "apart" if reference == "apart" else Reference(policy, base=True)
     return Actor(policy, config, optim, sampling, frozen, World.of_process_group())
 
 
+def _reference(start: ModelFile[AudioPolicy], config: RLConfig, sampling: SamplingConfig, held: Held) -> ReferenceApart:
+    policy = held.load() if isinstance(held, ModelFile) else start.load()
+    return ReferenceApart(Reference(policy, base=True) if held == "base" else policy, config, sampling)
+
+
 def _engine(start: ModelFile[AudioPolicy], sampling: SamplingConfig) -> EngineApart:
-    return EngineApart(_vllm(start, sampling) if current().engine == "vllm" else HFEngine(start.load(), sampling))
+    engine = EngineApart(_vllm(start, sampling) if current().engine == "vllm" else HFEngine(start.load(), sampling))
+    if current().shares_gpus:
+        engine.sleep()
+    return engine
 
 
 def _vllm(start: ModelFile[AudioPolicy], sampling: SamplingConfig) -> VLLMEngine:
-    """Of what the phase begins with; beside a trainer it leaves the GPU as soon as it is made."""
+    """Of what the phase begins with, and able to leave a GPU that it shares with a trainer."""
     runtime, gpu = current(), torch.cuda.is_available()
     config = VLLMConfig(
         dtype="bfloat16" if start.config.autocast else "auto",
-        gpu_memory_utilization=runtime.gpu_fraction or (0.9 if runtime.engines else 0.4),
+        gpu_memory_utilization=runtime.gpu_fraction or (0.4 if runtime.shares_gpus else 0.9),
         tensor_parallel_size=runtime.engine_gpus if runtime.engines else 1,
-        sleep=gpu and not runtime.engines,
+        sleep=gpu and runtime.shares_gpus,
     )
-    engine = VLLMEngine(start.folder, sampling, config)
-    if engine.can_sleep:
-        engine.sleep()
-    return engine
+    return VLLMEngine(start.folder, sampling, config)

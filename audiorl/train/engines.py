@@ -10,7 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import torch
 
 from audiorl.algos.packing import balance
 from audiorl.data.schedule import rough_length
@@ -38,11 +40,24 @@ class Source(NamedTuple):
     number: int = 0
 
 
+@runtime_checkable
+class Sleeper(Protocol):
+    """An engine that can leave its GPU to others, as `VLLMEngine` can; asleep it neither writes nor takes weights."""
+
+    @property
+    def can_sleep(self) -> bool: ...
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+
 class EngineApart:
-    """A worker that writes rollouts with weights of its own."""
+    """A worker that writes rollouts with weights of its own. Asleep it wakes for what it is asked to do."""
 
     def __init__(self, engine: HFEngine | VLLMEngine):
         self._engine = engine
+        self._asleep = False
         self._source: Source | None = None
         self._receiver: WeightReceiver | None = None
 
@@ -64,6 +79,7 @@ class EngineApart:
         """The weights that are sent next; what went wrong if they did not arrive."""
         if self._receiver is None:
             return "an engine has no connection for weights"
+        self._wake()
         try:
             self._receiver.update(self._engine, version)
         except SyncError as error:
@@ -74,7 +90,22 @@ class EngineApart:
     def write(self, asked: tuple[int, Sequence[Request]]) -> list[Rollout] | None:
         """Rollouts written with the weights of a version; None where these are others."""
         version, requests = asked
-        return self._engine.generate(requests) if self._engine.policy_version == version else None
+        if self._engine.policy_version != version:
+            return None
+        self._wake()
+        return self._engine.generate(requests)
+
+    def sleep(self) -> None:
+        """Leave the GPU to a trainer, as far as the engine can."""
+        if isinstance(self._engine, Sleeper) and self._engine.can_sleep and not self._asleep:
+            self._engine.sleep()
+            self._asleep = True
+        free_cached()
+
+    def _wake(self) -> None:
+        if self._asleep and isinstance(self._engine, Sleeper):
+            self._engine.wake()
+        self._asleep = False
 
     def close(self) -> None:
         self._leave("the phase has ended")
@@ -95,11 +126,17 @@ class GroupEngine:
     """The engines of a phase as one: each gets a part of the requests, about equally much to write.
 
     They are the trainers' own, or those of the group `apart`. `ahead`: whether weights are wanted again after they have
-    changed, to write with them beside an update.
+    changed, to write with them beside an update. `together`: those of the group are on the trainers' GPUs, and only one
+    side at a time has memory there for its work.
     """
 
-    def __init__(self, trainers: Group, apart: Group | None = None, ahead: bool = False):
-        self.trainers, self.apart, self._ahead = trainers, apart, ahead
+    def __init__(self, trainers: Group, apart: Group | None = None, ahead: bool = False, together: bool = False):
+        if ahead and together:
+            raise ValueError(
+                "overlap: engines write while trainers train, but with runtime.placement together they take turns on "
+                "one GPU; put the engines apart (--runtime.placement apart), or leave overlap out"
+            )
+        self.trainers, self.apart, self._ahead, self._together = trainers, apart, ahead, together
         self._version = 0
         self._training = False
 
@@ -132,9 +169,16 @@ class GroupEngine:
         if self.apart is None:
             return
         self._version = version
+        if self._together:
+            self.trainers.all("make_room")
         if self._ahead:
             self.trainers.all("keep")
         self._send(self.apart)
+
+    def rest(self) -> None:
+        """Before trainers train: engines leave them the GPUs that they share."""
+        if self.apart is not None and self._together:
+            self.apart.all("sleep")
 
     def beside(self, train: Callable[[], T], write: Callable[[], S]) -> tuple[T, S]:
         """Update the trainers, and write with the weights of before: at the same time where engines are apart.
@@ -198,6 +242,12 @@ def _both(here: Callable[[], T], there: Callable[[], S]) -> tuple[T, Future[S]]:
         raise
     thread.join()
     return result, found
+
+
+def free_cached() -> None:
+    """Give other processes what torch keeps of the GPU without using it."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def node_address() -> str:

@@ -61,7 +61,7 @@ def rl(
     if config.ptx_coef and not supervised:
         raise ValueError("ptx_coef is set, but there are no supervised examples for it")
     # Reference and critic begin as the policy does, so the workers are made before weights are restored.
-    trainers, engine = actors(run, phase, policy, config, optim, sampling, reference)
+    trainers, engine, references = actors(run, phase, policy, config, optim, sampling, reference)
     start = restore(run, phase, policy, trainers)
     ahead: Collected | None = None
     with run.interruptible(), Progress(phase, config.steps, start) as progress:
@@ -70,7 +70,7 @@ def rl(
             engine.sync(version=step)
             found = ahead or collect(engine, samples, reward, step, config, seed)
             generated = time.monotonic()
-            experiences = scored_experiences(found, config)
+            experiences = with_reference(scored_experiences(found, config), references)
             beside = [
                 experience(policy, example)
                 for example in (batch_of_step(supervised, step, config.ptx_batch, seed) if config.ptx_coef else [])
@@ -81,6 +81,7 @@ def rl(
                 Shard([experiences[i] for i in own], beside[r :: len(ranks)], [parts[i] for i in own])
                 for r, own in enumerate(ranks)
             ]
+            engine.rest()
             train = partial(trainers.each, "train", shards)
             if written_ahead(step + 1, config) and not run.asked_to_stop:
                 results, ahead = engine.beside(train, partial(collect, engine, samples, reward, step + 1, config, seed))
@@ -140,6 +141,19 @@ def scored_experiences(found: Collected, config: RLConfig) -> list[Experience]:
     groups = list(dict.fromkeys(e.group_id for e in out))
     greedy = dict(zip(groups, (s.total for s in shaped[len(own) :]), strict=True))
     return [e.replace(greedy_score=greedy[e.group_id]) for e in out]
+
+
+def with_reference(experiences: Sequence[Experience], references: Group | None) -> list[Experience]:
+    """The experiences with `ref_logprobs`, of which each process that holds the reference computes a part."""
+    found = list(experiences)
+    if references is None:
+        return found  # trainers do it
+    shares = split_groups(found, references.size)
+    answers = references.each("logprobs", [[found[i] for i in share] for share in shares])
+    for share, logprobs in zip(shares, answers, strict=True):
+        for i, each in zip(share, logprobs, strict=True):
+            found[i] = found[i].replace(ref_logprobs=each)
+    return found
 
 
 def split_groups(experiences: Sequence[Experience], ranks: int) -> list[list[int]]:

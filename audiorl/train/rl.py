@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ from audiorl.train.checkpoint import load_checkpoint
 from audiorl.train.credit import assign, mean_advantage
 from audiorl.train.ema import EMA
 from audiorl.train.optim import Optimizer, backward, idle_passes, optimizer_for
-from audiorl.types import Experience, PackedBatch, PolicyOutput
+from audiorl.types import Experience, PackedBatch
 
 if TYPE_CHECKING:
     from audiorl.runtime.zero import ZeroOptimizer
@@ -83,7 +83,8 @@ class RLWorker:
 
     `temperature` (and `audio_temperature`, of codes, where it is another) is the one that rollouts are sampled at:
     log-probs are taken under the same distribution. Made before
-    a checkpoint is restored: the critic, and the reference if none is given, begin as the policy is now.
+    a checkpoint is restored: the critic, and the reference if none is given, begin as the policy is now. With the
+    reference "apart" experiences come with its log-probs.
 
     Several workers of one `world` do together what one would do alone: counts, whitening, gradients and metrics are
     those of all ranks, wherever an experience is.
@@ -96,19 +97,21 @@ class RLWorker:
         optim: OptimConfig,
         temperature: float,
         max_tokens: int,
-        reference: Reference | None = None,
+        reference: Reference | Literal["apart"] | None = None,
         audio_temperature: float | None = None,
         world: World | None = None,
     ):
         self.policy = policy
         self.world = world or World()
         self.config = config
-        self.temperature = temperature or 1.0
-        self.audio_temperature = self.temperature if audio_temperature is None else audio_temperature or 1.0
+        self.temperature, self.audio_temperature = _temperatures(temperature, audio_temperature)
         self.max_tokens = max_tokens
         self.steps = 0
         self.kl = _controller(config)
-        self.reference = (reference or policy.reference()) if config.kl_beta > 0 else None
+        self.has_kl = config.kl_beta > 0
+        self.reference: Reference | None = None
+        if self.has_kl and reference != "apart":
+            self.reference = reference or policy.reference()
         self.critic = critic_of(policy, config.critic.shared) if config.advantage == "gae" else None
         updates = config.steps * config.epochs * config.mini_batches
         trained = policy.trainable()
@@ -142,21 +145,16 @@ class RLWorker:
         engine = gather(experiences, "engine_logprobs", torch.device("cpu"))
         assert engine is not None
         check_finite(experiences, engine, "the engine's log-prob")
+        temperatures = self.temperature, self.audio_temperature
         if self.reference is not None:
-            reference = self.reference
-            found = self._filled(found, "ref_logprobs", lambda b: by_code(self._forward(reference, b)))
+            found = with_logprobs(found, "ref_logprobs", self.reference, config, *temperatures)
+        assert not self.has_kl or all(e.ref_logprobs is not None for e in found), "the reference is apart"
         # With a single update the old policy is the current one: its log-probs come with the loss.
-        if config.epochs * config.mini_batches > 1 or (config.kl_in == "reward" and self.reference is not None):
-            found = self._filled(found, "old_logprobs", lambda b: by_code(self._forward(self.policy, b)))
+        if config.epochs * config.mini_batches > 1 or (config.kl_in == "reward" and self.has_kl):
+            found = with_logprobs(found, "old_logprobs", self.policy, config, *temperatures)
         if self.critic is not None:
-            found = self._filled(found, "values", self.critic)
+            found = fill(found, "values", self.critic, config.micro_batch_tokens, config.share_prompts)
         return found
-
-    def _forward(self, model: AudioPolicy | Reference, batch: PackedBatch) -> PolicyOutput:
-        return model.forward(batch, self.temperature, audio_temperature=self.audio_temperature)
-
-    def _filled(self, experiences: Sequence[Experience], name: str, forward: Any) -> list[Experience]:
-        return fill(experiences, name, forward, self.config.micro_batch_tokens, self.config.share_prompts)
 
     # -- the update -----------------------------------------------------------------------------------------------
 
@@ -182,7 +180,7 @@ class RLWorker:
         metrics = {name: value / updates for name, value in totals.items()}
         if self.critic is not None:
             metrics |= self._value_metrics(experiences)
-        if self.reference is not None:
+        if self.has_kl:
             if self.config.kl_in == "reward":
                 metrics |= self._mean_kl(experiences)
             metrics["kl/beta"] = self.kl.beta
@@ -465,6 +463,28 @@ class RLWorker:
     def beta(self) -> float:
         """The KL coefficient as it is now."""
         return self.kl.beta
+
+
+def with_logprobs(
+    experiences: Sequence[Experience],
+    name: Literal["old_logprobs", "ref_logprobs"],
+    model: AudioPolicy | Reference,
+    config: RLConfig,
+    temperature: float,
+    audio_temperature: float | None,
+) -> list[Experience]:
+    """The experiences with the log-probs of `model` at the temperatures that rollouts are sampled at."""
+    text, audio = _temperatures(temperature, audio_temperature)
+
+    def forward(batch: PackedBatch) -> Tensor:
+        return by_code(model.forward(batch, text, audio_temperature=audio))
+
+    return fill(experiences, name, forward, config.micro_batch_tokens, config.share_prompts)
+
+
+def _temperatures(text: float, audio: float | None) -> tuple[float, float]:
+    """Of text and of codes, under which log-probs are taken: of greedy answers the model's own."""
+    return text or 1.0, (text if audio is None else audio) or 1.0
 
 
 def _controller(config: RLConfig) -> FixedKL | HorizonKL | LogSpaceKL:

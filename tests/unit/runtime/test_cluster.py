@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import torch
 
 from audiorl.cli import main
 from audiorl.recipe import load_recipe
-from audiorl.runtime.cluster import Cluster, RayGroup, bundles, check_answers, check_fits, connected
+from audiorl.runtime.cluster import Cluster, RayGroup, Seat, bundles, check_answers, check_fits, connected, seats
 from audiorl.runtime.config import RuntimeConfig, set_current
 from audiorl.runtime.ranks import RankError
 from audiorl.runtime.world import World
@@ -27,6 +28,13 @@ from tests.unit.runtime.test_ranks import DATA, RECIPE, assert_equal_runs, rewin
 RAY = ("--runtime.kind", "ray", "--runtime.ranks", "2")
 
 pytestmark = pytest.mark.usefixtures("own_runtime")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two trainers with an engine in the place of each, and two references: what all tests of this file use."""
+    with connected(RuntimeConfig(kind="ray", ranks=2, engines=2, placement="together", references=2)) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +180,27 @@ def test_ray_trains_as_one_process_and_either_goes_on_where_the_other_stopped(
         assert_equal_runs(one, two)
 
 
+def test_engines_together_with_trainers_train_as_one_process(cluster: Cluster, one: Path, tmp_path: Path) -> None:
+    two = tmp_path / "two"
+    together = ("--runtime.engines", "2", "--runtime.placement", "together")
+    assert main(["train", str(RECIPE), "--out", str(two), *RAY, *together]) == 0
+    assert_equal_runs(one, two)
+
+
+@pytest.mark.parametrize(("kind", "references"), [("grpo", "1"), ("ppo", "2")])
+def test_a_reference_apart_trains_as_one_process(
+    kind: str, references: str, cluster: Cluster, one: Path, tmp_path: Path
+) -> None:
+    """With the KL in the loss, and in the reward of PPO."""
+    local, apart = (one if kind == "grpo" else tmp_path / "one"), tmp_path / "apart"
+    if kind == "ppo":
+        assert main(["train", str(RECIPE), "--kind", kind, "--out", str(local)]) == 0
+    options = [*RAY, "--runtime.references", references]
+    assert main(["train", str(RECIPE), "--kind", kind, "--out", str(apart), *options]) == 0
+    assert_equal_runs(local, apart)
+    assert all(row["kl/beta"] > 0 for row in rows(apart, "rl")) and abs(rows(apart, "rl")[-1]["kl"]) > 1e-3
+
+
 def test_ray_learns_preferences_and_judgements_as_one_process(cluster: Cluster, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     assert main(["train", str(DATA), "--out", str(one)]) == 0
@@ -292,9 +321,54 @@ def test_what_does_not_fit_is_said_with_numbers() -> None:
         check_fits(bundles(runtime, gpus=False), [{"CPU": 2.0}], runtime)
 
 
+def test_engines_together_share_the_bundles_of_trainers() -> None:
+    """Three trainers and two engines on three GPUs: the last trainer has its own whole."""
+    runtime = RuntimeConfig(kind="ray", ranks=3, engines=2, engine="vllm", placement="together")
+    half, whole = {"CPU": 1.0, "GPU": 0.5}, {"CPU": 1.0, "GPU": 1.0}
+    trainers, engines = [Seat(0, half), Seat(1, half), Seat(2, whole)], [Seat(0, half), Seat(1, half)]
+    assert seats(runtime, gpus=True) == trainers + engines
+    wanted = bundles(runtime, gpus=True)
+    assert wanted == [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}]
+    assert bundles(runtime, gpus=False) == [{"CPU": 2.0}, {"CPU": 2.0}, {"CPU": 1.0}]
+    check_fits(wanted, [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 1.0, "GPU": 1.0}], runtime)
+    message = (
+        "runtime.ranks 3 and runtime.engines 2 on their GPUs need 3 GPUs and 5 CPUs, but the cluster has 2 GPUs and 8"
+    )
+    with pytest.raises(ValueError, match=message):
+        check_fits(wanted, [{"CPU": 8.0, "GPU": 2.0}], runtime)
+    with pytest.raises(ValueError, match="but the cluster has 3 GPUs and 5 CPUs on 3 node"):
+        check_fits(wanted, [*[{"CPU": 1.0, "GPU": 1.0}] * 2, {"CPU": 3.0, "GPU": 1.0}], runtime)
+
+
+def test_references_have_gpus_behind_all_others() -> None:
+    one = {"CPU": 1.0, "GPU": 1.0}
+    apart = RuntimeConfig(kind="ray", ranks=2, engines=1, engine="vllm", engine_gpus=4, references=2)
+    assert bundles(apart, gpus=True) == [one, one, {"CPU": 1.0, "GPU": 4.0}, one, one]
+    assert [seat.bundle for seat in seats(apart, gpus=True)] == [0, 1, 2, 3, 4]
+    together = RuntimeConfig(kind="ray", ranks=2, engines=1, placement="together", references=1)
+    assert [seat.bundle for seat in seats(together, gpus=True)] == [0, 1, 0, 2]
+    assert bundles(together, gpus=True) == [{"CPU": 2.0, "GPU": 1.0}, one, one]
+    with pytest.raises(ValueError, match=r"runtime.references 2 need 8 GPUs and 5 CPUs, but the cluster has 7 GPUs"):
+        check_fits(bundles(apart, gpus=True), [{"CPU": 9.0, "GPU": 7.0}], apart)
+
+
+def test_places_of_a_smaller_run(cluster: Cluster) -> None:
+    set_current(RuntimeConfig(kind="ray", ranks=1, engines=1, references=2))
+    assert [cluster.places(role) for role in ("trainer", "engine", "reference")] == [
+        range(1),
+        range(2, 3),
+        range(4, 6),
+    ]
+    set_current(RuntimeConfig(kind="ray", ranks=1, references=3))
+    with pytest.raises(ValueError, match="3 references are wanted, but the cluster was made for fewer"):
+        cluster.places("reference")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--runtime.references", "1"], "a reference apart from the trainers needs --runtime.kind ray"),
+        ([*RAY, "--runtime.references=-1"], "runtime.references is -1; it must be at least 0"),
         (["--runtime.address", "127.0.0.1:6379"], "only --runtime.kind ray connects to a cluster"),
         (["--runtime.engines", "1"], "engines apart from the trainers need --runtime.kind ray"),
         ([*RAY, "--runtime.engine-gpus", "2"], "only --runtime.engine vllm can use several"),

@@ -11,30 +11,34 @@ from pathlib import Path
 import pytest
 import torch
 
-from audiorl.config import ModelConfig, OptimConfig
-from audiorl.models import AudioPolicy, qwen_omni
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig
+from audiorl.models import AudioPolicy, load_policy, qwen_omni
 from audiorl.models.policy import Weights, named
 from audiorl.rollout.hf import HFEngine
 from audiorl.runtime.cluster import Cluster, RayGroup, connected
 from audiorl.runtime.config import RuntimeConfig, set_current
 from audiorl.runtime.team import check_engine
-from audiorl.train.actors import ModelFile, _actor
+from audiorl.runtime.world import World
+from audiorl.train import loop
+from audiorl.train.actors import Actor, ModelFile, _actor, _reference
 from audiorl.train.engines import EngineApart, GroupEngine
 from audiorl.train.loop import rl
+from audiorl.train.rl import RLWorker, Shard, Trained
 from audiorl.train.run import Run
-from audiorl.types import Request, Rollout, Sample, Score
+from audiorl.types import Experience, Request, Rollout, Sample, Score
 from tests.conftest import TEXTS, make_omni
 from tests.unit.train.test_overlap import CONFIG, OPTIM, SAMPLING, assert_same, column, even
 
 RAY = RuntimeConfig(kind="ray", engines=1)
+TOGETHER = replace(RAY, placement="together")
 
 pytestmark = pytest.mark.usefixtures("own_runtime")
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """One trainer and one engine, whose processes all tests of this file use."""
-    with connected(RAY) as found:
+    """A trainer, an engine in its place and a reference, whose processes all tests of this file use."""
+    with connected(replace(TOGETHER, references=1)) as found:
         yield found
 
 
@@ -124,6 +128,188 @@ def test_a_death_in_the_middle_of_a_transfer(cluster: Cluster, samples: list[Sam
     engine.close()
 
 
+# -- together with trainers ------------------------------------------------------------------------------------------
+
+
+class Diary:
+    """A file that processes write in."""
+
+    def __init__(self, path: str):
+        self.path = Path(path)
+
+    def note(self, what: str) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{what}\n")
+
+
+class Dozing(HFEngine):
+    """An engine that can sleep, as vLLM on a GPU, and cannot do anything else meanwhile."""
+
+    can_sleep = True
+    diary: Diary
+    asleep = False
+
+    def sleep(self) -> None:
+        assert not self.asleep
+        self.asleep = True
+        self.diary.note("sleep")
+
+    def wake(self) -> None:
+        assert self.asleep
+        self.asleep = False
+        self.diary.note("wake")
+
+    def update_weights(self, weights: Weights, version: int) -> None:
+        self._awake("receive")
+        super().update_weights(weights, version)
+
+    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
+        self._awake("write")
+        return super().generate(requests)
+
+    def _awake(self, what: str) -> None:
+        if self.asleep:
+            raise AssertionError(f"{what}, but the engine sleeps")
+        self.diary.note(what)
+
+
+class Noting(Actor):
+    diary: Diary
+
+    def make_room(self) -> None:
+        super().make_room()
+        self.diary.note("room")
+
+    def train(self, shard: Shard) -> Trained:
+        self.diary.note("train")
+        return super().train(shard)
+
+
+def dozing(start: ModelFile[AudioPolicy], path: str) -> EngineApart:
+    engine = Dozing(start.load(), SAMPLING)
+    engine.diary = Diary(path)
+    worker = EngineApart(engine)
+    worker.sleep()
+    return worker
+
+
+def noting(start: ModelFile[AudioPolicy], config: RLConfig, path: str) -> Noting:
+    worker = Noting(start.load(), config, OPTIM, SAMPLING, None, World.of_process_group())
+    worker.diary = Diary(path)
+    return worker
+
+
+def test_engines_sleep_while_trainers_train_and_wake_to_write(
+    cluster: Cluster, samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine dies between the answers and the greedy answers of the second step: the new one begins asleep."""
+    config = replace(CONFIG, advantage="remax", overlap=False, steps=3)
+    diary = tmp_path / "diary"
+
+    def workers(run: Run, phase: str, policy: AudioPolicy, *_: object) -> tuple[RayGroup, GroupEngine, None]:
+        start = ModelFile.save(run, phase, "start", policy)
+        trainers = RayGroup("trainer", noting, start, config, str(diary))
+        engines = RayGroup("engine", dozing, start, str(diary))
+        return trainers, GroupEngine(trainers, engines, together=True), None
+
+    trained = {}
+    cluster.restarts = 1
+    for name in ("local", "together"):
+        if name == "together":
+            set_current(TOGETHER)
+            monkeypatch.setattr(loop, "actors", workers)
+        trained[name] = make_omni(ModelConfig(audio="full"))
+        run = Run.create(tmp_path / name, "together", [], config)
+        reward = EvenAndDeadly(cluster, {"1": 1} if name == "together" else {})
+        rl(trained[name], samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
+    assert cluster.restarts == 0
+    assert_same(trained["together"], trained["local"], 1e-5)
+    step = ["room", "wake", "receive", "write", "write", "sleep", "train"]
+    died = ["room", "wake", "receive", "write", "sleep", "wake", "receive", "write", "sleep", "train"]
+    assert diary.read_text().split() == ["room", "sleep", *step[1:], *died, *step]
+
+
+def test_what_takes_turns_cannot_overlap(cluster: Cluster, samples: list[Sample], tmp_path: Path) -> None:
+    set_current(TOGETHER)
+    run = Run.create(tmp_path / "run", "together", [], CONFIG)
+    with pytest.raises(ValueError, match=r"overlap: .* runtime.placement together they take turns .* put the engines"):
+        rl(make_omni(), samples, even, run, config=CONFIG, optim=OPTIM, sampling=SAMPLING)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "message"),
+    [
+        (RuntimeConfig(kind="ray", placement="together"), "there are no engines to place; add --runtime.kind ray"),
+        (replace(TOGETHER, engines=2), "runtime.engines 2 are more than runtime.ranks 1"),
+        (replace(TOGETHER, engine="vllm", engine_gpus=2), "cannot have runtime.engine_gpus 2; put engines of several"),
+    ],
+)
+def test_engines_that_cannot_be_together_with_trainers(runtime: RuntimeConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=f"runtime.placement together: .*{message}"):
+        runtime.check()
+
+
+# -- references apart ------------------------------------------------------------------------------------------------
+
+
+def test_a_reference_apart_that_dies_and_is_not_the_policys_start(
+    cluster: Cluster, samples: list[Sample], tmp_path: Path
+) -> None:
+    """As in a second phase that is held to another policy than it begins with."""
+    config = replace(CONFIG, kl_beta=0.5, overlap=False, steps=3)
+    trained, reference = {}, make_omni(ModelConfig(audio="full"), seed=1).reference()
+    cluster.restarts = 1
+    for name, runtime, reward in (
+        ("local", RuntimeConfig(), even),
+        ("apart", replace(RAY, engines=0, references=1), EvenAndDeadly(cluster, {"1": 2})),
+    ):
+        set_current(runtime)
+        policy = trained[name] = make_omni(ModelConfig(audio="full"))
+        run = Run.create(tmp_path / name, "reference", [], config)
+        rl(policy, samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING, reference=reference)
+    assert cluster.restarts == 0
+    assert_same(trained["apart"], trained["local"], 1e-5)
+    for metric in ("kl", "policy/loss", "grad_norm"):
+        one, two = (column(tmp_path / name, metric) for name in trained)
+        assert two == pytest.approx(one, abs=1e-5, rel=1e-4), metric
+    assert column(tmp_path / "apart", "kl")[0] > 1e-3, "it is another"
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_reference_apart_below_an_adapter(learned: bool, samples: list[Sample], tmp_path: Path) -> None:
+    """Its log-probs are those of the base model, also where a phase begins with an adapter that has learned."""
+    make_omni().save(tmp_path / "base")
+    policy = load_policy(tmp_path / "base", ModelConfig(lora=LoraConfig(rank=4)))
+    reference = policy.reference()
+    if learned:
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(0)
+            policy.load_weights({name: t + torch.randn_like(t) for name, t in policy.weights().items()})
+    run = Run.create(tmp_path / "run", "reference", [], CONFIG)
+    start = ModelFile.save(run, "rl", "start", policy)
+    found = [Experience.from_rollout(r) for r in HFEngine(policy, SAMPLING).generate([Request(s, 2) for s in samples])]
+    worker = RLWorker(policy, replace(CONFIG, kl_beta=0.5), OPTIM, 1.0, 8, reference)
+    apart = _reference(start, worker.config, SAMPLING, "base" if learned else None)
+    for e, logprobs in zip(worker.prepare(found), apart.logprobs(found), strict=True):
+        assert e.ref_logprobs is not None
+        torch.testing.assert_close(logprobs, e.ref_logprobs, atol=1e-6, rtol=0)
+        here = e.engine_logprobs
+        assert here is not None and torch.allclose(here, e.ref_logprobs, atol=1e-4) != learned
+
+
+def test_trainers_hold_no_reference_that_is_apart() -> None:
+    config = replace(CONFIG, kl_beta=0.5)
+    worker = RLWorker(make_omni(), config, OPTIM, 1.0, 8, "apart")
+    assert worker.reference is None and worker.has_kl
+    experience = Experience(
+        torch.tensor([3, 4]), torch.tensor([False, True]), prompt_length=1, engine_logprobs=torch.zeros(2)
+    )
+    with pytest.raises(AssertionError, match="the reference is apart"):
+        worker.prepare([experience])
+    filled = experience.replace(ref_logprobs=torch.tensor([0.0, -2.0]))
+    assert worker.prepare([filled])[0].ref_logprobs is filled.ref_logprobs
+
+
 # -- vLLM ------------------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +346,8 @@ def test_vllm_writes_with_the_trainers_weights(
     ],
 )
 def test_vllm_beside_trainers_that_have_a_process_group(runtime: RuntimeConfig) -> None:
-    with pytest.raises(ValueError, match=r"vLLM makes a process group .* --runtime.kind ray --runtime.engines N"):
+    message = r"vLLM makes a process group .* --runtime.kind ray --runtime.engines N .* --runtime.placement together"
+    with pytest.raises(ValueError, match=message):
         runtime.check()
 
 

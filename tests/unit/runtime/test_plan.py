@@ -195,9 +195,22 @@ def test_zero_stages_of_the_paper() -> None:
     held = []
     for stage in (0, 1, 2, 3):
         layout = Layout(gpus=64, zero=stage, master_weights=True, reference="none", assume=NOTHING_ASSUMED)  # type: ignore[arg-type]
-        parts = {p.name: max(p.bytes) for p in make_plan(size, layout).gpus[0].parts}
+        parts = {p.name: p.bytes[PHASES.index("backward")] for p in make_plan(size, layout).gpus[0].parts}
         held.append(round((parts["weights"] + parts["gradients"] + parts["optimizer"]) / 1e9, 1))
     assert held == [120.0, 31.4, 16.6, 1.9]
+
+
+def test_zero_3_holds_whole_weights_between_updates() -> None:
+    """Of 1000 numbers 700 are in layers, of which 300 are gathered at a time, and 50 see images; 2 bytes each."""
+    size = Size(TINY, {"decoder layers": 700, "embeddings": 250, "vision tower": 50}, 900, 0, 0, 200, 100)
+    assume = replace(NOTHING_ASSUMED, zero_live=300)
+    layout = Layout(gpus=4, zero=3, critic="own", engine="hf", assume=assume)
+    parts = {p.name: dict(zip(PHASES, p.bytes, strict=True)) for p in make_plan(size, layout).gpus[0].parts}
+    for name in ("weights", "critic weights"):
+        assert parts[name]["backward"] == 2 * (1000 / 4 + 250 + 300)
+        for phase in ("generate", "score", "step", "sync"):
+            assert parts[name][phase] == 2 * (1000 / 4 + 1000)
+    assert set(parts["reference"].values()) == {2 * 900}, "a copy of what is trained, which nobody divides"
 
 
 TINY = Shape("llama", layers=2, hidden=8, intermediate=16, heads=2, kv_heads=1, head_dim=4, vocabulary=32)
@@ -345,10 +358,11 @@ def test_an_engine_takes_its_fraction_and_its_parallel_ranks_share_it() -> None:
     shape = replace(TINY, heads=8, kv_heads=4, head_dim=64, layers=10)
     size = Size(shape, {"decoder layers": 2 * GIB, "audio tower": GIB // 2}, 0, 0, 0, 0, 0)
     assume = replace(NOTHING_ASSUMED, engine_workspace_gib=1.0)
-    layout = Layout(gpu_gib=20, gpus=8, gpu_fraction=0.5, prompt_tokens=100, response_tokens=100, assume=assume)
+    apart: dict[str, Any] = dict(gpus=16, placement="apart", engine_gpus=8)
+    layout = Layout(gpu_gib=20, gpu_fraction=0.5, prompt_tokens=100, response_tokens=100, assume=assume, **apart)
     caches = {}
     for tp in (1, 4, 8):
-        gpu = make_plan(size, replace(layout, tensor_parallel=tp)).gpus[0]
+        gpu = make_plan(size, replace(layout, tensor_parallel=tp)).gpus[1]
         parts = {p.name: dict(zip(PHASES, p.bytes, strict=True)) for p in gpu.parts}
         weights = 2 * (2 * GIB / tp + GIB // 2)
         assert parts["engine's weights"]["generate"] == weights
@@ -385,14 +399,24 @@ def test_references_and_critics() -> None:
         return {p.name: dict(zip(PHASES, p.bytes, strict=True)) for p in make_plan(size, layout).gpus[0].parts}
 
     assert parts()["reference"]["backward"] == 1600, "what is trained, in two bytes; the rest is shared"
-    offloaded = parts(reference="offload")["reference"]
-    assert (offloaded["score"], offloaded["backward"]) == (1600, 0)
     assert "reference" not in parts(reference="none") and "reference" not in parts(lora_rank=4)
     own = parts(critic="own")
     assert own["critic weights"]["step"] == 1600 and own["critic optimizer"]["step"] == 2 * 2 * 700
     assert own["activations"]["backward"] == 2 * parts()["activations"]["backward"]
     assert parts(critic="shared").keys() == parts().keys()
     assert parts(ema=True)["moving average"]["sync"] == 3200
+
+
+def test_a_reference_apart_has_gpus_of_its_own() -> None:
+    size = Size(TINY, {"decoder layers": 1000}, 800, 0, 0, 0, 100)
+    layout = Layout(gpus=8, reference="apart", reference_gpus=2, engine="hf", assume=NOTHING_ASSUMED)
+    trainer, reference = make_plan(size, layout).gpus
+    assert (trainer.count, reference.count) == (6, 2)
+    assert "reference" not in {p.name for p in trainer.parts}
+    (weights,) = (p for p in reference.parts if p.name == "weights")
+    assert set(weights.bytes) == {2000}, "the whole model, in two bytes"
+    waiting, scoring = (reference.totals[PHASES.index(phase)] for phase in ("backward", "score"))
+    assert waiting == 2000 < scoring == reference.peak
 
 
 def test_precision_of_adapters() -> None:
@@ -410,8 +434,10 @@ def test_precision_of_adapters() -> None:
         (dict(gpus=8, engine_gpus=2), "--engine-gpus are for --placement apart"),
         (dict(gpus=8, engine_gpus=8, placement="apart"), "--engine-gpus is 8 of 8 GPUs"),
         (dict(gpus=8, engine_gpus=2, placement="apart", engine="hf"), "cannot be apart"),
-        (dict(gpus=4, nodes=2, tensor_parallel=8), "lies within a node of 4 GPUs"),
+        (dict(gpus=4, nodes=2, engine_gpus=4, placement="apart", tensor_parallel=8), "lies within a node of 4 GPUs"),
+        (dict(gpus=8, tensor_parallel=2), "together, an engine shares one trainer's GPU"),
         (dict(gpus=8, engine_gpus=3, placement="apart", tensor_parallel=2), "must fill the 3 GPUs"),
+        (dict(reference="apart"), "1 GPUs leave none to a trainer beside 1 for engines and the reference"),
         (dict(autocast=True), "--autocast is for float32 weights"),
         (dict(reference="lora"), "needs --lora-rank"),
         (dict(micro_batch_tokens=900), "do not hold one prompt of 600 and response of 400"),
@@ -441,7 +467,8 @@ def test_impossible_layouts(options: dict[str, Any], words: str) -> None:
 )
 def test_layouts_that_do_not_go_with_a_model(shape: Shape, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        make_plan(Size(shape, {"decoder layers": 10}, 10, 0, 0, 0, 0), Layout(gpus=8, zero=3, **options))
+        layout = Layout(gpus=8, zero=3, placement="apart", engine_gpus=4, **options)
+        make_plan(Size(shape, {"decoder layers": 10}, 10, 0, 0, 0, 0), layout)
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
