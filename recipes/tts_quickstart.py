@@ -90,7 +90,7 @@ class Config:
     sft: SFTConfig = SFTConfig(steps=500, batch_size=32, micro_batch_tokens=4000, save_every=100)
     sft_optim: OptimConfig = OptimConfig(lr=1.5e-3, warmup_steps=50, schedule="cosine")
     lora: LoraConfig = LoraConfig(rank=8)
-    """What GRPO trains: of all weights each step moves those more at random that the reward says nothing about."""
+    """What GRPO trains. Every step also moves weights at random; adapters, being few, lead the policy less astray."""
     grpo: RLConfig = RLConfig(
         steps=80,
         prompts_per_step=16,

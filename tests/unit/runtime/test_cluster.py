@@ -187,7 +187,7 @@ def test_engines_together_with_trainers_train_as_one_process(cluster: Cluster, o
     assert_equal_runs(one, two)
 
 
-@pytest.mark.parametrize(("kind", "references"), [("grpo", "1"), ("ppo", "2")])
+@pytest.mark.parametrize(("kind", "references"), [("grpo", "2"), pytest.param("ppo", "1", marks=pytest.mark.slow)])
 def test_a_reference_apart_trains_as_one_process(
     kind: str, references: str, cluster: Cluster, one: Path, tmp_path: Path
 ) -> None:

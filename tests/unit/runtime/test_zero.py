@@ -46,7 +46,8 @@ def test_a_stage_trains_as_one_process(stage: int, plain: Path, tmp_path: Path) 
     assert_equal_runs(plain, out)
 
 
-@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_preferences_and_judgements_are_learned_as_in_one_process(stage: int, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     audiorl("train", str(DATA), "--out", str(one))
