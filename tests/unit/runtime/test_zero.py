@@ -112,6 +112,7 @@ def test_without_deepspeed_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, s
         optimizer_for(policy, OptimConfig(), 1, World())
 
 
+@pytest.mark.usefixtures("own_runtime")
 def test_training_that_does_not_use_it_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     codec = RECIPE.parents[3] / "recipes" / "codec.py"
     assert main(["train", str(codec), "--tiny", "--out", str(tmp_path / "run"), "--runtime.zero", "2"]) == 2
