@@ -37,7 +37,8 @@ class Learner(Generic[M]):
         self.optimizer = optimizer_for(model, optim, steps, self.world)
 
     def learn(self, packs: Sequence[P], loss: Callable[[P], Tensor]) -> None:
-        """Add the gradients of every pack's loss, and run as many passes without one as other ranks need."""
+        """The gradients of every pack's loss, and as many passes without one as other ranks need."""
+        self.optimizer.zero_grad()
         idle = idle_passes(len(packs), self.world, self.optimizer)
         for pack in packs:
             backward(loss(pack), self.optimizer)
@@ -45,7 +46,7 @@ class Learner(Generic[M]):
             backward(0 * self._nothing().sum(), self.optimizer)
 
     def step(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """One update from what `learn` has added. Returns its metrics, and `sums` over all ranks."""
+        """One update from the gradients of `learn`. Returns its metrics, and `sums` over all ranks."""
         self.optimizer.gather_gradients()
         metrics = self.world.add_up(sums) | self.optimizer.step()
         self.model.weights_changed()

@@ -115,7 +115,6 @@ class PreferenceWorker(Learner[AudioPolicy]):
                     sums[f"preference/{name}"] += float(values.sum()) / count
             return total
 
-        self.optimizer.zero_grad()
         self.learn(group_packs(groups, self.config.micro_batch_tokens), loss)
 
     def _losses(
@@ -189,7 +188,6 @@ class PreferenceWorker(Learner[AudioPolicy]):
                 sums["preference/baseline"] += len(places) * float(baseline) / count
             return total
 
-        self.optimizer.zero_grad()
         self.learn(group_packs(own, self.config.micro_batch_tokens), loss)
 
     def _kto_options(self) -> dict[str, float]:

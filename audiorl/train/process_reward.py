@@ -115,7 +115,6 @@ class ProcessRewardWorker(Learner[AudioPolicy]):
         """One update. Returns means over the steps of all ranks."""
         sums: dict[str, float] = defaultdict(float)
         steps = sum(self.world.gather(sum(len(i.steps) for i in items)))
-        self.optimizer.zero_grad()
         with self.model.hear_once():
             marked = [self.judge.marked(i.sample, i.steps) for i in items]
 

@@ -35,7 +35,6 @@ class RewardModelWorker(Learner[ValueModel]):
         """One update from the mean loss over the pairs of all ranks. Returns means over them."""
         sums: dict[str, float] = defaultdict(float)
         count = sum(self.world.gather(len(pairs)))
-        self.optimizer.zero_grad()
         with self.model.trunk.hear_once():
             groups = pair_experiences(self.model.trunk, pairs)
 

@@ -30,7 +30,6 @@ class SFTWorker(Learner[AudioPolicy]):
     def train(self, examples: Sequence[Example]) -> dict[str, float]:
         per_sequence = self.sft.weighting == "sequence"
         sums = {"sft/loss": 0.0, "policy/entropy": 0.0}
-        self.optimizer.zero_grad()
         with self.policy.hear_once():
             experiences = [experience(self.policy, e) for e in examples]
             lengths, own = self.world.gather_list(counts(experiences))

@@ -60,6 +60,8 @@ def assert_equal_runs(one: Path, two: Path, phases: Sequence[str] = ("sft", "rl"
         for a, b in zip(rows(one, phase), rows(two, phase), strict=True):
             assert a.keys() == b.keys()
             timeless = [k for k in a if not k.startswith(("time", "tokens_per_s", "phase"))]
+            if a["step"] == 1:  # the policy is its reference: rounding alone decides which answer is preferred
+                timeless = [k for k in timeless if k != "preference/accuracy"]
             assert [b[k] for k in timeless] == pytest.approx([a[k] for k in timeless], abs=1e-5, rel=1e-5)
         assert rows(one, phase) and all(row["grad_norm"] > 0 for row in rows(one, phase)[-2:])
     files = sorted(p.relative_to(one) for p in one.glob("checkpoints/*/*_*/*.safetensors"))
