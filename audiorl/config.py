@@ -46,6 +46,8 @@ class ModelConfig:
     audio: Literal["frozen", "projector", "full"] = "frozen"
     lora: LoraConfig | None = None
     gradient_checkpointing: bool = False
+    only: tuple[str, ...] = ()
+    """Of what would be trained only the weights in whose names one of these regular expressions is found; (): all."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     audio_cache_mb: int = 4096
     """Memory for clips already heard by a frozen tower."""

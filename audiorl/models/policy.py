@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -144,6 +145,8 @@ class AudioPolicy(nn.Module):
                 module.requires_grad_(True)
         if self.config.audio == "full":
             self.backbone.tower(self.model).requires_grad_(True)
+        if self.config.only:
+            self._freeze_all_but(self.config.only)
         if self.config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             self.model.train()  # transformers checkpoints only in training mode
@@ -152,6 +155,14 @@ class AudioPolicy(nn.Module):
                     module.p = 0.0  # log-probs of the same tokens must agree between two passes
         else:
             self.model.eval()
+
+    def _freeze_all_but(self, patterns: Sequence[str]) -> None:
+        trained = self.trainable()
+        for pattern in patterns:
+            if not any(re.search(pattern, name) for name in trained):
+                raise ValueError(f"model.only: {pattern!r} is in no name of a trained weight, such as {min(trained)!r}")
+        for name, p in trained.items():
+            p.requires_grad_(any(re.search(pattern, name) for pattern in patterns))
 
     @property
     def device(self) -> torch.device:

@@ -114,3 +114,26 @@ def test_a_low_rank_adapter_learns_beside_frozen_weights(samples: list[Sample], 
     assert float((after - before).abs().max()) > 1e-3
     policy.save(tmp_path / "adapter")
     assert torch.equal(torch.cat(logprobs(load_policy(tmp_path / "adapter"), batch)), after)
+
+
+def test_only_the_weights_that_are_named_learn(samples: list[Sample], tmp_path: Path) -> None:
+    make_text().save(tmp_path / "base")
+    policy = load_policy(tmp_path / "base", ModelConfig(only=(r"layers\.1\.self_attn", r"^model\.norm\.")))
+    assert {n.split(".")[1] for n in policy.trainable()} == {"layers", "norm"}
+    batch = groups_of_three(policy, samples)
+    before = {n: p.detach().clone() for n, p in policy.model.named_parameters()}
+    optimizer = Optimizer(policy.trainable(), OptimConfig(lr=1e-2), 1)
+    torch.cat(logprobs(policy, batch)).sum().backward()
+    optimizer.step()
+    changed = {n for n, p in policy.model.named_parameters() if not torch.equal(p, before[n])}
+    assert changed == set(policy.trainable()) and "model.norm.weight" in changed
+    policy.save(tmp_path / "trained")
+    assert torch.equal(
+        torch.cat(logprobs(load_policy(tmp_path / "trained"), batch)), torch.cat(logprobs(policy, batch))
+    )
+
+
+def test_a_pattern_that_names_no_trained_weight_is_a_mistake(tmp_path: Path) -> None:
+    make_text().save(tmp_path / "base")
+    with pytest.raises(ValueError, match=r"model\.only: 'q_prj' is in no name of a trained weight, such as '"):
+        load_policy(tmp_path / "base", ModelConfig(only=("norm", "q_prj")))
