@@ -1,0 +1,118 @@
+"""Which weights of a small model that speaks learn from 256 rewards a step? Compare the gradients of different texts.
+
+    python tools/gradient_agreement.py runs/tts-0 [--texts 64] [--samples 16] [--temperature 0.7]
+
+The supervised model of a run of `recipes/tts_quickstart.py` says texts of the practice split, `samples` times each.
+Their policy gradients, with the reward's group advantages, are added up in four parts of different texts. Of each kind
+of weights the mean cosine between the parts is printed with its standard error: near 0 is noise. Beside it is the
+correlation within groups of the reward with the mean log-prob of the answer's frames: what there is in being surer.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from audiorl.algos.packing import micro_batches, pack_experiences
+from audiorl.judges.character_ctc import load as load_ear
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.recipe import load_recipe, parse_config
+from audiorl.rewards.speech import Intelligibility, Listener
+from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.voice import CodecVoice
+from audiorl.train.batches import counts, spread
+from audiorl.train.checkpoint import read_json
+from audiorl.types import Experience, Request, Rollout
+from tokenizers_audio.unified import load as load_tokenizer
+
+PARTS = 4
+
+
+def kind(name: str) -> str:
+    if name.startswith("model.norm."):
+        return "last norm"
+    for part, title in (
+        ("norm", "other norms"),
+        ("self_attn", "attention"),
+        ("audio_mlp", "speech FFNs"),
+        ("mlp", "text FFNs"),
+        ("embed", "embeddings"),
+    ):
+        if part in name:
+            return title
+    return "heads"
+
+
+def gradients(
+    policy: AudioPolicy, rollouts: Sequence[Rollout], advantages: Sequence[float], temperature: float
+) -> Mapping[str, Tensor]:
+    """The policy gradient of the rollouts by kind of weights, each one vector."""
+    found = [Experience.from_rollout(r) for r in rollouts]
+    policy.model.zero_grad()
+    for indices in micro_batches(found, 6000, True):
+        part = [found[i] for i in indices]
+        logprobs = policy.forward(pack_experiences(part, True), 1.0, None, temperature).logprobs
+        (-(spread([advantages[i] for i in indices], counts(part)) * logprobs).sum()).backward()
+    out: dict[str, list[Tensor]] = {}
+    for name, p in policy.trainable().items():
+        if p.grad is not None:
+            out.setdefault(kind(name), []).append(p.grad.flatten().clone())
+    return {name: torch.cat(parts) for name, parts in out.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--texts", type=int, default=64)
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    args = parser.parse_args()
+    if args.texts % PARTS or args.samples < 2:
+        parser.error(f"--texts must be a multiple of {PARTS}, --samples at least 2")
+    about = read_json(args.run / "config.json")
+    recipe = load_recipe(about["recipe"])
+    config = parse_config(recipe, about["argv"])
+    torch.set_num_threads(config.threads)
+    checkpoint = args.run / read_json(args.run / "state.json")["checkpoints"]["sft"]
+    policy = load_policy(checkpoint, codec=load_tokenizer(args.run / "codec"))
+
+    known = recipe.recordings(config)
+    texts = [recipe.prompt(words, known) for words in recipe.splits(config)[1][: args.texts]]
+    engine = HFEngine(policy, replace(config.sampling, audio_temperature=args.temperature))
+    reward = Intelligibility(Listener(CodecVoice.of(policy), recogniser=load_ear(args.run / "ear")), "cer")
+    rollouts: list[Rollout] = []
+    scores: list[float] = []
+    for number, text in enumerate(texts):
+        group = engine.generate([Request(text, seed=number * args.samples + i) for i in range(args.samples)])
+        rollouts += group
+        scores += [score.total for score in reward(group)]
+        print(f"\r{number + 1}/{len(texts)} texts", end="", flush=True)
+    groups = np.array(scores).reshape(args.texts, args.samples)
+    sure = np.array([float(r.segments[-1].logprobs.sum(-1).mean()) for r in rollouts]).reshape(groups.shape)
+    advantages = groups - groups.mean(1, keepdims=True)
+    sure -= sure.mean(1, keepdims=True)
+    together = float((advantages * sure).sum() / np.sqrt((advantages**2).sum() * (sure**2).sum()))
+    best = groups.max(1).mean()
+    print(f"\rreward {groups.mean():.3f}, the best of {args.samples} {best:.3f}; with log-probs r = {together:.2f}")
+
+    each = len(rollouts) // PARTS
+    flat = advantages.flatten().tolist()
+    found = [
+        gradients(policy, rollouts[at : at + each], flat[at : at + each], args.temperature)
+        for at in range(0, len(rollouts), each)
+    ]
+    for name in sorted(found[0], key=lambda n: len(found[0][n])):
+        cosines = [float(torch.cosine_similarity(a[name], b[name], dim=0)) for a, b in combinations(found, 2)]
+        error = float(np.std(cosines)) / len(cosines) ** 0.5
+        print(f"{name:12} {len(found[0][name]):9,} weights  cosine {np.mean(cosines):6.3f} ± {error:.3f}")
+
+
+if __name__ == "__main__":
+    main()
