@@ -6,7 +6,7 @@ recordings, one after the other.
     codec    our tokenizer, on the training split's speech
     ear      a recogniser of characters on Whisper tiny's encoder: the judge that the reward asks
     sft      a text decoder of 5 M parameters, taught to write the codes of the training split
-    grpo     it says the texts of the practice split, which have no speech, each about once; the reward is the share of
+    grpo     it says the texts of the practice split, which have no speech, none twice; the reward is the share of
              characters that the ear understands, with a little for the right length. Only its last norm learns
 
 Before and after it says the texts of the test split, and a judge that took no part in training (`--judge`, another
@@ -75,7 +75,7 @@ class Config:
     """Of a text."""
     train_texts: int = 4000
     practice_texts: int = 1400
-    """Enough to hear each about once: of texts that come again, the texts are learned."""
+    """More than GRPO says: of texts that come again, the texts are learned."""
     test_texts: int = 160
     threads: int = 2
     ear_steps: int = 600
@@ -92,7 +92,7 @@ class Config:
     sft_optim: OptimConfig = OptimConfig(lr=1.5e-3, warmup_steps=50, schedule="cosine")
     only: tuple[str, ...] = (r"^model\.norm\.",)
     """The weights that GRPO trains: how sure the model is, channel by channel. 256 rewards a step say little about
-    millions of weights, and much about these."""
+    millions of weights, and more about these."""
     grpo: RLConfig = RLConfig(
         steps=40,
         prompts_per_step=16,
