@@ -37,52 +37,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from audiorl.audio import AudioClip
+
 StopReason = Literal["eos", "stop", "length"]
-
-
-@dataclass(frozen=True, eq=False)
-class AudioClip:
-    """Audio by reference, decoded only by `load`.
-
-    Exactly one of `path`, `data` (an encoded file's bytes) or `array` is set. `array` is float32, mono [T] or
-    [T, channels], at `sample_rate` Hz. For `path` and `data` the file's own rate counts and `sample_rate` is what the
-    manifest claims (checked on load). `start` and `duration` (seconds) select a part. `context` seconds before `start`
-    are heard with the part but give no tokens of their own: how a chunk of a stream knows what came just before it.
-    """
-
-    path: str | None = None
-    data: bytes | None = field(default=None, repr=False)
-    array: np.ndarray | None = field(default=None, repr=False)
-    sample_rate: int | None = None
-    start: float = 0.0
-    duration: float | None = None
-    context: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.context and not 0 < self.context <= self.start:
-            raise ValueError(f"AudioClip: context must be in 0..start, got {self.context} s before {self.start} s")
-        if sum(x is not None for x in (self.path, self.data, self.array)) != 1:
-            raise ValueError("AudioClip: give exactly one of path, data, array")
-        if self.array is not None and not self.sample_rate:
-            raise ValueError("AudioClip: an array needs its sample_rate in Hz")
-
-    def load(self, sample_rate: int = 16_000) -> np.ndarray:
-        """Mono float32 samples [T] at `sample_rate` Hz. Raises `audiorl.data.audio.AudioError` for unusable audio."""
-        from audiorl.data.audio import load_clip
-
-        return load_clip(self, sample_rate)
-
-    def with_context(self) -> AudioClip:
-        """The part together with its context, as a clip of its own."""
-        length = None if self.duration is None else self.duration + self.context
-        return dataclasses.replace(self, start=self.start - self.context, duration=length, context=0.0)
-
-    @property
-    def key(self) -> str:
-        """A string that is equal for two clips exactly when they hold the same audio reference; caches use it."""
-        from audiorl.data.audio import clip_key
-
-        return clip_key(self)
 
 
 @dataclass(frozen=True)

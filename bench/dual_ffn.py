@@ -37,7 +37,7 @@ from transformers.models.higgs_audio_v2.modeling_higgs_audio_v2 import (
 
 from audiorl.algos.packing import attention_mask
 from audiorl.models.attention import stretches_of
-from audiorl.models.dual import DualLayer, Routing
+from audiorl.models.dual_ffn import DualLayer, Routing
 
 SIZES = [(128, 384, 1024), (256, 768, 1024), (512, 1408, 1024)]  # H, feed-forward width, rows
 SEQUENCES = 8

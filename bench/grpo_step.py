@@ -53,18 +53,19 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.corpus import bundled_speech
 from audiorl.models import AudioPolicy, qwen_omni
 from audiorl.models.features import log_mel
 from audiorl.models.text import TextDecoder
 from audiorl.models.tiny import tiny_tokenizer
-from audiorl.rollout.collect import collect
+from audiorl.rl.advantages import assign
+from audiorl.rl.collect import collect
+from audiorl.rl.train import scored_experiences
+from audiorl.rl.trainer import RLWorker, Shard
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.credit import assign
-from audiorl.train.loop import scored_experiences
-from audiorl.train.rl import RLWorker, Shard
-from audiorl.types import AudioClip, Experience, Message, Rollout, Sample, Score
+from audiorl.types import Experience, Message, Rollout, Sample, Score
 
 PROMPTS, GROUP, ANSWER = 8, 8, 64
 LR = 1e-5

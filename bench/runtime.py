@@ -32,12 +32,12 @@ from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.corpus import bundled_speech
 from audiorl.models.policy import Weights, named
 from audiorl.models.qwen_omni import tiny
-from audiorl.runtime.cluster import RayGroup, connected
+from audiorl.rl.train import rl
+from audiorl.rollout.weight_transfer import WeightReceiver, WeightSender
+from audiorl.run.folder import Run
+from audiorl.run.metrics_log import read_metrics
 from audiorl.runtime.config import RuntimeConfig, set_current
-from audiorl.runtime.sync import WeightReceiver, WeightSender
-from audiorl.train.logging import read_metrics
-from audiorl.train.loop import rl
-from audiorl.train.run import Run
+from audiorl.runtime.ray_cluster import RayGroup, connected
 from audiorl.types import Message, Rollout, Sample, Score
 
 RUNTIMES = {

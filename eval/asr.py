@@ -25,12 +25,12 @@ import soundfile
 from rich.console import Console
 from rich.table import Table
 
-from audiorl.data.audio import AudioError
-from audiorl.evals import InferenceOptions, run_script
+from audiorl.audio import AudioClip, AudioError
+from audiorl.evaluation.generate import generate_all, read_rows
+from audiorl.evaluation.options import InferenceOptions, run_script
 from audiorl.metrics.text import CorpusErrors, ErrorCounts, Normalizer, char_errors, normalize, word_errors
 from audiorl.rewards.tags import final_text
-from audiorl.rollout.batch import generate_all, read_rows
-from audiorl.types import AudioClip, Rollout, RolloutEngine, Sample
+from audiorl.types import Rollout, RolloutEngine, Sample
 
 Metric = Literal["wer", "cer"]
 Row = dict[str, Any]

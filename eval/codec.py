@@ -34,10 +34,11 @@ from rich.progress import track
 from rich.table import Table
 
 import tokenizers_audio
-from audiorl.data.audio import AudioError, probe
+from audiorl.audio import AudioClip, AudioError, probe
 from audiorl.data.corpus import bundled_speech, split_by_key
 from audiorl.data.manifest import read_samples
-from audiorl.evals import JudgeOptions, mean_of, run_script, write_scores
+from audiorl.evaluation.generate import check_settings, finished_rows
+from audiorl.evaluation.options import JudgeOptions, mean_of, run_script, write_scores
 from audiorl.judges import Recogniser, SpeakerEncoder, load_recogniser, load_speaker_encoder
 from audiorl.metrics.codes import bitrate, codebook_use, count_codes, entropy_bitrate
 from audiorl.metrics.intelligibility import pesq_wb, stoi
@@ -46,8 +47,6 @@ from audiorl.metrics.spectral import mel_distance, si_sdr, stft_distance
 from audiorl.metrics.speech import real_time_factor
 from audiorl.metrics.text import CorpusErrors, Normalizer, char_errors, word_errors
 from audiorl.report.listening import Card, Take, listening_page
-from audiorl.rollout.batch import check_settings, finished_rows
-from audiorl.types import AudioClip
 from tokenizers_audio.protocol import AudioTokenizer
 
 Row = dict[str, Any]

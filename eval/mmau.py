@@ -24,10 +24,10 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from audiorl.evals import InferenceOptions, run_script
+from audiorl.evaluation.generate import generate_all
+from audiorl.evaluation.options import InferenceOptions, run_script
 from audiorl.metrics.choice import bootstrap_accuracy, mmau_match, word_set
 from audiorl.rewards.tags import extract_think, final_text
-from audiorl.rollout.batch import generate_all
 from audiorl.types import Rollout, RolloutEngine
 
 Kind = Literal["mmau", "mmar"]

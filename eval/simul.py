@@ -35,20 +35,21 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from audiorl.evals import run_script
+from audiorl.audio import AudioClip
+from audiorl.evaluation.generate import check_settings, greedy_engine
+from audiorl.evaluation.options import run_script
+from audiorl.evaluation.streams import SEGMENTS, interpret_into, write_interpreted
 from audiorl.metrics.latency import latency_unit
-from audiorl.rollout.batch import check_settings, greedy_engine
+from audiorl.report.tradeoff import PlotQuality, plot_tradeoff
 from audiorl.simulst.bundled import bundled_streams
-from audiorl.simulst.evaluate import SEGMENTS, interpret_into, write_interpreted
 from audiorl.simulst.formats import read_streams
 from audiorl.simulst.logs import Instance, SourceType, TargetType, read_log, read_types
-from audiorl.simulst.plot import PlotQuality, plot_tradeoff
 from audiorl.simulst.quality import NAMES, Quality, bleu_tokenizer
 from audiorl.simulst.schedules import Offline, WaitK, words_per_chunk
 from audiorl.simulst.scoring import Segments, score
 from audiorl.simulst.segments import match_segments, read_segments
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
-from audiorl.types import AudioClip, Request, RolloutEngine, Schedule
+from audiorl.types import Request, RolloutEngine, Schedule
 
 TRANSCRIPTS = "asr_transcripts.txt"
 SETTINGS = "settings.json"

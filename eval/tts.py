@@ -36,22 +36,21 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from audiorl.audio import AudioClip, AudioError
 from audiorl.config import SamplingConfig, to_json
-from audiorl.data.audio import AudioError
 from audiorl.data.seedtts import Utterance, read_conversations, read_meta
-from audiorl.evals import JudgeOptions, mean_of, run_script, write_scores
+from audiorl.evaluation.generate import check_settings, finished_rows
+from audiorl.evaluation.options import JudgeOptions, mean_of, run_script, write_scores
+from audiorl.evaluation.speech_generation import generate_speech, load_speaking
 from audiorl.judges import Recogniser, SpeakerEncoder, load_recogniser, load_speaker_encoder
 from audiorl.metrics.seedtts import Language, compared, utterance_errors
 from audiorl.metrics.speaker import cosine, voice_cosines
 from audiorl.metrics.text import CorpusErrors, ErrorCounts
 from audiorl.report.listening import Card, Take, listening_page
-from audiorl.rollout.batch import check_settings, finished_rows
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.voice import CodecVoice
-from audiorl.tts.generate import generate_speech, load_speaking
+from audiorl.rollout.speech_decoder import CodecVoice
 from audiorl.tts.prompts import to_say
 from audiorl.tts.texts import read_utterances
-from audiorl.types import AudioClip
 
 Row = dict[str, Any]
 RATE = 16_000

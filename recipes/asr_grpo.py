@@ -17,12 +17,12 @@ from typing import Literal
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
+from audiorl.evaluation.phases import evaluate_phase
+from audiorl.recipe.common import RecipeConfig, measured, policy_from, read_sets, split_held_out, with_reward_file
 from audiorl.report import write_report
 from audiorl.rewards import CharAccuracy, Repetition, WeightedSum, WordAccuracy
-from audiorl.train.evaluate import evaluate_phase
-from audiorl.train.experiment import RecipeConfig, measured, policy_from, read_sets, split_held_out, with_reward_file
-from audiorl.train.loop import Evaluate, rl
-from audiorl.train.run import Run
+from audiorl.rl.train import Evaluate, rl
+from audiorl.run.folder import Run
 from audiorl.types import Sample
 
 

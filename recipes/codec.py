@@ -22,13 +22,13 @@ from typing import Literal, TypeVar
 
 import torch
 
+from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance, bundled_speech, split_by_key
 from audiorl.data.recordings import Recordings, read_recordings
 from audiorl.report import write_report
-from audiorl.runtime.ranks import local_device
+from audiorl.run.folder import Run
+from audiorl.runtime.torchrun import local_device
 from audiorl.train.codec import CodecConfig, measure_codec, quick_training, small_tokenizer, train_codec
-from audiorl.train.run import Run
-from audiorl.types import AudioClip
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 from tokenizers_audio.unified import load as load_tokenizer
 from tokenizers_audio.unified.semantic import load_speech_model

@@ -17,18 +17,11 @@ from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig
 from audiorl.data.bundled import bundled_pairs, bundled_set
 from audiorl.data.manifest import read_samples
 from audiorl.data.preferences import Judged, Pair, pairs_to_judged, read_pairs
+from audiorl.recipe.common import RecipeConfig, answer_reward, measured, policy_from, read_sets, split_held_out
 from audiorl.report import write_report
-from audiorl.train.experiment import (
-    RecipeConfig,
-    answer_reward,
-    measured,
-    policy_from,
-    read_sets,
-    split_held_out,
-)
-from audiorl.train.loop import Evaluate
+from audiorl.rl.train import Evaluate
+from audiorl.run.folder import Run
 from audiorl.train.preference import prefer
-from audiorl.train.run import Run
 
 
 @dataclass(frozen=True)

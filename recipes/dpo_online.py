@@ -16,11 +16,8 @@ from audiorl.data.bundled import bundled_set
 from audiorl.data.manifest import read_samples
 from audiorl.data.preferences import pairs_to_judged
 from audiorl.data.schedule import batch_of_step
-from audiorl.report import write_report
-from audiorl.rollout.hf import HFEngine
-from audiorl.train.answers import sampled_pairs
-from audiorl.train.evaluate import evaluate_phase
-from audiorl.train.experiment import (
+from audiorl.evaluation.phases import evaluate_phase
+from audiorl.recipe.common import (
     RecipeConfig,
     answer_reward,
     policy_from,
@@ -28,8 +25,11 @@ from audiorl.train.experiment import (
     split_held_out,
     with_reward_file,
 )
+from audiorl.report import write_report
+from audiorl.rollout.hf import HFEngine
+from audiorl.run.folder import Run
+from audiorl.train.answers import sampled_pairs
 from audiorl.train.preference import prefer
-from audiorl.train.run import Run
 from audiorl.types import Sample
 
 

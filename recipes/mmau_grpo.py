@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.bundled import bundled_set
 from audiorl.data.manifest import read_samples
-from audiorl.report import write_report
-from audiorl.train.experiment import (
+from audiorl.recipe.common import (
     RecipeConfig,
     answer_reward,
     measured,
@@ -25,8 +24,9 @@ from audiorl.train.experiment import (
     split_held_out,
     with_reward_file,
 )
-from audiorl.train.loop import Evaluate, rl
-from audiorl.train.run import Run
+from audiorl.report import write_report
+from audiorl.rl.train import Evaluate, rl
+from audiorl.run.folder import Run
 from audiorl.types import Sample
 
 

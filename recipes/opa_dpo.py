@@ -20,15 +20,15 @@ from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig, SamplingC
 from audiorl.data.bundled import bundled_set
 from audiorl.data.manifest import read_samples
 from audiorl.data.preferences import Pair
+from audiorl.evaluation.phases import evaluate_phase
+from audiorl.models.examples import Example
+from audiorl.recipe.common import RecipeConfig, answer_reward, policy_from, read_sets, split_held_out
 from audiorl.report import write_report
 from audiorl.rewards.files import load_function
 from audiorl.rollout.hf import HFEngine
+from audiorl.run.folder import Run
 from audiorl.train.answers import policy_answers
-from audiorl.train.evaluate import evaluate_phase
-from audiorl.train.examples import Example
-from audiorl.train.experiment import RecipeConfig, answer_reward, policy_from, read_sets, split_held_out
 from audiorl.train.preference import prefer
-from audiorl.train.run import Run
 from audiorl.train.sft import sft
 from audiorl.types import Sample
 

@@ -22,20 +22,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.augment import augment
 from audiorl.data.bundled import LANGUAGE_QUESTION, SPOKEN, bundled_languages, language_phrases, language_question
 from audiorl.data.corpus import Utterance, normalised
 from audiorl.data.synth import Speech, synthesize_many, voices
+from audiorl.evaluation.phases import evaluate_phase, probe
+from audiorl.models.examples import Example
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.report import write_report
 from audiorl.rewards import AnswerAccuracy, AnswerFormat, ThinkFormat, WeightedSum
-from audiorl.train.evaluate import evaluate_phase, probe
-from audiorl.train.examples import Example
-from audiorl.train.loop import rl
-from audiorl.train.run import Run
+from audiorl.rl.train import rl
+from audiorl.run.folder import Run
 from audiorl.train.sft import sft
-from audiorl.types import AudioClip
 
 
 @dataclass(frozen=True)

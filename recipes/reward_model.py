@@ -19,13 +19,14 @@ import torch
 from audiorl.config import ModelConfig, OptimConfig, ProcessRewardConfig, RewardModelConfig
 from audiorl.data.bundled import bundled_pairs, bundled_steps
 from audiorl.data.preferences import Pair, Steps, read_pairs, read_steps
+from audiorl.evaluation.phases import measure_phase
+from audiorl.models.step_judge import StepJudge
 from audiorl.models.value import ValueModel
+from audiorl.recipe.common import RecipeConfig, policy_from, read_sets, split_held_out
 from audiorl.report import write_report
-from audiorl.train.evaluate import measure_phase
-from audiorl.train.experiment import RecipeConfig, policy_from, read_sets, split_held_out
-from audiorl.train.process_reward import StepJudge, judged_right, train_process_reward
+from audiorl.run.folder import Run
+from audiorl.train.process_reward import judged_right, train_process_reward
 from audiorl.train.reward_model import ranked_right, train_reward_model
-from audiorl.train.run import Run
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from typing import Literal
 from audiorl.config import ModelConfig, OptimConfig, SFTConfig
 from audiorl.data.bundled import bundled_set, bundled_transcripts
 from audiorl.data.manifest import read_samples
+from audiorl.evaluation.phases import evaluate_phase
+from audiorl.models.examples import Example
+from audiorl.recipe.common import RecipeConfig, answer_reward, policy_from, read_sets, split_held_out
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum, WordAccuracy
-from audiorl.train.evaluate import evaluate_phase
-from audiorl.train.examples import Example
-from audiorl.train.experiment import RecipeConfig, answer_reward, policy_from, read_sets, split_held_out
-from audiorl.train.run import Run
+from audiorl.run.folder import Run
 from audiorl.train.sft import sft
 from audiorl.types import Sample
 

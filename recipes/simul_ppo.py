@@ -17,17 +17,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.evaluation.streams import measure_streams
+from audiorl.models.examples import Example
+from audiorl.recipe.common import RecipeConfig, policy_from, split_held_out, with_voice
+from audiorl.recipe.stages import Stage, train_stages
 from audiorl.report import write_report
 from audiorl.rewards.similarity import Metric
 from audiorl.rewards.simul import TimeCompliance, multi_turn, single_turn
+from audiorl.run.folder import Run
 from audiorl.simulst.bundled import bundled_streams
-from audiorl.simulst.evaluate import measure_streams
 from audiorl.simulst.formats import read_streams
-from audiorl.simulst.stages import Stage, train_stages
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
-from audiorl.train.examples import Example
-from audiorl.train.experiment import RecipeConfig, policy_from, split_held_out, with_voice
-from audiorl.train.run import Run
 from audiorl.train.sft import sft
 
 PPO = RLConfig(

@@ -30,18 +30,18 @@ from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, Sam
 from audiorl.data.augment import augment
 from audiorl.data.corpus import Utterance
 from audiorl.data.synth import Speech, synthesize_many, voices
+from audiorl.evaluation.streams import measure_streams
+from audiorl.models.examples import Example
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
+from audiorl.recipe.common import with_voice
+from audiorl.recipe.stages import Stage, train_stages
 from audiorl.report import write_report
 from audiorl.rewards.simul import TimeCompliance, multi_turn, single_turn
+from audiorl.run.folder import Run
 from audiorl.simulst.bundled import bundled_streams, prompt_pairs
-from audiorl.simulst.evaluate import measure_streams
 from audiorl.simulst.formats import write_streams
 from audiorl.simulst.schedules import Offline, WaitK, scheduled, words_per_chunk
-from audiorl.simulst.stages import Stage, train_stages
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
-from audiorl.train.examples import Example
-from audiorl.train.experiment import with_voice
-from audiorl.train.run import Run
 from audiorl.train.sft import sft
 from audiorl.types import Schedule
 

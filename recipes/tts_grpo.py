@@ -18,15 +18,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.recipe.common import with_reward_file
+from audiorl.recipe.speech import SpeechConfig, measurement, speaking_policy, texts_of
+from audiorl.recipe.tiny_speech import tiny_part
 from audiorl.report import write_report
-from audiorl.rollout.voice import CodecVoice
-from audiorl.train.experiment import with_reward_file
-from audiorl.train.loop import rl
-from audiorl.train.run import Run
-from audiorl.tts.experiment import SpeechConfig, measurement, speaking_policy, texts_of
+from audiorl.rl.train import rl
+from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.run.folder import Run
 from audiorl.tts.prompts import to_say
 from audiorl.tts.rewards import SpeechRewards, speech_reward
-from audiorl.tts.tiny import tiny_part
 
 
 @dataclass(frozen=True)

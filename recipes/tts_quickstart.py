@@ -26,27 +26,28 @@ import numpy as np
 import soxr
 import torch
 
+from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.recordings import Recordings
+from audiorl.data.silence import trimmed
+from audiorl.evaluation.speech import measure_speech, probe_speech
 from audiorl.judges import Recogniser, load_recogniser
 from audiorl.judges.character_ctc import CharacterCTC, plain, train_character_ctc
 from audiorl.judges.character_ctc import load as load_ear
 from audiorl.models import load_policy
-from audiorl.models.branch import dualize
+from audiorl.models.dual_branch import dualize
 from audiorl.models.text import tiny as tiny_text
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.speech import Duration, Finished, Intelligibility, Listener
-from audiorl.rollout.voice import CodecVoice
-from audiorl.simulst.bundled import trimmed
+from audiorl.rl.train import rl
+from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.run.folder import Run
 from audiorl.train.codec import CodecConfig, quick_training, small_tokenizer, train_codec
-from audiorl.train.loop import rl
-from audiorl.train.run import Run
 from audiorl.train.sft import sft
-from audiorl.tts.evaluate import measure_speech, probe_speech
 from audiorl.tts.prompts import spoken, to_speak
-from audiorl.types import AudioClip, Sample
+from audiorl.types import Sample
 from tokenizers_audio import AudioTokenizer
 from tokenizers_audio.audio import prepare
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer

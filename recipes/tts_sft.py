@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from audiorl.config import ModelConfig, OptimConfig, SamplingConfig, SFTConfig
+from audiorl.recipe.speech import SpeechConfig, measurement, speaking_policy, texts_of
 from audiorl.report import write_report
-from audiorl.train.run import Run
+from audiorl.run.folder import Run
 from audiorl.train.sft import sft
 from audiorl.tts.codes import encode_once
-from audiorl.tts.experiment import SpeechConfig, measurement, speaking_policy, texts_of
 from audiorl.tts.prompts import to_learn
 
 

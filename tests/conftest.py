@@ -20,15 +20,16 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
+from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.data.corpus import Utterance, bundled_speech
 from audiorl.models import AudioPolicy, dualize, qwen2_audio, qwen_omni
 from audiorl.models import text as text_decoder
 from audiorl.models.qwen_omni import Qwen3Omni
 from audiorl.models.tiny import tiny_tokenizer
-from audiorl.runtime.cluster import Cluster, connected
 from audiorl.runtime.config import RuntimeConfig, set_current
-from audiorl.types import AudioClip, Message, Sample
+from audiorl.runtime.ray_cluster import Cluster, connected
+from audiorl.types import Message, Sample
 
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2  # there other files' tests run beside
 os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))

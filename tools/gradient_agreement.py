@@ -23,12 +23,12 @@ from torch import Tensor
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.judges.character_ctc import load as load_ear
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.recipe import load_recipe, parse_config
+from audiorl.recipe.loader import load_recipe, parse_config
 from audiorl.rewards.speech import Intelligibility, Listener
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.voice import CodecVoice
+from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.run.checkpoint import read_json
 from audiorl.train.batches import counts, spread
-from audiorl.train.checkpoint import read_json
 from audiorl.types import Experience, Request, Rollout
 from tokenizers_audio.unified import load as load_tokenizer
 

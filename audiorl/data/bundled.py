@@ -14,10 +14,11 @@ import random
 from collections.abc import Sequence
 from typing import Literal
 
+from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance, bundled_speech, normalised, split_by_key
 from audiorl.data.preferences import Pair, Steps
 from audiorl.data.prompts import LANGUAGES, asr_prompt, choice_question
-from audiorl.types import AudioClip, Message, Sample
+from audiorl.types import Message, Sample
 
 NAMES = ("bundled", "bundled:languages/train", "bundled:languages/test")
 SPOKEN = {code: LANGUAGES[code] for code in ("en", "es", "fr")}

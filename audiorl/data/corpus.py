@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from audiorl.types import AudioClip
+from audiorl.audio import AudioClip
 
 
 @dataclass(frozen=True)

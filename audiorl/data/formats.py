@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from audiorl.audio import AudioClip
 from audiorl.data.prompts import asr_prompt, choice_question, open_question
 from audiorl.data.rows import Row
-from audiorl.types import AudioClip, Sample
+from audiorl.types import Sample
 
 AUDIO_FIELDS = ("audio", "audio_path", "audio_filepath", "audio_id")
 TEXT_FIELDS = ("text", "transcript", "sentence")

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypedDict, TypeVar, get_args
 
-from audiorl.data.audio import AudioError, load_clip, probe
+from audiorl.audio import AudioError, load_clip, probe
 from audiorl.data.folders import librispeech_rows, wenetspeech_rows
 from audiorl.data.formats import FORMATS, FieldError, Style, audio_field, detect
 from audiorl.data.rows import BadRow, Row, json_document, read_rows

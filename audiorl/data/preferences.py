@@ -33,11 +33,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from audiorl.data.audio import name
+from audiorl.audio import AudioClip, name
 from audiorl.data.formats import TEXT_FIELDS, FieldError, Style, clip_of, detect
 from audiorl.data.manifest import Format, Kind, Loaded, ReadOptions, read_values
 from audiorl.data.rows import Row
-from audiorl.types import AudioClip, Message, Rollout, Sample
+from audiorl.types import Message, Rollout, Sample
 
 
 @dataclass(frozen=True)

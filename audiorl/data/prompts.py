@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from audiorl.types import AudioClip, Message
+from audiorl.audio import AudioClip
+from audiorl.types import Message
 
 LANGUAGES = {
     "ar": "Arabic",

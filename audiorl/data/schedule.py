@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from audiorl.algos.packing import sorted_batches
-from audiorl.data.audio import seconds
+from audiorl.audio import seconds
 from audiorl.types import Sample
 
 T = TypeVar("T")

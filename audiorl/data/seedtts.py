@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from audiorl.types import AudioClip
+from audiorl.audio import AudioClip
 
 
 @dataclass(frozen=True)

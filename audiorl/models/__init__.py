@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from audiorl.config import ModelConfig
-from audiorl.models.branch import dualize
+from audiorl.models.dual_branch import dualize
 from audiorl.models.loading import naming_damage, read_tensors
 from audiorl.models.policy import BESIDE_ADAPTER, AudioPolicy, Backbone, Reference
 from audiorl.models.speech import CONFIG_KEY, FrameLayout, Prompt

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from audiorl.types import AudioClip, Message
+from audiorl.audio import AudioClip
+from audiorl.types import Message
 
 Piece = str | AudioClip
 

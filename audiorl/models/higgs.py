@@ -19,14 +19,15 @@ import torch
 from torch import nn
 from transformers import HiggsAudioV2Config, HiggsAudioV2ForConditionalGeneration, PreTrainedTokenizerBase
 
+from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models.dual import DualLayer
+from audiorl.models.dual_ffn import DualLayer
 from audiorl.models.loading import load_model, load_tokenizer
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.speech import FrameLayout
 from audiorl.models.text import TextDecoder
 from audiorl.models.tiny import tiny_llama_tokenizer
-from audiorl.types import AudioClip, Message
+from audiorl.types import Message
 
 INSTRUCTION = "Generate audio following instruction."
 """What the system message says where there is none."""

@@ -31,14 +31,14 @@ from transformers.utils.logging import disable_progress_bar
 
 from audiorl.algos.logprobs import IGNORE, fused_codebook_logprobs, fused_logprobs
 from audiorl.algos.packing import attention_mask
+from audiorl.audio import AudioClip, seconds
+from audiorl.audio import name as clip_name
 from audiorl.config import LoraConfig, ModelConfig
-from audiorl.data.audio import name as clip_name
-from audiorl.data.audio import seconds
 from audiorl.models.attention import by_stretch, stretches_of
-from audiorl.models.dual import Routing
+from audiorl.models.dual_ffn import Routing
 from audiorl.models.features import log_mel
 from audiorl.models.speech import CODEC_KEY, FrameLayout, Prompt, wants_speech
-from audiorl.types import AudioClip, Message, PackedBatch, PolicyOutput, Sample
+from audiorl.types import Message, PackedBatch, PolicyOutput, Sample
 from tokenizers_audio import AudioTokenizer, prepare
 
 BESIDE_ADAPTER = "trained.safetensors"

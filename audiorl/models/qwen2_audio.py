@@ -16,14 +16,15 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
+from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models.branch import branch
 from audiorl.models.chatml import chatml
+from audiorl.models.dual_branch import branch
 from audiorl.models.loading import load_frontend, load_model
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.speech import FrameLayout
 from audiorl.models.tiny import tiny_tokenizer
-from audiorl.types import AudioClip, Message
+from audiorl.types import Message
 
 
 class Qwen2Audio:

@@ -22,15 +22,16 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
+from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models.branch import branch
 from audiorl.models.chatml import chatml
+from audiorl.models.dual_branch import branch
 from audiorl.models.features import flat_mels
 from audiorl.models.loading import load_frontend, load_model
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.speech import FrameLayout
 from audiorl.models.tiny import tiny_tokenizer
-from audiorl.types import AudioClip, Message
+from audiorl.types import Message
 
 MIN_FRAMES = 3
 """The towers pool four 10 ms frames into one audio token; shorter clips give none."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from audiorl.types import AudioClip, Sample
+from audiorl.audio import AudioClip
+from audiorl.types import Sample
 from tokenizers_audio.delay import deinterleave, drawn_mask, interleave
 from tokenizers_audio.protocol import AudioTokenizer
 

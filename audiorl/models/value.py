@@ -6,15 +6,17 @@ Shapes: N sampled tokens, E experiences of a packed batch, H decoder width.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import ModelConfig
 from audiorl.models import AudioPolicy, load_policy, load_weights
+from audiorl.models.examples import Example, experience
 from audiorl.models.loading import read_tensors
 from audiorl.types import PackedBatch
 from tokenizers_audio import AudioTokenizer
@@ -139,3 +141,15 @@ def load_value_model(
 
 def _width(trunk: AudioPolicy) -> int:
     return int(trunk.backbone.head(trunk.model).weight.shape[1])
+
+
+@torch.no_grad()
+def score_answers(model: ValueModel, examples: Sequence[Example], budget: int = 8192) -> list[float]:
+    """The model's score of each answer. Neighbours with the same sample share their prompt."""
+    experiences = [experience(model.trunk, e, e.sample.id) for e in examples]
+    scores = [0.0] * len(examples)
+    for indices in micro_batches(experiences, budget):
+        found = model.scores(pack_experiences([experiences[i] for i in indices]))
+        for i, value in zip(indices, found.tolist(), strict=True):
+            scores[i] = value
+    return scores

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from audiorl.data.audio import AudioError
-from audiorl.types import AudioClip
+from audiorl.audio import AudioClip, AudioError
 
 _TYPES = {
     ".opus": "audio/ogg",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from audiorl.train.logging import read_jsonl, read_metrics
+from audiorl.run.metrics_log import read_jsonl, read_metrics
 
 Row = dict[str, Any]
 

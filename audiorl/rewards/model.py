@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from audiorl.types import Rollout, Score
 
 if TYPE_CHECKING:
+    from audiorl.models.step_judge import StepJudge
     from audiorl.models.value import ValueModel
-    from audiorl.train.process_reward import StepJudge
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class ModelReward:
         return load_value_model(self.path, ModelConfig(dtype="auto", device=self.device)).requires_grad_(False)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        from audiorl.train.examples import Example
-        from audiorl.train.reward_model import score_answers
+        from audiorl.models.examples import Example
+        from audiorl.models.value import score_answers
 
         scores = score_answers(self.model, [Example(r.sample, r.text) for r in rollouts], self.max_batch_tokens)
         return [Score((s - self.mean) / self.std) for s in scores]
@@ -68,7 +68,7 @@ class ProcessModelReward:
     def judge(self) -> StepJudge:
         from audiorl.config import ModelConfig
         from audiorl.models import load_policy
-        from audiorl.train.process_reward import StepJudge
+        from audiorl.models.step_judge import StepJudge
 
         policy = load_policy(self.path, ModelConfig(dtype="auto", device=self.device))
         return StepJudge(policy, self.marker, self.good, self.bad)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlsplit
 
 from audiorl.rewards.check import check_scores
-from audiorl.rewards.wire import AudioMode, digest, read_scores, write_rollouts
+from audiorl.rewards.serialization import AudioMode, digest, read_scores, write_rollouts
 from audiorl.types import Rollout, Score
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from audiorl.audio import AudioClip
 from audiorl.data.rows import BadRow, read_rows
 from audiorl.rewards.files import load_reward
-from audiorl.types import AudioClip, Message, Rollout, Sample, Score, Segment
+from audiorl.types import Message, Rollout, Sample, Score, Segment
 
 
 @dataclass(frozen=True)

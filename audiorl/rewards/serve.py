@@ -4,8 +4,8 @@ audiorl rewards serve my_reward.py                                        # this
 audiorl rewards serve judge.py --host 0.0.0.0 --token-file token.txt      # others too; they must send the token
 audiorl rewards serve judge.py --audio-root /data/audio                   # may read audio there by path
 
-POST /v1/scores takes the rollouts and answers their scores in order, as `audiorl.rewards.wire` writes them. GET /health
-says whether the server is ready and, to who has the token, what it serves. `RemoteReward` is the client.
+POST /v1/scores takes the rollouts and answers their scores in order, as `audiorl.rewards.serialization` writes them.
+GET /health says whether the server is ready and, to who has the token, what it serves. `RemoteReward` is the client.
 
 What it refuses, each time with {"error": …}: 401 without the token, 403 audio outside the roots, 408 a body that does
 not come, 413 too many bytes or rollouts, 422 a document that is wrong (naming the field), 500 a reward that raised, 503
@@ -37,7 +37,7 @@ from audiorl import __version__
 from audiorl.rewards.check import check_scores
 from audiorl.rewards.files import FileReward, load_reward
 from audiorl.rewards.remote import TOKEN_ENV, checked_token
-from audiorl.rewards.wire import VERSION, PathRefused, WireError, digest, read_rollouts, score_rows
+from audiorl.rewards.serialization import VERSION, PathRefused, WireError, digest, read_rollouts, score_rows
 from audiorl.types import Rollout, Score
 
 BODY_SECONDS = 120.0

@@ -23,9 +23,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from audiorl.metrics.latency import joined
 from audiorl.rewards.combine import StandardisedSum, Term
 from audiorl.rewards.similarity import Metric, Pair, Similarity, cut_like, sentence_chrf, similarities
-from audiorl.simulst.streams import joined
 from audiorl.types import Reward, Rollout, Score, Segment, Turn
 
 Weights = Mapping[str, float]

@@ -22,13 +22,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from audiorl.audio import AudioClip
 from audiorl.judges.protocol import QualityModel, Recogniser, SpeakerEncoder, Waveform
 from audiorl.metrics.speaker import cosine
 from audiorl.metrics.speech import clipped_share, duration_ratio, silent_share
 from audiorl.metrics.text import Normalizer, char_errors, normalize, word_errors
 from audiorl.rewards.asr import error_rate, language_of
 from audiorl.rewards.tags import final_text
-from audiorl.types import AudioClip, Rollout, Sample, Score, Voice
+from audiorl.types import Rollout, Sample, Score, Voice
 
 T = TypeVar("T")
 

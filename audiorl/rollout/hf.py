@@ -22,8 +22,8 @@ from audiorl.config import SamplingConfig
 from audiorl.models.attention import ungrouped
 from audiorl.models.policy import AudioPolicy, Weights
 from audiorl.models.speech import Prompt, padded_codes, wants_speech
-from audiorl.rollout.pen import Author, Line, Pen, most_rows, pen_for
-from audiorl.rollout.stream import StreamDecoder, side_by_side
+from audiorl.rollout.samplers import Author, Line, Pen, most_rows, pen_for
+from audiorl.rollout.streams import StreamDecoder, side_by_side
 from audiorl.types import Request, Rollout, Segment, StopReason
 
 

@@ -24,16 +24,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy, adapted_model, load_policy, read_config
 from audiorl.models.policy import Weights, check_weight, named
 from audiorl.models.speech import CONFIG_KEY
 from audiorl.rollout.hf import answered
-from audiorl.rollout.pen import Line
+from audiorl.rollout.samplers import Line
 from audiorl.rollout.sampling import seed_of
-from audiorl.rollout.stream import Row, plan_of
-from audiorl.runtime.sync import BUCKET, buckets
-from audiorl.types import AudioClip, Request, Rollout, StopReason
+from audiorl.rollout.streams import Row, plan_of
+from audiorl.rollout.weight_transfer import BUCKET, buckets
+from audiorl.types import Request, Rollout, StopReason
 
 SERVED = (
     "qwen2_5_omni",

@@ -24,8 +24,8 @@ from simuleval.agents import SpeechToTextAgent
 from simuleval.agents.actions import Action, ReadAction, WriteAction
 
 from audiorl.config import ModelConfig, SamplingConfig
+from audiorl.evaluation.streams import settled
 from audiorl.models import load_policy
-from audiorl.simulst.evaluate import settled
 from audiorl.simulst.live import Interpreter
 from audiorl.simulst.streams import ChunkConfig
 

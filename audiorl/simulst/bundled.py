@@ -24,17 +24,16 @@ from typing import Any, Literal
 
 import numpy as np
 
+from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance, bundled_speech, corpus, parallel, split_by_key
+from audiorl.data.silence import RATE, speech_in, trimmed
 from audiorl.simulst.streams import Stream, Unit
-from audiorl.types import AudioClip
 
 Speak = Callable[[Utterance, np.random.Generator], np.ndarray]
 """Says an utterance's text: float32 [T] at RATE Hz."""
 
-RATE = 16_000
 ROOM_TONE = -75.0
 """Level of the noise under the whole stream, dB relative to full scale: that of the English recordings' own pauses."""
-_FRAME, _MARGIN, _BELOW = 160, 0.05, -40.0
 _TRIES = 10
 
 
@@ -149,29 +148,6 @@ def lay_out(
     drawn = [round(p * RATE) for p in rng.uniform(*pauses, size=len(cut))]
     pairs = [(source, target) for _, source, target in prompts]
     return _laid_out(id, cut, drawn, pairs, rng, round(seconds * RATE), dict(metadata or {}))
-
-
-def trimmed(wav: np.ndarray, rate: int = RATE) -> np.ndarray:
-    """`wav` [T] without the silence around the speech (see `speech_in`)."""
-    first, end = speech_in(wav, rate)
-    return wav[first:end]
-
-
-def speech_in(wav: np.ndarray, rate: int = RATE) -> tuple[int, int]:
-    """First sample of the speech in `wav` [T], and the one behind its last.
-
-    They leave 50 ms of silence on either side, in which soft consonants begin and end. Half of the English recordings
-    carry 0.2 s of silence, one 1.6 s. Cut off, a unit ends when its last word does, so that latency is counted from
-    there, and pauses last as long as they say. Silence: 10 ms frames more than 40 dB below the loudest one. Raises
-    ValueError when there is nothing else.
-    """
-    frame, frames = _FRAME * rate // RATE, len(wav) * RATE // (_FRAME * rate)
-    power = np.square(wav[: frames * frame], dtype=np.float64).reshape(frames, frame).mean(1)
-    if not len(power) or power.max() < 1e-9:
-        raise ValueError(f"{len(wav) / rate:.2f} s of silence; give speech")
-    heard = np.nonzero(power > power.max() * 10 ** (_BELOW / 10))[0]
-    margin = round(_MARGIN * rate)
-    return max(0, int(heard[0]) * frame - margin), min((int(heard[-1]) + 1) * frame + margin, len(wav))
 
 
 def _drawn(

@@ -9,9 +9,9 @@ from dataclasses import field as default
 from pathlib import Path
 from typing import Any
 
+from audiorl.audio import AudioClip
 from audiorl.data.formats import FieldError
 from audiorl.simulst.streams import Unit
-from audiorl.types import AudioClip
 
 SUFFIXES = (".wav", ".flac", ".mp3", ".m4a", ".opus", ".ogg")
 OVERLAP = 1.0

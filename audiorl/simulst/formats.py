@@ -18,7 +18,7 @@ What a file holds tells its format:
     MuST-C    NAME.yaml, a list of {wav, offset, duration, speaker_id}, beside NAME.en, NAME.es, one line a segment;
               the segments of one wav are one stream
 
-Audio of any rate and number of channels is read, channels averaged (`audiorl.data.audio`).
+Audio of any rate and number of channels is read, channels averaged (`audiorl.audio`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any, Literal
 import numpy as np
 import soundfile
 
-from audiorl.data.audio import AudioError, load_clip, probe
+from audiorl.audio import AudioClip, AudioError, load_clip, probe
 from audiorl.data.formats import AUDIO_FIELDS, FieldError, Style, audio_field, clip_of
 from audiorl.data.manifest import Loaded
 from audiorl.data.rows import BadRow, Row, read_rows
@@ -43,7 +43,6 @@ from audiorl.simulst.drafts import Asked, Draft, text, time
 from audiorl.simulst.mustc import mustc
 from audiorl.simulst.realsi import is_realsi, realsi
 from audiorl.simulst.streams import Stream, Unit, cut
-from audiorl.types import AudioClip
 
 SILENT = 1e-4
 """A stream whose greatest sample stays below this (-80 dB relative to full scale) holds no speech."""

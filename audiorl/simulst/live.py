@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.models import AudioPolicy
-from audiorl.rollout.stream import LiveStream
+from audiorl.rollout.streams import LiveStream
 from audiorl.simulst.streams import SHORTEST, ChunkConfig, request_of
-from audiorl.types import AudioClip, Rollout, Turn
+from audiorl.types import Rollout, Turn
 
 RATE = 16_000
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import yaml
 
+from audiorl.audio import AudioClip
 from audiorl.data.formats import FieldError
 from audiorl.data.rows import BadRow
 from audiorl.simulst.drafts import Asked, Draft, UnitError, parted, time
 from audiorl.simulst.streams import Unit
-from audiorl.types import AudioClip
 
 
 def mustc(path: Path, asked: Asked) -> Iterator[Draft | BadRow]:

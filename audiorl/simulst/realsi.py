@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from audiorl.audio import AudioClip
 from audiorl.data.formats import FieldError
 from audiorl.data.rows import BadRow
 from audiorl.simulst.drafts import SUFFIXES, Asked, Draft, UnitError, parted, text, time
 from audiorl.simulst.streams import Unit
-from audiorl.types import AudioClip
 
 
 def is_realsi(document: Any) -> bool:

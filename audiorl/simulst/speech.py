@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from audiorl.data.audio import write_wav
+from audiorl.audio import write_wav
 from audiorl.metrics.playback import Interval, play
-from audiorl.rollout.voice import CodecVoice
+from audiorl.rollout.speech_decoder import CodecVoice
 from audiorl.simulst.logs import Instance, write_log
 from audiorl.types import Rollout
 

@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from audiorl.data.audio import seconds as clip_seconds
+from audiorl.audio import AudioClip
+from audiorl.audio import seconds as clip_seconds
 from audiorl.data.prompts import LANGUAGES
-from audiorl.metrics.latency import separator
-from audiorl.types import AudioClip, Message, Sample, Turn
+from audiorl.metrics.latency import joined, separator
+from audiorl.types import Message, Sample, Turn
 
 SHORTEST = 0.1
 """Seconds of audio that a stream, and its last chunk, must have at least."""
@@ -179,11 +180,6 @@ def request_of(id: str, source_language: str, target_language: str) -> Sample:
         task=f"{source_language}-{target_language}",
         metadata={"source_language": source_language, "target_language": target_language},
     )
-
-
-def joined(texts: Sequence[str], language: str) -> str:
-    """Texts of one language as one text."""
-    return separator(language).join(t.strip() for t in texts if t.strip())
 
 
 def stream_of(clip: AudioClip, id: str, source_language: str, target_language: str, units: Sequence[Unit]) -> Stream:

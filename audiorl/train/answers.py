@@ -10,10 +10,11 @@ import os
 from collections.abc import Sequence
 
 from audiorl.data.preferences import Pair, pairs_from_rollouts
+from audiorl.errors import Interrupted
+from audiorl.evaluation.generate import finished_rows, generate_all
 from audiorl.rewards.check import check_scores
-from audiorl.rollout.batch import finished_rows, generate_all
-from audiorl.train.logging import Progress
-from audiorl.train.run import Interrupted, Run
+from audiorl.run.folder import Run
+from audiorl.run.progress import Progress
 from audiorl.types import Request, Reward, RolloutEngine, Sample
 
 

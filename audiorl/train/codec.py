@@ -12,20 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audiorl.data.audio import name as clip_name
-from audiorl.data.audio import write_wav
+from audiorl.audio import AudioClip, write_wav
+from audiorl.audio import name as clip_name
 from audiorl.data.recordings import Crops, Place, Recordings
 from audiorl.metrics.codes import bitrate, codebook_use, count_codes
 from audiorl.metrics.interval import bootstrap_interval
 from audiorl.metrics.spectral import mel_distance, stft_distance
+from audiorl.run.checkpoint import TrainerState, load_checkpoint
+from audiorl.run.folder import Run
 from audiorl.runtime.config import current
 from audiorl.runtime.local import Group
-from audiorl.runtime.ranks import local_device
-from audiorl.runtime.team import team, team_size
-from audiorl.train.checkpoint import TrainerState, load_checkpoint
+from audiorl.runtime.placement import team, team_size
+from audiorl.runtime.torchrun import local_device
 from audiorl.train.fit import fit
-from audiorl.train.run import Run
-from audiorl.types import AudioClip
 from tokenizers_audio.audio import prepare
 from tokenizers_audio.protocol import AudioTokenizer
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from audiorl.data.schedule import batch_of_step, sorted_batch_of_step
+from audiorl.run.checkpoint import Saved
+from audiorl.run.folder import Run
+from audiorl.run.phase import checkpoint, pull, restore
+from audiorl.run.progress import Progress
 from audiorl.runtime.local import Group
-from audiorl.train.checkpoint import Saved
-from audiorl.train.logging import Progress
-from audiorl.train.loop import checkpoint, pull, restore
-from audiorl.train.run import Run
 
 T = TypeVar("T")
 

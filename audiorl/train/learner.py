@@ -11,14 +11,14 @@ from torch import Tensor
 from audiorl.config import OptimConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
+from audiorl.run.checkpoint import TrainerState, load_checkpoint
+from audiorl.run.folder import Run
+from audiorl.run.model_file import ModelFile
 from audiorl.runtime.local import Group
-from audiorl.runtime.team import team
+from audiorl.runtime.placement import team
 from audiorl.runtime.world import World
-from audiorl.train.actors import ModelFile
 from audiorl.train.batches import blank
-from audiorl.train.checkpoint import TrainerState, load_checkpoint
 from audiorl.train.optim import backward, idle_passes, optimizer_for
-from audiorl.train.run import Run
 
 M = TypeVar("M", AudioPolicy, ValueModel)
 P = TypeVar("P")

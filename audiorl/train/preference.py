@@ -22,13 +22,13 @@ from audiorl.config import OptimConfig, PreferenceConfig
 from audiorl.data.preferences import Judged, Pair
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
+from audiorl.models.examples import Example, experience
+from audiorl.run.folder import Run
 from audiorl.runtime.world import World
 from audiorl.train.batches import check_finite, check_loss, counts, group_packs
-from audiorl.train.examples import Example, experience
 from audiorl.train.fit import fit, seen
 from audiorl.train.learner import Learner, learners
 from audiorl.train.reference import reference_logprobs
-from audiorl.train.run import Run
 from audiorl.types import Experience
 
 WITHOUT_REFERENCE = ("simpo", "cpo", "orpo")

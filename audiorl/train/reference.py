@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from audiorl.errors import Interrupted
+from audiorl.models.examples import Example
 from audiorl.models.loading import read_tensors
+from audiorl.run.checkpoint import flush_to_disk
+from audiorl.run.folder import Run
+from audiorl.run.progress import Progress
 from audiorl.runtime.local import Group
-from audiorl.train.checkpoint import flush_to_disk
-from audiorl.train.examples import Example
-from audiorl.train.logging import Progress
-from audiorl.train.run import Interrupted, Run
 
 CHUNK = 32
 """Groups that a trainer goes through at a time."""

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from audiorl.algos.packing import micro_batches, pack_experiences
+from audiorl.algos.packing import pack_experiences
 from audiorl.algos.preference import pairwise
 from audiorl.config import OptimConfig, RewardModelConfig
 from audiorl.data.preferences import Pair
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
-from audiorl.models.value import ValueModel
+from audiorl.models.examples import Example, experience
+from audiorl.models.value import ValueModel, score_answers
+from audiorl.run.folder import Run
 from audiorl.runtime.world import World
 from audiorl.train.batches import check_loss, group_packs
-from audiorl.train.examples import Example, experience
 from audiorl.train.fit import fit
 from audiorl.train.learner import Learner, learners
-from audiorl.train.run import Run
 from audiorl.types import Experience
 
 
@@ -79,18 +79,6 @@ def train_reward_model(
         return rough_length(pair.sample, pair.chosen, pair.rejected)
 
     fit(trainers, model, pairs, run, config, phase=phase, seed=seed, length=length)
-
-
-@torch.no_grad()
-def score_answers(model: ValueModel, examples: Sequence[Example], budget: int = 8192) -> list[float]:
-    """The model's score of each answer. Neighbours with the same sample share their prompt."""
-    experiences = [experience(model.trunk, e, e.sample.id) for e in examples]
-    scores = [0.0] * len(examples)
-    for indices in micro_batches(experiences, budget):
-        found = model.scores(pack_experiences([experiences[i] for i in indices]))
-        for i, value in zip(indices, found.tolist(), strict=True):
-            scores[i] = value
-    return scores
 
 
 def ranked_right(model: ValueModel, pairs: Sequence[Pair]) -> list[bool]:

@@ -11,12 +11,12 @@ from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, SFTConfig
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
+from audiorl.models.examples import Example, experience
+from audiorl.run.folder import Run
 from audiorl.runtime.world import World
 from audiorl.train.batches import check_loss, counts, spread
-from audiorl.train.examples import Example, experience
 from audiorl.train.fit import fit
 from audiorl.train.learner import Learner, learners
-from audiorl.train.run import Run
 
 
 class SFTWorker(Learner[AudioPolicy]):

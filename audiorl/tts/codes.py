@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
+from audiorl.audio import AudioClip
 from audiorl.models import AudioPolicy
-from audiorl.types import AudioClip
 from tokenizers_audio import CodeShards, write_shards
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from audiorl.data.audio import seconds
+from audiorl.audio import AudioClip, seconds
 from audiorl.data.seedtts import Utterance
-from audiorl.train.examples import Example
-from audiorl.types import AudioClip, Message, Sample
+from audiorl.models.examples import Example
+from audiorl.types import Message, Sample
 
 
 def to_speak(

@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from audiorl.data.audio import AudioError, load_clip, probe
+from audiorl.audio import AudioClip, AudioError, load_clip, probe
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.formats import AUDIO_FIELDS, TEXT_FIELDS, FieldError, Style, audio_field, clip_of
 from audiorl.data.manifest import Format, Loaded, read_values
 from audiorl.data.rows import Row
 from audiorl.data.seedtts import Utterance, read_meta, read_texts
-from audiorl.types import AudioClip, Sample
+from audiorl.types import Sample
 
 
 def read_utterances(

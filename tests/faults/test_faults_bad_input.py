@@ -19,7 +19,7 @@ import torch
 
 from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech
-from audiorl.train.logging import read_metrics
+from audiorl.run.metrics_log import read_metrics
 from tests.conftest import make_omni
 
 ROOT = Path(__file__).parents[2]

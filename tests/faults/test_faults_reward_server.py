@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from audiorl.rewards import RemoteReward, RewardServerError, load_reward
-from audiorl.train.run import Run
+from audiorl.run.folder import Run
 from audiorl.types import Rollout, Sample, Segment
 from tests.faults.test_faults_training import CONFIG, one_thread, rows, train
 from tests.unit.rewards.serving import Faulty, Process, app_of, serving

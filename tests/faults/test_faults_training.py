@@ -12,11 +12,11 @@ from torch import Tensor
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import CriticConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
-from audiorl.train.credit import with_advantage
-from audiorl.train.logging import read_metrics
-from audiorl.train.loop import rl
-from audiorl.train.rl import RLWorker, Shard
-from audiorl.train.run import Run
+from audiorl.rl.advantages import with_advantage
+from audiorl.rl.train import rl
+from audiorl.rl.trainer import RLWorker, Shard
+from audiorl.run.folder import Run
+from audiorl.run.metrics_log import read_metrics
 from audiorl.types import Experience, Rollout, Sample, Score
 from tests.conftest import make_omni
 from tests.unit.train.test_train_rl import batch_of

@@ -48,7 +48,7 @@ def test_the_wheel_holds_speech_encoder_and_licences(wheel: list[str]) -> None:
         ("audiorl.rewards", ("transformers", "peft", "datasets", "espeakng_loader", "httpx", "fastapi", "uvicorn")),
         ("audiorl.metrics", ("torch", "transformers")),
         ("audiorl.algos", ("transformers",)),
-        ("audiorl.train.loop", ("vllm", "ray", "deepspeed", "wandb", "tensorboard", "matplotlib")),
+        ("audiorl.rl.train", ("vllm", "ray", "deepspeed", "wandb", "tensorboard", "matplotlib")),
     ],
 )
 def test_importing_loads_only_what_is_needed(module: str, heavy: tuple[str, ...]) -> None:

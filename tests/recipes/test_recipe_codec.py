@@ -16,11 +16,11 @@ import soundfile
 import torch
 
 import tokenizers_audio
+from audiorl.audio import write_wav
 from audiorl.cli import main
-from audiorl.data.audio import write_wav
 from audiorl.data.corpus import bundled_speech, split_by_key
+from audiorl.run.metrics_log import read_metrics
 from audiorl.train.codec import CodecWorker
-from audiorl.train.logging import read_metrics
 from tokenizers_audio.unified import UnifiedTokenizer
 
 
@@ -77,7 +77,7 @@ def test_what_it_trained_is_a_codec(run: Path) -> None:
 
 
 def test_bundled_prompts_are_held_out() -> None:
-    from audiorl.recipe import load_recipe
+    from audiorl.recipe.loader import load_recipe
 
     recipe = load_recipe("recipes/codec.py")
     found, held_out, texts = recipe.read(recipe.Config())
@@ -88,7 +88,7 @@ def test_bundled_prompts_are_held_out() -> None:
 
 
 def test_other_recordings_come_on_top(recordings: Path) -> None:
-    from audiorl.recipe import load_recipe
+    from audiorl.recipe.loader import load_recipe
 
     recipe = load_recipe("recipes/codec.py")
 

@@ -18,7 +18,7 @@ from audiorl.data.bundled import bundled_set
 from audiorl.data.corpus import bundled_speech
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.logging import read_metrics
+from audiorl.run.metrics_log import read_metrics
 from audiorl.train.preference import PreferenceWorker
 from tests.conftest import make_omni, make_qwen2_audio
 from tests.recipes.full_size import save_full_size
@@ -418,7 +418,7 @@ def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_self_test_trains_a_step() -> None:
-    from audiorl.selftest import self_test
+    from audiorl.cli.selftest import self_test
 
     metrics = self_test()
     assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6) and metrics["policy/engine_gap"] < 1e-4

@@ -17,11 +17,11 @@ import tokenizers_audio
 from audiorl.cli import main
 from audiorl.models import load_policy
 from audiorl.rewards.replay import read_rollouts
+from audiorl.rl.trainer import RLWorker
+from audiorl.run.metrics_log import read_metrics
 from audiorl.simulst.bundled import bundled_streams
 from audiorl.simulst.formats import read_streams, write_streams
 from audiorl.simulst.logs import read_log
-from audiorl.train.logging import read_metrics
-from audiorl.train.rl import RLWorker
 from tests.unit.codecs.unified_tiny import tiny as tiny_codec
 
 STAGES = ("stage1", "stage2")

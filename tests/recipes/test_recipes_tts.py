@@ -12,14 +12,14 @@ import pytest
 import soundfile
 import torch
 
+from audiorl.audio import write_wav
 from audiorl.cli import main
-from audiorl.data.audio import write_wav
 from audiorl.data.corpus import bundled_speech
 from audiorl.judges.character_ctc import load as load_ear
 from audiorl.models import load_policy
-from audiorl.train.logging import read_metrics
+from audiorl.recipe.tiny_speech import save_recogniser
+from audiorl.run.metrics_log import read_metrics
 from audiorl.train.sft import SFTWorker
-from audiorl.tts.tiny import save_recogniser
 from tests.conftest import make_text
 from tokenizers_audio import CodeShards, load
 

@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from audiorl import cli, doctor
-from audiorl.doctor import Check, Package, check_assets, check_optional, check_required, check_self_test, run_doctor
+from audiorl import cli
+from audiorl.cli import doctor
+from audiorl.cli.doctor import (
+    Check,
+    Package,
+    check_assets,
+    check_optional,
+    check_required,
+    check_self_test,
+    run_doctor,
+)
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,16 +11,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from audiorl.train import logging as log_module
-from audiorl.train.logging import (
-    MetricsLog,
-    Progress,
-    TensorBoardSink,
-    WandbSink,
-    read_jsonl,
-    read_metrics,
-    truncate_from,
-)
+from audiorl.run import metrics_log as log_module
+from audiorl.run.metrics_log import MetricsLog, TensorBoardSink, WandbSink, read_jsonl, read_metrics, truncate_from
+from audiorl.run.progress import Progress
 
 
 def test_a_line_is_readable_as_soon_as_it_is_written(tmp_path):

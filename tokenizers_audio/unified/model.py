@@ -11,6 +11,7 @@ Shapes: B recordings, T samples, F frames, Q codebooks, D codebook_dim, D' seman
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,10 @@ class UnifiedTokenizer(nn.Module):
         (folder / "config.json").write_text(json.dumps(config, indent=1))
         state = {name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}
         save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy every weight by name, in place."""
+        self.load_state_dict(weights)
 
     @torch.no_grad()
     def restore(self, path: str | Path) -> None:

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from tokenizers_audio.checks import check_codes, check_wav
+from tokenizers_audio.unified.config import UnifiedConfig
 from tokenizers_audio.unified.layers import Cache
 
-if TYPE_CHECKING:
-    from tokenizers_audio.unified.model import UnifiedTokenizer
+
+class BlockTokenizer(Protocol):
+    """What streaming needs of `UnifiedTokenizer`, which documents these members."""
+
+    config: UnifiedConfig
+    fuse: Any
+    quantizer: Any
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def num_codebooks(self) -> int: ...
+    @property
+    def codebook_size(self) -> int: ...
+    @property
+    def blocks(self) -> tuple[int, int, int]: ...
+    def codes_of(self, wav: Tensor, cache: Cache) -> Tensor: ...
+    def wav_of(self, vectors: Tensor, cache: Cache) -> Tensor: ...
 
 
 class UnifiedStreaming:
@@ -21,7 +38,7 @@ class UnifiedStreaming:
     around a block.
     """
 
-    def __init__(self, tokenizer: UnifiedTokenizer):
+    def __init__(self, tokenizer: BlockTokenizer):
         self.tokenizer = tokenizer
         self._heard: Tensor
         self._samples: int

@@ -20,8 +20,8 @@ from torch import Tensor
 from audiorl.algos.kl import kl_estimate
 from audiorl.algos.packing import micro_batches, pack_experiences, shared_groups
 from audiorl.config import RLConfig
+from audiorl.rl.advantages import assign
 from audiorl.train.batches import check_finite, counts, drawn_codes, fill, frames, gather, joint, widened
-from audiorl.train.credit import assign
 from audiorl.types import Experience, PackedBatch, Rollout, Sample, Score, Segment
 
 H, I, OPEN, F, CLOSE = 1, 2, 3, 9, 4

@@ -9,7 +9,7 @@ import torch
 
 from audiorl.algos.advantages import gae, time_index_relative
 from audiorl.config import RLConfig
-from audiorl.train.credit import assign
+from audiorl.rl.advantages import assign
 from audiorl.types import Experience, Rollout, Sample, Score, Segment
 
 R = math.sqrt(0.5)

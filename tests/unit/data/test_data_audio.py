@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from audiorl.data import audio
-from audiorl.data.audio import AudioError, clip_key, load_clip, probe, seconds
+from audiorl import audio
+from audiorl.audio import AudioClip, AudioError, clip_key, load_clip, probe, seconds
 from audiorl.data.corpus import bundled_speech
-from audiorl.types import AudioClip
 
 RATE = 16_000
 

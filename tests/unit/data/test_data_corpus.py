@@ -13,8 +13,8 @@ import av
 import numpy as np
 import pytest
 
+from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance, bundled_speech, corpus, normalised, parallel, split_by_key
-from audiorl.types import AudioClip
 
 ROOT = Path(__file__).resolve().parents[3]
 

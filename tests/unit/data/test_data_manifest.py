@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 import soundfile
 
+from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance, bundled_speech
 from audiorl.data.manifest import Loaded, read_samples
-from audiorl.types import AudioClip, Sample
+from audiorl.types import Sample
 
 UTTERANCES = bundled_speech(("en",), min_seconds=0.5, max_seconds=2)[:4]
 QUESTION = {"id": "q1", "audio": "a0.wav", "question": "Which?", "choices": ["a dog", "a cat"], "answer": "a cat"}

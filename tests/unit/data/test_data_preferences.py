@@ -14,6 +14,7 @@ import pytest
 import soundfile
 import torch
 
+from audiorl.audio import AudioClip
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.manifest import Loaded, read_samples
 from audiorl.data.preferences import (
@@ -27,7 +28,7 @@ from audiorl.data.preferences import (
     read_steps,
     write_pairs,
 )
-from audiorl.types import AudioClip, Message, Rollout, Sample, Score, Segment
+from audiorl.types import Message, Rollout, Sample, Score, Segment
 
 UTTERANCES = bundled_speech(("en",), min_seconds=0.5, max_seconds=2)[:2]
 ASKED: dict[str, Any] = {"id": "q1", "audio": "a0.wav", "question": "Which?"}

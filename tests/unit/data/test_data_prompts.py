@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from audiorl.audio import AudioClip
 from audiorl.data.prompts import asr_prompt, choice_question, open_question
-from audiorl.types import AudioClip, Message
+from audiorl.types import Message
 
 CLIP = AudioClip(path="a.wav")
 

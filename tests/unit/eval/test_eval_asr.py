@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from audiorl.types import AudioClip, Message, Sample
+from audiorl.audio import AudioClip
+from audiorl.types import Message, Sample
 
 TONE = (0.3 * np.sin(np.arange(8000) / 10)).astype(np.float32)
 

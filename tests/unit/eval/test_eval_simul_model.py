@@ -14,12 +14,13 @@ import torch
 import tyro
 from torch import Tensor
 
+from audiorl.audio import AudioClip
 from audiorl.simulst.bundled import bundled_streams
 from audiorl.simulst.formats import write_streams
 from audiorl.simulst.logs import read_log
 from audiorl.simulst.schedules import Offline, WaitK
 from audiorl.simulst.streams import Stream, Unit
-from audiorl.types import AudioClip, Request, Rollout, Schedule, Segment
+from audiorl.types import Request, Rollout, Schedule, Segment
 from tests.conftest import make_omni
 
 

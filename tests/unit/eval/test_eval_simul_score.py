@@ -5,8 +5,8 @@ import pytest
 import tyro
 
 from audiorl.metrics.playback import play
+from audiorl.report.tradeoff import read_curve
 from audiorl.simulst.logs import Instance, write_log
-from audiorl.simulst.plot import read_curve
 
 
 @pytest.fixture

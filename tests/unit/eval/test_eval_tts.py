@@ -18,10 +18,10 @@ from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.data.seedtts import read_meta
 from audiorl.models import load_policy
+from audiorl.recipe.tiny_speech import save_codec, save_model
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.voice import CodecVoice
+from audiorl.rollout.speech_decoder import CodecVoice
 from audiorl.tts.prompts import to_say
-from audiorl.tts.tiny import save_codec, save_model
 from audiorl.types import Request
 from tests.conftest import make_text
 from tests.unit.judges.conftest import save_ctc, save_xvector

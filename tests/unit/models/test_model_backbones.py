@@ -12,13 +12,14 @@ from safetensors.torch import load_file
 from transformers import WhisperFeatureExtractor
 
 from audiorl.algos.packing import pack_experiences
+from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.features import log_mel
 from audiorl.models.policy import BESIDE_ADAPTER
-from audiorl.train.checkpoint import load_checkpoint, save_checkpoint
-from audiorl.train.optim import Optimizer
-from audiorl.types import AudioClip, Experience, Message, Sample
+from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
+from audiorl.train.adamw import Optimizer
+from audiorl.types import Experience, Message, Sample
 from tests.conftest import Make, make_omni, readable
 
 

@@ -25,13 +25,14 @@ from transformers.models.higgs_audio_v2.modeling_higgs_audio_v2 import (
 )
 
 from audiorl.algos.packing import pack_experiences
+from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.models import AudioPolicy, dualize, load_policy, load_weights
-from audiorl.models.dual import DualLayer, Routing
+from audiorl.models.dual_ffn import DualLayer, Routing
 from audiorl.models.text import TextDecoder
 from audiorl.models.tiny import tiny_llama_tokenizer, tiny_tokenizer
-from audiorl.train.optim import Optimizer
-from audiorl.types import AudioClip, Experience, Message, Sample
+from audiorl.train.adamw import Optimizer
+from audiorl.types import Experience, Message, Sample
 from tests.conftest import TEXTS, make_omni, make_qwen2_audio, make_text
 from tests.unit.models.speaking import CODES, codec, experiences, laid_out
 from tests.unit.models.test_model_backbones import with_audio

@@ -11,12 +11,13 @@ from torch import Tensor
 from transformers import HiggsAudioV2ForConditionalGeneration
 
 from audiorl.algos.packing import pack_experiences
+from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, FrameLayout, higgs, load_policy, load_weights
 from audiorl.models.value import critic_of
-from audiorl.train.optim import Optimizer
-from audiorl.types import AudioClip, Experience, Message, Sample
+from audiorl.train.adamw import Optimizer
+from audiorl.types import Experience, Message, Sample
 from tests.conftest import TEXTS
 from tests.unit.models.speaking import CODES, codec, experiences, laid_out
 

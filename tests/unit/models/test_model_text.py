@@ -14,7 +14,7 @@ from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SamplingConfig
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.text import TextDecoder
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.optim import Optimizer
+from audiorl.train.adamw import Optimizer
 from audiorl.types import Experience, Message, Request, Sample
 from tests.conftest import make_text, readable
 from tests.unit.models.test_model_backbones import assert_same, groups_of_three, logprobs, with_gradients

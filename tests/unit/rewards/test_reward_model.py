@@ -9,11 +9,11 @@ import torch
 
 from audiorl.config import SamplingConfig
 from audiorl.models import load_policy
+from audiorl.models.examples import Example
+from audiorl.models.step_judge import StepJudge
+from audiorl.models.value import score_answers
 from audiorl.rewards import ModelReward, ProcessModelReward, Term, WeightedSum
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.examples import Example
-from audiorl.train.process_reward import StepJudge
-from audiorl.train.reward_model import score_answers
 from audiorl.types import Request, Rollout, Sample, Segment
 from tests.conftest import make_omni, make_qwen2_audio, make_text
 from tests.unit.train.test_train_reward_model import reward_model

@@ -21,15 +21,24 @@ import pytest
 import soundfile
 import torch
 
+from audiorl.audio import AudioClip
 from audiorl.cli import main
 from audiorl.data.corpus import Utterance
 from audiorl.data.recordings import AUDIO_SUFFIXES
 from audiorl.models.speech import FrameLayout
 from audiorl.rewards import RemoteReward, RewardServerError, StandardisedSum, WeightedSum, load_reward
+from audiorl.rewards.serialization import (
+    NOT_SENT,
+    AudioMode,
+    PathRefused,
+    WireError,
+    digest,
+    read_rollouts,
+    write_rollouts,
+)
 from audiorl.rewards.serve import Serve
 from audiorl.rewards.simul import Quality, multi_turn
-from audiorl.rewards.wire import NOT_SENT, AudioMode, PathRefused, WireError, digest, read_rollouts, write_rollouts
-from audiorl.types import AudioClip, Message, Rollout, Sample, Score, Segment, Turn
+from audiorl.types import Message, Rollout, Sample, Score, Segment, Turn
 from tests.unit.codecs.families import save_mimi
 from tests.unit.rewards.serving import FAULTS, Faulty, Process, app_of, serving
 
@@ -331,7 +340,7 @@ SPEECH = """
     from audiorl.models.speech import FrameLayout
     from audiorl.rewards import AnswerAccuracy, ThinkFormat, WeightedSum, WordAccuracy
     from audiorl.rewards.speech import Duration, Finished, Intelligibility, Listener, NotSilent
-    from audiorl.rollout.voice import CodecVoice
+    from audiorl.rollout.speech_decoder import CodecVoice
     from tokenizers_audio import load
 
     layout = FrameLayout(4, 66, bos=64, eos=65, begin_id=1, frame_id=0, delay_id=3, end_id=2)

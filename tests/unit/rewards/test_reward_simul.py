@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from audiorl.audio import AudioClip
 from audiorl.rewards import StandardisedSum, WeightedSum
 from audiorl.rewards.similarity import Pair, cut_like, sentence_bleu, similarities
 from audiorl.rewards.simul import (
@@ -33,7 +34,7 @@ from audiorl.rewards.simul import (
     waits_in_silence,
     waits_since_available,
 )
-from audiorl.types import AudioClip, Experience, Reward, Rollout, Sample, Score, Segment, Turn
+from audiorl.types import Experience, Reward, Rollout, Sample, Score, Segment, Turn
 
 
 def test_silence_and_speech() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance
 from audiorl.judges import load_recogniser
 from audiorl.rewards import WeightedSum
@@ -25,7 +26,7 @@ from audiorl.rewards.speech import (
     reference_clip,
     reference_seconds,
 )
-from audiorl.types import AudioClip, Message, Rollout, Sample, Segment, Turn
+from audiorl.types import Message, Rollout, Sample, Segment, Turn
 
 RATE = 8000
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from audiorl.config import RLConfig, SamplingConfig
 from audiorl.data.schedule import batch_of_step
-from audiorl.rollout.collect import Collected, collect
+from audiorl.rl.collect import Collected, collect
+from audiorl.rl.train import rollout_metrics, scored_experiences
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.loop import rollout_metrics, scored_experiences
 from audiorl.types import Request, Rollout, Sample, Score, Segment
 from tests.conftest import Make
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from audiorl.algos.packing import pack_experiences
+from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.sampling import choose, filtered_logprobs
-from audiorl.types import AudioClip, Experience, Request, Rollout, Sample
+from audiorl.types import Experience, Request, Rollout, Sample
 from tests.unit.models.test_model_backbones import with_audio
 
 

@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from audiorl.algos.packing import pack_experiences
+from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
+from audiorl.models.examples import Example, experience
 from audiorl.rollout.hf import HFEngine
 from audiorl.simulst.bundled import lay_out
 from audiorl.simulst.schedules import Offline, WaitK
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
-from audiorl.train.examples import Example, experience
-from audiorl.types import AudioClip, Experience, Request, Rollout, Sample
+from audiorl.types import Experience, Request, Rollout, Sample
 
 RATE = 16_000
 

@@ -20,13 +20,14 @@ from torch import Tensor
 from transformers import Qwen3OmniMoeConfig
 
 from audiorl.algos.packing import pack_experiences
+from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, dualize, load_policy, qwen2_audio, qwen_omni, text
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.sampling import filtered_logprobs
 from audiorl.rollout.vllm import VLLMConfig, VLLMEngine, check_together, served_weights
-from audiorl.types import AudioClip, Experience, Message, Request, Rollout, Sample, Turn
+from audiorl.types import Experience, Message, Request, Rollout, Sample, Turn
 from tests.conftest import TEXTS, ask, make_qwen3_omni
 
 TOLERANCE = 1e-4

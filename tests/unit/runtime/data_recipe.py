@@ -11,10 +11,10 @@ from audiorl.data.bundled import bundled_pairs, bundled_steps
 from audiorl.data.preferences import pairs_to_judged
 from audiorl.models import AudioPolicy, qwen_omni
 from audiorl.models.value import ValueModel
+from audiorl.run.folder import Run
 from audiorl.train.preference import prefer
 from audiorl.train.process_reward import train_process_reward
 from audiorl.train.reward_model import train_reward_model
-from audiorl.train.run import Run
 
 OPTIM = OptimConfig(lr=1e-3, eps=1e-4, warmup_steps=1)
 """Two answers nearly cancel each other out in some weights, and a small eps would learn from what rounding leaves."""

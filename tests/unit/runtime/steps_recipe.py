@@ -11,10 +11,10 @@ import torch
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.corpus import bundled_speech
 from audiorl.models import qwen_omni
+from audiorl.models.examples import Example
 from audiorl.rewards import RemoteReward
-from audiorl.train.examples import Example
-from audiorl.train.loop import rl
-from audiorl.train.run import Run
+from audiorl.rl.train import rl
+from audiorl.run.folder import Run
 from audiorl.train.sft import sft
 from audiorl.types import Message, Rollout, Sample, Score
 

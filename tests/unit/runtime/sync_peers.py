@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from audiorl.runtime.sync import SyncError, WeightReceiver, WeightSender
+from audiorl.rollout.weight_transfer import SyncError, WeightReceiver, WeightSender
 
 
 def weights(version: int) -> dict[str, Tensor]:

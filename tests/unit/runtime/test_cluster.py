@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from audiorl.cli import main
-from audiorl.recipe import load_recipe
-from audiorl.runtime.cluster import Cluster, RayGroup, Seat, bundles, check_answers, check_fits, connected, seats
+from audiorl.recipe.loader import load_recipe
 from audiorl.runtime.config import RuntimeConfig, set_current
-from audiorl.runtime.ranks import RankError
+from audiorl.runtime.ray_cluster import Cluster, RayGroup, Seat, bundles, check_answers, check_fits, connected, seats
+from audiorl.runtime.torchrun import RankError
 from audiorl.runtime.world import World
 from tests.unit.runtime.data_recipe import PHASES
 from tests.unit.runtime.test_ranks import DATA, RECIPE, assert_equal_runs, rewind, rows

@@ -14,17 +14,18 @@ import torch
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig
 from audiorl.models import AudioPolicy, load_policy, qwen_omni
 from audiorl.models.policy import Weights, named
+from audiorl.rl import train as loop
+from audiorl.rl.train import rl
+from audiorl.rl.trainer import RLWorker, Shard, Trained
+from audiorl.rl.weight_sync import EngineApart, GroupEngine
+from audiorl.rl.workers import Actor, _actor, _reference
 from audiorl.rollout.hf import HFEngine
-from audiorl.runtime.cluster import Cluster, RayGroup, connected
+from audiorl.run.folder import Run
+from audiorl.run.model_file import ModelFile
 from audiorl.runtime.config import RuntimeConfig, set_current
-from audiorl.runtime.team import check_engine
+from audiorl.runtime.placement import check_engine
+from audiorl.runtime.ray_cluster import Cluster, RayGroup, connected
 from audiorl.runtime.world import World
-from audiorl.train import loop
-from audiorl.train.actors import Actor, ModelFile, _actor, _reference
-from audiorl.train.engines import EngineApart, GroupEngine
-from audiorl.train.loop import rl
-from audiorl.train.rl import RLWorker, Shard, Trained
-from audiorl.train.run import Run
 from audiorl.types import Experience, Request, Rollout, Sample, Score
 from tests.conftest import TEXTS, make_omni
 from tests.unit.train.test_overlap import CONFIG, OPTIM, SAMPLING, assert_same, column, even

@@ -16,14 +16,14 @@ from transformers import DynamicCache, Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeTh
 
 from audiorl.algos.packing import attention_mask, pack_experiences
 from audiorl.cli import main
+from audiorl.cli.plan import sized, suggestions
 from audiorl.config import LoraConfig, ModelConfig
 from audiorl.data.corpus import bundled_speech
 from audiorl.models import AudioPolicy, higgs, qwen_omni
 from audiorl.models import text as text_decoder
 from audiorl.models.qwen_omni import Qwen3Omni
 from audiorl.models.tiny import tiny_tokenizer
-from audiorl.plan_cli import sized, suggestions
-from audiorl.runtime.activations import (
+from audiorl.plan.activations import (
     Pack,
     Precision,
     decoder_bytes,
@@ -33,9 +33,9 @@ from audiorl.runtime.activations import (
     pack_of,
     tower_bytes,
 )
-from audiorl.runtime.plan import GIB, PHASES, Assumptions, Layout, make_plan, precision_of
-from audiorl.runtime.released import RELEASED
-from audiorl.runtime.sizes import Shape, Size, count, size_of, skeleton
+from audiorl.plan.memory import GIB, PHASES, Assumptions, Layout, make_plan, precision_of
+from audiorl.plan.released import RELEASED
+from audiorl.plan.sizes import Shape, Size, count, size_of, skeleton
 from audiorl.types import Experience
 from tests.conftest import TEXTS, make_dual_omni, make_omni, make_qwen2_audio, make_text
 

@@ -102,7 +102,7 @@ def test_two_ranks_learn_preferences_and_judgements_as_one(tmp_path: Path) -> No
 
 GROUP = """
 import os, sys, torch
-from audiorl.runtime.ranks import RanksGroup, RankError, follow, process_group, rank
+from audiorl.runtime.torchrun import RanksGroup, RankError, follow, process_group, rank
 from tests.unit.runtime.test_ranks import Adder, Counted
 
 with process_group() as world:

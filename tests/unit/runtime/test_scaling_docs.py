@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from audiorl import plan_cli
-from audiorl.runtime.plan import GIB
+from audiorl.cli import plan as plan_cli
+from audiorl.plan.memory import GIB
 from bench.engines import main as simulate
 
 DOCS = Path(__file__).parents[3] / "docs"

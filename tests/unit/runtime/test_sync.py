@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from audiorl.models.policy import named
-from audiorl.runtime.sync import SyncError, WeightReceiver, WeightSender, buckets
+from audiorl.rollout.weight_transfer import SyncError, WeightReceiver, WeightSender, buckets
 from tests.unit.runtime import sync_peers
 from tests.unit.runtime.sync_peers import weights
 

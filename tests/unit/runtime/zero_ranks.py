@@ -19,12 +19,12 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SFTConfig
 from audiorl.data.corpus import bundled_speech
 from audiorl.models import AudioPolicy, qwen_omni
-from audiorl.models.branch import dualize
-from audiorl.runtime import zero
+from audiorl.models.dual_branch import dualize
+from audiorl.models.examples import Example
 from audiorl.runtime.config import RuntimeConfig, set_current
 from audiorl.runtime.world import World
+from audiorl.train import zero
 from audiorl.train.batches import blank
-from audiorl.train.examples import Example
 from audiorl.train.optim import backward, idle_passes, optimizer_for
 from audiorl.train.sft import SFTWorker
 from audiorl.types import Experience, Message, Sample

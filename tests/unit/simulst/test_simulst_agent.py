@@ -19,10 +19,10 @@ import pytest
 import soundfile
 import soxr
 
+from audiorl.audio import AudioClip
 from audiorl.simulst.bundled import bundled_streams
 from audiorl.simulst.formats import write_streams
 from audiorl.simulst.logs import Instance, read_log
-from audiorl.types import AudioClip
 from tests.conftest import make_omni
 
 pytest.importorskip("simuleval")

@@ -13,19 +13,13 @@ import numpy as np
 import pytest
 import soundfile
 
+from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance, normalised
+from audiorl.data.silence import trimmed
 from audiorl.data.synth import synthesize
-from audiorl.simulst.bundled import (
-    bundled_streams,
-    draw_streams,
-    lay_out,
-    prompt_pairs,
-    spoken_seconds,
-    trimmed,
-)
+from audiorl.simulst.bundled import bundled_streams, draw_streams, lay_out, prompt_pairs, spoken_seconds
 from audiorl.simulst.formats import read_streams
 from audiorl.simulst.streams import Stream, interpretation
-from audiorl.types import AudioClip
 
 RATE = 16_000
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from audiorl.simulst.evaluate import instance_of, measure, settled, write_interpreted
+from audiorl.audio import AudioClip
+from audiorl.evaluation.streams import instance_of, measure, settled, write_interpreted
 from audiorl.simulst.logs import read_log
 from audiorl.simulst.scoring import score
 from audiorl.simulst.segments import match_segments, read_segments
 from audiorl.simulst.streams import ChunkConfig, Stream, Unit, interpretation
-from audiorl.types import AudioClip, Rollout, Segment
+from audiorl.types import Rollout, Segment
 
 CHUNKS = ChunkConfig(1.0, 0.0)
 """Chunk t ends at t seconds."""

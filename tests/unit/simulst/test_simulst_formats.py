@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import soundfile
 
+from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance
 from audiorl.simulst.clauses import Word, clauses, units_of
 from audiorl.simulst.formats import read_streams, write_streams
 from audiorl.simulst.streams import ChunkConfig, Stream, Unit, turns
-from audiorl.types import AudioClip
 
 RATE = 16_000
 

@@ -9,6 +9,7 @@ import pytest
 import soxr
 import torch
 
+from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
@@ -16,7 +17,7 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.simulst.bundled import lay_out
 from audiorl.simulst.live import Interpreter
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
-from audiorl.types import AudioClip, Request, Rollout
+from audiorl.types import Request, Rollout
 from tests.conftest import make_omni
 
 RATE = 16_000

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from audiorl.audio import AudioClip
 from audiorl.simulst.schedules import Offline, WaitK, scheduled, words_of, words_per_chunk
 from audiorl.simulst.streams import Stream, Unit
-from audiorl.types import AudioClip, Turn
+from audiorl.types import Turn
 
 CLIP = AudioClip(array=np.ones(4000, np.float32), sample_rate=1000)
 

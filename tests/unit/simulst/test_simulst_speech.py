@@ -11,16 +11,17 @@ import pytest
 import soundfile
 import torch
 
-from audiorl.data.audio import seconds
+from audiorl.audio import AudioClip, seconds
+from audiorl.data.silence import trimmed
 from audiorl.models.speech import FrameLayout
-from audiorl.rollout.voice import CodecVoice
-from audiorl.simulst.bundled import bundled_streams, spoken, trimmed
+from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.simulst.bundled import bundled_streams, spoken
 from audiorl.simulst.formats import read_streams, write_streams
 from audiorl.simulst.logs import read_log
 from audiorl.simulst.scoring import score
 from audiorl.simulst.speech import played, write_spoken
 from audiorl.simulst.streams import interpretation
-from audiorl.types import AudioClip, Rollout, Sample, Segment, Turn
+from audiorl.types import Rollout, Sample, Segment, Turn
 
 LAYOUT = FrameLayout(2, 6, 4, 5, 100, 101, 101, 102)
 CLIP = AudioClip(array=np.zeros(16_000, np.float32), sample_rate=16_000)

@@ -11,20 +11,12 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audiorl.data.audio import seconds as clip_seconds
+from audiorl.audio import AudioClip
+from audiorl.audio import seconds as clip_seconds
 from audiorl.data.corpus import Utterance
-from audiorl.simulst.streams import (
-    ChunkConfig,
-    Stream,
-    Unit,
-    chunk_ends,
-    cut,
-    interpretation,
-    joined,
-    stream_of,
-    turns,
-)
-from audiorl.types import AudioClip, Turn
+from audiorl.metrics.latency import joined
+from audiorl.simulst.streams import ChunkConfig, Stream, Unit, chunk_ends, cut, interpretation, stream_of, turns
+from audiorl.types import Turn
 
 RATE = 1000  # a thousand samples a second: sample numbers are milliseconds
 

@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
-from audiorl.rollout.collect import Collected, collect
+from audiorl.rl.collect import Collected, collect
+from audiorl.rl.train import rl, scored_experiences
+from audiorl.rl.trainer import RLWorker, Shard
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.loop import rl, scored_experiences
-from audiorl.train.rl import RLWorker, Shard
-from audiorl.train.run import Interrupted, Run
+from audiorl.run.folder import Run
 from audiorl.types import Rollout, Sample, Score
 from tests.conftest import make_omni
 

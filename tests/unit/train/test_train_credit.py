@@ -17,9 +17,9 @@ from torch import Tensor
 
 from audiorl.algos.kl import KLKind
 from audiorl.config import RLConfig
-from audiorl.rollout.collect import Collected
-from audiorl.train.credit import assign, mean_advantage, shape_scores
-from audiorl.train.loop import scored_experiences
+from audiorl.rl.advantages import assign, mean_advantage, shape_scores
+from audiorl.rl.collect import Collected
+from audiorl.rl.train import scored_experiences
 from audiorl.types import Experience, Rollout, Sample, Score, Segment
 
 Turns = Sequence[tuple[int, int]]

@@ -19,11 +19,12 @@ from torch import Tensor
 from audiorl.algos.preference import kto_weights
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig
 from audiorl.data.preferences import Pair, pairs_to_judged
+from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
+from audiorl.run.folder import Run
 from audiorl.train import preference, reference
 from audiorl.train.fit import seen
 from audiorl.train.preference import WITHOUT_REFERENCE, Contrasted, PreferenceWorker, Referenced, prefer
-from audiorl.train.run import Interrupted, Run
 from audiorl.types import Sample
 from tests.conftest import Make, make_omni, make_text, readable
 from tests.unit.train.test_train_sft import (

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.packing import pack_experiences
+from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, ProcessRewardConfig, RewardModelConfig
 from audiorl.data.preferences import Pair, Steps
 from audiorl.models import AudioPolicy, dualize, load_policy
-from audiorl.models.value import ValueModel, load_value_model
-from audiorl.train.checkpoint import load_checkpoint, save_checkpoint
-from audiorl.train.examples import Example, experience
-from audiorl.train.process_reward import ProcessRewardWorker, StepJudge, judged_right, train_process_reward
-from audiorl.train.reward_model import RewardModelWorker, ranked_right, score_answers, train_reward_model
-from audiorl.train.run import Run
-from audiorl.types import AudioClip, Experience, Message, Sample, Turn
+from audiorl.models.examples import Example, experience
+from audiorl.models.step_judge import StepJudge
+from audiorl.models.value import ValueModel, load_value_model, score_answers
+from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
+from audiorl.run.folder import Run
+from audiorl.train.process_reward import ProcessRewardWorker, judged_right, train_process_reward
+from audiorl.train.reward_model import RewardModelWorker, ranked_right, train_reward_model
+from audiorl.types import Experience, Message, Sample, Turn
 from tests.conftest import Make, make_dual_omni, make_omni, make_text, readable
 from tests.unit.models.speaking import codec
 from tests.unit.train.test_train_preference import log_sigma, pairs_of

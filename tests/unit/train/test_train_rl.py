@@ -13,17 +13,18 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.packing import micro_batches, pack_experiences
+from audiorl.audio import AudioClip
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
+from audiorl.models.examples import Example, experience
+from audiorl.rl.advantages import assign, with_advantage
+from audiorl.rl.train import rl
+from audiorl.rl.trainer import RLWorker, Shard
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.checkpoint import load_checkpoint, save_checkpoint
-from audiorl.train.credit import assign, with_advantage
+from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
+from audiorl.run.folder import Run
 from audiorl.train.ema import EMA
-from audiorl.train.examples import Example, experience
-from audiorl.train.loop import rl
-from audiorl.train.rl import RLWorker, Shard
-from audiorl.train.run import Run
-from audiorl.types import AudioClip, Experience, Request, Sample, Score
+from audiorl.types import Experience, Request, Sample, Score
 from tests.conftest import make_omni
 from tests.unit.models.test_model_backbones import with_audio
 from tests.unit.train.test_train_worker import gradients

@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.packing import loss_weights, micro_batches, pack_experiences
+from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, SFTConfig
 from audiorl.data.schedule import rough_length
+from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
+from audiorl.models.examples import Example, experience
+from audiorl.run.folder import Run
 from audiorl.runtime.local import LocalGroup
-from audiorl.train.examples import Example, experience
 from audiorl.train.fit import fit
-from audiorl.train.run import Interrupted, Run
 from audiorl.train.sft import SFTWorker, sft
-from audiorl.types import AudioClip, Sample
+from audiorl.types import Sample
 from tests.conftest import Make, make_omni, make_text, readable
 from tests.unit.models.test_model_backbones import with_audio
 

@@ -10,17 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from audiorl.audio import AudioClip
 from audiorl.config import CriticConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.models import AudioPolicy, higgs
-from audiorl.models.branch import dualize
+from audiorl.models.dual_branch import dualize
+from audiorl.models.examples import Example, experience
+from audiorl.rl.advantages import with_advantage
+from audiorl.rl.trainer import RLWorker, Shard
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.voice import CodecVoice
-from audiorl.train.credit import with_advantage
-from audiorl.train.examples import Example, experience
-from audiorl.train.rl import RLWorker, Shard
+from audiorl.rollout.speech_decoder import CodecVoice
 from audiorl.train.sft import SFTWorker
 from audiorl.tts.prompts import to_speak
-from audiorl.types import AudioClip, Experience, Message, Request, Rollout, Sample, Score, Turn
+from audiorl.types import Experience, Message, Request, Rollout, Sample, Score, Turn
 from tests.conftest import make_omni
 from tests.unit.models.speaking import codec
 from tokenizers_audio import AudioTokenizer

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.packing import pack_experiences
+from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
+from audiorl.rl.advantages import with_advantage
+from audiorl.rl.trainer import RLWorker
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.credit import with_advantage
-from audiorl.train.rl import RLWorker
-from audiorl.types import AudioClip, Experience, Request, Rollout, Sample
+from audiorl.types import Experience, Request, Rollout, Sample
 from tests.conftest import make_omni
 
 Make = Callable[..., AudioPolicy]

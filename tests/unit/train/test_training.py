@@ -15,13 +15,13 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.models import AudioPolicy, load_policy, load_weights
+from audiorl.models.examples import Example
+from audiorl.rl.advantages import with_advantage
+from audiorl.rl.trainer import RLWorker
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.checkpoint import load_checkpoint, save_checkpoint
-from audiorl.train.credit import with_advantage
-from audiorl.train.examples import Example
-from audiorl.train.optim import Optimizer, learning_rate
-from audiorl.train.rl import RLWorker
-from audiorl.train.run import Run
+from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
+from audiorl.run.folder import Run
+from audiorl.train.adamw import Optimizer, learning_rate
 from audiorl.train.sft import SFTWorker
 from audiorl.types import Experience, Request, Sample
 from tests.conftest import make_omni, make_qwen2_audio, make_qwen3_omni

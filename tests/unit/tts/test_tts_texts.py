@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import soundfile
 
+from audiorl.audio import AudioClip
 from audiorl.data.seedtts import Utterance
 from audiorl.tts.prompts import to_learn, to_say
 from audiorl.tts.texts import bundled_utterances, read_utterances
-from audiorl.types import AudioClip, Message
+from audiorl.types import Message
 
 RATE = 16_000
 

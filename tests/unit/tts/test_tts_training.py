@@ -13,20 +13,21 @@ import pytest
 import soundfile
 import torch
 
+from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance as Recorded
 from audiorl.data.seedtts import Utterance
+from audiorl.evaluation.speech import measure_speech, summarise
 from audiorl.models import AudioPolicy, load_policy
+from audiorl.recipe.speech import SpeechConfig, texts_of
+from audiorl.recipe.tiny_speech import save_codec, save_model, save_recogniser, save_speaker_encoder, tiny_part
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.voice import CodecVoice
-from audiorl.train.run import Run
+from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.run.folder import Run
 from audiorl.tts.codes import encode_once
-from audiorl.tts.evaluate import measure_speech, summarise
-from audiorl.tts.experiment import SpeechConfig, texts_of
 from audiorl.tts.prompts import to_say
 from audiorl.tts.rewards import SpeechRewards, speech_reward
-from audiorl.tts.tiny import save_codec, save_model, save_recogniser, save_speaker_encoder, tiny_part
-from audiorl.types import AudioClip, Request
+from audiorl.types import Request
 from tokenizers_audio import load
 
 SAY = SamplingConfig(max_new_tokens=2, max_frames=6)

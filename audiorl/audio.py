@@ -1,0 +1,326 @@
+"""Reading audio: any file that libsndfile or FFmpeg decodes becomes mono float32 [T] at the wanted rate, or one error.
+
+libsndfile (wav, flac, ogg, opus, mp3, aiff, w64 …) comes first: it is fast and seeks to `start` exactly. PyAV's FFmpeg
+takes over for the rest (m4a, webm, G.722, the sound of a video). Channels are averaged, soxr resamples. Unusable audio
+raises `AudioError` with one line that names the clip, what is wrong and what to do; nothing is repaired silently, since
+a policy trained on a truncated clip looks just like one that cannot hear.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import BinaryIO
+from weakref import WeakKeyDictionary
+
+import av
+import numpy as np
+import soundfile
+import soxr
+
+MAX_SECONDS = 600.0
+"""Longest selection that `load_clip` decodes, unless told otherwise; an hour of audio as a prompt is a mistake."""
+
+SLACK = 0.1
+"""Seconds that a cut may reach past the end and that a container's declared duration may be off: manifests round."""
+
+
+class AudioError(ValueError):
+    """Audio that cannot be used: missing, empty, broken, too long, or not what was declared."""
+
+
+@dataclass(frozen=True, eq=False)
+class AudioClip:
+    """Audio by reference, decoded only by `load`.
+
+    Exactly one of `path`, `data` (an encoded file's bytes) or `array` is set. `array` is float32, mono [T] or
+    [T, channels], at `sample_rate` Hz. For `path` and `data` the file's own rate counts and `sample_rate` is what the
+    manifest claims (checked on load). `start` and `duration` (seconds) select a part. `context` seconds before `start`
+    are heard with the part but give no tokens of their own: how a chunk of a stream knows what came just before it.
+    """
+
+    path: str | None = None
+    data: bytes | None = field(default=None, repr=False)
+    array: np.ndarray | None = field(default=None, repr=False)
+    sample_rate: int | None = None
+    start: float = 0.0
+    duration: float | None = None
+    context: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.context and not 0 < self.context <= self.start:
+            raise ValueError(f"AudioClip: context must be in 0..start, got {self.context} s before {self.start} s")
+        if sum(x is not None for x in (self.path, self.data, self.array)) != 1:
+            raise ValueError("AudioClip: give exactly one of path, data, array")
+        if self.array is not None and not self.sample_rate:
+            raise ValueError("AudioClip: an array needs its sample_rate in Hz")
+
+    def load(self, sample_rate: int = 16_000) -> np.ndarray:
+        """Mono float32 samples [T] at `sample_rate` Hz. Raises `AudioError` for unusable audio."""
+        return load_clip(self, sample_rate)
+
+    def with_context(self) -> AudioClip:
+        """The part together with its context, as a clip of its own."""
+        length = None if self.duration is None else self.duration + self.context
+        return replace(self, start=self.start - self.context, duration=length, context=0.0)
+
+    @property
+    def key(self) -> str:
+        """A string that is equal for two clips exactly when they hold the same audio reference; caches use it."""
+        return clip_key(self)
+
+
+@dataclass(frozen=True)
+class AudioInfo:
+    """The whole file, before `start` and `duration` select a part. `sample_rate` is the file's own, in Hz."""
+
+    seconds: float
+    sample_rate: int
+    channels: int
+
+
+def load_clip(clip: AudioClip, sample_rate: int = 16_000, max_seconds: float | None = None) -> np.ndarray:
+    """The clip's selected part as a new mono float32 array [T] at `sample_rate` Hz.
+
+    Raises AudioError, also when the part is longer than `max_seconds` (default: MAX_SECONDS).
+    """
+    limit = MAX_SECONDS if max_seconds is None else max_seconds
+    if clip.start < 0 or (clip.duration is not None and clip.duration <= 0):
+        raise AudioError(f"{name(clip)}: start must be >= 0 and duration > 0, got {clip.start} and {clip.duration}")
+    wav, rate = _read_array(clip, limit) if clip.array is not None else _read_file(clip, limit)
+    if wav.shape[0] == 0:
+        raise AudioError(f"{name(clip)}: holds no samples; leave it out of the manifest")
+    mono = wav[:, 0] if wav.shape[1] == 1 else wav.mean(axis=1, dtype=np.float32)
+    if not np.isfinite(mono).all():
+        bad = int(np.count_nonzero(~np.isfinite(mono)))
+        raise AudioError(f"{name(clip)}: {bad} of {len(mono)} samples are NaN or infinite; write the file again")
+    mono = np.array(mono, dtype=np.float32, order="C")
+    return mono if rate == sample_rate else soxr.resample(mono, rate, sample_rate)
+
+
+def probe(clip: AudioClip) -> AudioInfo:
+    """Duration, rate and channels of the whole file or array, from its header. Raises AudioError."""
+    if clip.array is not None:
+        array = _checked_array(clip)
+        return AudioInfo(len(array) / _rate(clip), _rate(clip), array.shape[1])
+    with _open(clip) as file:
+        return file.info
+
+
+def seconds(clip: AudioClip) -> float:
+    """Length of the selected part in seconds, from the header. Raises AudioError."""
+    if clip.duration is not None:
+        return clip.duration
+    return max(0.0, probe(clip).seconds - clip.start)
+
+
+_content_keys: WeakKeyDictionary[AudioClip, str] = WeakKeyDictionary()
+
+
+def clip_key(clip: AudioClip) -> str:
+    """Path, or a hash of the content, with the selected part. Hashing happens once per clip."""
+    part = f"{float(clip.start)}+{'end' if clip.duration is None else float(clip.duration)}"
+    if clip.context:
+        part += f" after {float(clip.context)}"
+    if clip.path is not None:
+        return f"{os.path.abspath(clip.path)}#{part}"
+    if clip not in _content_keys:
+        if clip.array is not None:
+            digest = hashlib.sha256(f"{clip.sample_rate} {clip.array.dtype} {clip.array.shape} ".encode())
+            digest.update(clip.array.tobytes())
+        else:
+            digest = hashlib.sha256(b"file ")
+            digest.update(clip.data or b"")
+        _content_keys[clip] = digest.hexdigest()[:32]
+    return f"{_content_keys[clip]}#{part}"
+
+
+def name(clip: AudioClip) -> str:
+    """What messages call a clip."""
+    if clip.path is not None:
+        return clip.path
+    return f"<{len(clip.data)} bytes of audio>" if clip.data is not None else "<audio array>"
+
+
+def _rate(clip: AudioClip) -> int:
+    assert clip.sample_rate is not None  # AudioClip guarantees it for arrays
+    return clip.sample_rate
+
+
+def _checked_array(clip: AudioClip) -> np.ndarray:
+    """[T, channels] view of the clip's array."""
+    array = np.asarray(clip.array)
+    if array.dtype.kind != "f":
+        raise AudioError(f"{name(clip)}: samples are {array.dtype}; give floats in [-1, 1] (divide int16 by 32768)")
+    if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[1] > max(8, array.shape[0])):
+        raise AudioError(f"{name(clip)}: shape {array.shape}; give [T] or [T, channels] (transpose [channels, T])")
+    return array[:, None] if array.ndim == 1 else array
+
+
+def _read_array(clip: AudioClip, limit: float) -> tuple[np.ndarray, int]:
+    array, rate = _checked_array(clip), _rate(clip)
+    start, frames = _selection(clip, len(array) / rate, rate, limit)
+    return array[start : start + frames], rate
+
+
+def _read_file(clip: AudioClip, limit: float) -> tuple[np.ndarray, int]:
+    with _open(clip) as file:
+        info = file.info
+        # Opus is always coded at 48 kHz; the rate in its header only recalls the original, so a claim cannot be wrong.
+        if clip.sample_rate and not file.is_opus and clip.sample_rate != info.sample_rate:
+            raise AudioError(
+                f"{name(clip)}: declared as {clip.sample_rate} Hz but the file has {info.sample_rate} Hz; "
+                "correct the declared sample_rate or resample the file"
+            )
+        start, frames = _selection(clip, info.seconds, info.sample_rate, limit)
+        wav = file.read(start, frames)
+        if len(wav) < frames - SLACK * info.sample_rate:
+            raise _truncated(clip, f"{len(wav) / info.sample_rate:.2f} of {frames / info.sample_rate:.2f} s decode")
+        return wav, info.sample_rate
+
+
+def _selection(clip: AudioClip, total: float, rate: int, limit: float) -> tuple[int, int]:
+    """First frame and number of frames of the selected part; `total` is the whole length in seconds."""
+    if total > 0 and clip.start >= total:
+        raise AudioError(f"{name(clip)}: start {clip.start:g} s lies past the end at {total:.2f} s; correct the row")
+    wanted = total - clip.start if clip.duration is None else clip.duration
+    if clip.start + wanted > total + SLACK:
+        raise AudioError(
+            f"{name(clip)}: the part from {clip.start:g} to {clip.start + wanted:g} s reaches past the end at "
+            f"{total:.2f} s; correct start and duration"
+        )
+    wanted = min(wanted, total - clip.start)
+    if wanted > limit:
+        raise AudioError(
+            f"{name(clip)}: {wanted:.0f} s is longer than the limit of {limit:g} s; cut it with start and duration, "
+            "or raise audiorl.audio.MAX_SECONDS"
+        )
+    return round(clip.start * rate), round(wanted * rate)
+
+
+def _truncated(clip: AudioClip, detail: str) -> AudioError:
+    return AudioError(f"{name(clip)}: truncated ({detail}); copy or download it again")
+
+
+class _SoundFile:
+    """An open file that libsndfile decodes."""
+
+    def __init__(self, clip: AudioClip, file: soundfile.SoundFile) -> None:
+        self.clip, self.file = clip, file
+        self.info = AudioInfo(file.frames / file.samplerate, file.samplerate, file.channels)
+        self.is_opus = file.subtype == "OPUS"
+        # libsndfile shortens a cut file to what is there and says so only in its log.
+        log = file.extra_info
+        for chunk in re.finditer(r"^\s*(?:data|SSND|riff)\s*: (\d+) \(should be (\d+)\)", log, re.M):
+            declared, present = int(chunk[1]), int(chunk[2])
+            if present < declared < 0xFFFF_FF00:  # writers to a pipe put 0 or the largest size there
+                raise _truncated(clip, f"{present} of {declared} bytes are there")
+        if "lacks an end-of-stream" in log:
+            raise _truncated(clip, "the last Ogg page is missing")
+
+    def read(self, start: int, frames: int) -> np.ndarray:
+        """[frames, channels] float32, fewer frames if the file ends early."""
+        try:
+            self.file.seek(start)
+            return self.file.read(frames, dtype="float32", always_2d=True)
+        except soundfile.LibsndfileError as error:
+            raise AudioError(f"{name(self.clip)}: broken or truncated ({error}); copy or download it again") from error
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class _Container:
+    """An open file that FFmpeg decodes."""
+
+    def __init__(self, clip: AudioClip, container: av.container.InputContainer) -> None:
+        if not container.streams.audio:
+            container.close()
+            raise AudioError(f"{name(clip)}: a {container.format.name} file without sound; name an audio file")
+        self.clip, self.container, self.stream = clip, container, container.streams.audio[0]
+        self.tick = self.stream.time_base or Fraction(1, self.stream.rate)  # seconds a pts unit
+        self.is_opus = self.stream.codec_context.name == "opus"
+        self.info = AudioInfo(self._seconds(), self.stream.rate, self.stream.codec_context.channels)
+
+    def _seconds(self) -> float:
+        if self.stream.duration:
+            return float(self.stream.duration * self.tick)
+        if self.container.duration:
+            return self.container.duration / av.time_base
+        # Raw streams have no header: add up the packets, which still decodes nothing.
+        ticks = sum(packet.duration or 0 for packet in self.container.demux(self.stream))
+        self.container.seek(0)
+        return float(ticks * self.tick)
+
+    def read(self, start: int, frames: int) -> np.ndarray:
+        """[frames, channels] float32, fewer frames if the file ends early."""
+        rate, stop = self.info.sample_rate, start + frames
+        pieces, position = [], 0
+        try:
+            if start > rate:
+                # One second of run-up lets codecs with overlapping frames settle.
+                self.container.seek(int((start / rate - 1) / self.tick), stream=self.stream)
+                position = -1
+            resampler = av.AudioResampler(format="fltp", layout=self.stream.layout, rate=rate)
+            for frame in self.container.decode(self.stream):
+                if position < 0:
+                    position = round(((frame.pts or 0) - (self.stream.start_time or 0)) * self.tick * rate)
+                for planar in resampler.resample(frame):
+                    samples = planar.to_ndarray().T
+                    pieces.append(samples[max(0, start - position) : max(0, stop - position)])
+                    position += len(samples)
+                if position >= stop:
+                    break
+        except av.FFmpegError as error:
+            raise AudioError(f"{name(self.clip)}: broken or truncated ({error}); copy or download it again") from error
+        return np.concatenate(pieces) if pieces else np.zeros((0, self.info.channels), np.float32)
+
+    def close(self) -> None:
+        self.container.close()
+
+
+@contextmanager
+def _open(clip: AudioClip) -> Iterator[_SoundFile | _Container]:
+    file = _decoder(clip)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def _decoder(clip: AudioClip) -> _SoundFile | _Container:
+    if clip.path is not None:
+        if os.path.isdir(clip.path):
+            raise AudioError(f"{name(clip)}: a folder; name an audio file")
+        if not os.path.exists(clip.path):
+            raise AudioError(f"{name(clip)}: missing; check the path, or the folder that relative paths start from")
+        size = os.path.getsize(clip.path)
+    else:
+        size = len(clip.data or b"")
+    if size == 0:
+        raise AudioError(f"{name(clip)}: empty (0 bytes); copy or download it again")
+    try:
+        return _SoundFile(clip, soundfile.SoundFile(_source(clip)))
+    except (soundfile.LibsndfileError, TypeError):  # TypeError: soundfile wants a rate for names that end in .raw
+        pass
+    try:
+        return _Container(clip, av.open(_source(clip), "r"))
+    except av.FFmpegError as error:
+        raise AudioError(f"{name(clip)}: not readable as audio; convert it to wav, flac, ogg, mp3 or m4a") from error
+
+
+def _source(clip: AudioClip) -> str | BinaryIO:
+    return clip.path if clip.path is not None else io.BytesIO(clip.data or b"")
+
+
+def write_wav(path: str | Path, wav: np.ndarray, sample_rate: int) -> None:
+    """Mono float32 [T] in [-1, 1] as a file of 16 bits, in a folder that is made for it."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, wav, sample_rate, subtype="PCM_16")

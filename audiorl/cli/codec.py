@@ -1,0 +1,134 @@
+"""audiorl codec: audio files to codes and back with any codec that `tokenizers_audio.load` reads.
+
+audiorl codec encode speech.flac --codec runs/codec/codec --out speech.safetensors
+audiorl codec encode recordings/ more.opus --codec kyutai/mimi --out codes/       # many: a folder of shards
+audiorl codec decode speech.safetensors --codec runs/codec/codec --out wavs/
+audiorl codec decode codes/ --codec kyutai/mimi --out wavs/
+audiorl codec train --out runs/codec                                               # recipes/codec.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+from torch import Tensor
+
+import tokenizers_audio
+from audiorl.audio import AudioClip, load_clip, write_wav
+from audiorl.data.recordings import AUDIO_SUFFIXES
+from tokenizers_audio.protocol import AudioTokenizer
+
+
+@dataclass(frozen=True)
+class Encode:
+    """Audio to codes: one file to a .safetensors, several or a folder to a folder of shards."""
+
+    files: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Audio files (wav, flac, opus …) and folders of them."""
+    codec: str
+    """Folder or hub id of a codec."""
+    out: Path
+    num_codebooks: int | None = None
+    """Use only the first so many codebooks."""
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Codes to 16-bit wav files."""
+
+    codes: Annotated[str, tyro.conf.Positional]
+    """A file or a folder that encode wrote."""
+    codec: str
+    """The codec that made them."""
+    out: Path
+    """A folder."""
+    num_codebooks: int | None = None
+    """As they were encoded."""
+    device: str = "cpu"
+
+
+def codec(args: list[str]) -> int:
+    """Run one of the commands. Raises ValueError for bad input."""
+    commands: dict[str, Any] = {"encode": Encode, "decode": Decode}
+    if not args or args[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0
+    if args[0] not in commands:
+        raise ValueError(f"codec: no command {args[0]!r}; there are encode, decode and train")
+    kind = commands[args[0]]
+    options = tyro.cli(kind, args=args[1:], prog=f"audiorl codec {args[0]}", description=kind.__doc__)
+    (encode if isinstance(options, Encode) else decode)(options)
+    return 0
+
+
+def encode(options: Encode) -> None:
+    """Write the codes of all files. Raises ValueError naming the first that cannot be read."""
+    files = list(_files(options.files))
+    single = options.out.suffix == ".safetensors"
+    if single and len(files) > 1:
+        raise ValueError(f"--out {options.out}: one file of codes holds one recording, not {len(files)}; give a folder")
+    tokenizer = _load(options)
+
+    def codes_of(file: Path) -> Tensor:
+        wav = load_clip(AudioClip(path=str(file)), tokenizer.sample_rate, max_seconds=float("inf"))
+        try:
+            return tokenizer.encode(tokenizers_audio.prepare(wav, tokenizer.sample_rate, tokenizer))[0].cpu()
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+
+    if single:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        codes = codes_of(files[0][1])
+        tokenizers_audio.save_codes(options.out, codes, tokenizer)
+        print(f"{options.out}: {codes.shape[1]} frames of {codes.shape[0]} codes")
+    else:
+        count = tokenizers_audio.write_shards(options.out, ((name, codes_of(f)) for name, f in files), tokenizer)
+        print(f"{options.out}: codes of {count} recordings")
+
+
+def decode(options: Decode) -> None:
+    """Write a wav file for every recording. Raises ValueError for codes of another codec."""
+    tokenizer = _load(options)
+    count = 0
+    for name, codes in _recordings(Path(options.codes), tokenizer):
+        wav = tokenizer.decode(codes[None])[0].cpu().numpy()
+        write_wav(options.out / f"{name}.wav", wav, tokenizer.sample_rate)
+        count += 1
+    print(f"{options.out}: {count} recordings")
+
+
+def _load(options: Encode | Decode) -> AudioTokenizer:
+    choice = {} if options.num_codebooks is None else {"num_codebooks": options.num_codebooks}
+    tokenizer: Any = tokenizers_audio.load(options.codec, **choice)
+    return tokenizer.to(torch.device(options.device))
+
+
+def _files(paths: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+    """(id, file): the name without its ending, for a folder's files the path below it."""
+    if not paths:
+        raise ValueError("encode: name audio files or folders of them")
+    for path in map(Path, paths):
+        if not path.is_dir():
+            yield path.stem, path
+            continue
+        found = sorted(f for f in path.rglob("*") if f.suffix.lower() in AUDIO_SUFFIXES)
+        if not found:
+            raise ValueError(f"{path}: no audio files below it ({', '.join(AUDIO_SUFFIXES)})")
+        for file in found:
+            yield str(file.relative_to(path).with_suffix("")), file
+
+
+def _recordings(path: Path, tokenizer: AudioTokenizer) -> Iterator[tuple[str, Tensor]]:
+    if path.is_dir():
+        yield from tokenizers_audio.CodeShards(path, tokenizer).items()
+        return
+    codes = tokenizers_audio.load_codes(path, tokenizer)
+    rows = codes if codes.ndim == 3 else codes[None]
+    for number, row in enumerate(rows):
+        yield (path.stem if len(rows) == 1 else f"{path.stem}_{number}"), row

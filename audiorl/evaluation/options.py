@@ -1,0 +1,120 @@
+"""What the scripts of eval/ share: options, scores on disk, and how they end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from audiorl.data import manifest
+from audiorl.data.manifest import Loaded
+from audiorl.evaluation.generate import check_settings, greedy_engine
+from audiorl.metrics.interval import bootstrap_interval
+from audiorl.types import RolloutEngine
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceOptions:
+    """Of evaluations that let a model answer a data set."""
+
+    data: Path | None = None
+    """What `audiorl.data.manifest.read_samples` reads."""
+    model: str | None = None
+    """A Hugging Face model folder or hub id."""
+    out: Path | None = None
+    """Folder for predictions and scores."""
+    kind: str = "auto"
+    """How `read_samples` reads the data."""
+    think: bool = False
+    """Ask for thinking before the answer."""
+    batch_size: int = 8
+    max_new_tokens: int = 256
+    limit: int | None = None
+    """Only the first rows."""
+    audio_root: Path | None = None
+    """Where relative audio paths start; by default the folder of the data file."""
+    device: str = "auto"
+
+    def check(self) -> None:
+        """Raise ValueError unless there is a model, data for it, and a place for what it says."""
+        if not (self.data and self.model and self.out):
+            raise ValueError("give --data, --model and --out to run a model, or --score FILE to score what one said")
+
+    def read(self) -> Loaded:
+        """The usable samples, every clip decoded once; what is skipped goes to stderr, a line each.
+
+        The settings are kept in out/settings.json: see `check_settings` for an `out` that a run left.
+        """
+        self.check()
+        assert self.data and self.out
+        settings = {"model": self.model, "data": self.data.name, "kind": self.kind, "think": self.think}
+        check_settings(self.out / "settings.json", {**settings, "max_new_tokens": self.max_new_tokens})
+        loaded = manifest.read_samples(
+            self.data,
+            kind=self.kind,
+            think=self.think,
+            audio_root=self.audio_root,
+            on_error="skip",
+            limit=self.limit,
+            check_audio=True,
+        )
+        if loaded.skipped:
+            print(f"{loaded.summary()}\n{loaded.listing()}", file=sys.stderr)
+        return loaded
+
+    def engine(self) -> RolloutEngine:
+        """The model, greedy."""
+        assert self.model is not None
+        return greedy_engine(self.model, self.max_new_tokens, self.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions:
+    """Of evaluations in which judges listen. Raises ValueError for sizes below 1."""
+
+    out: Path
+    """Folder for results and scores."""
+    asr: str | None = None
+    """A recogniser, as `audiorl.judges.load_recogniser` reads it."""
+    speaker: str | None = None
+    """A speaker encoder, as `audiorl.judges.load_speaker_encoder` reads it."""
+    limit: int | None = None
+    """Only so many recordings, texts or conversations."""
+    batch_size: int = 8
+    """Recordings that judges hear at once."""
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')}: give at least 1")
+
+
+def mean_of(values: Sequence[float]) -> dict[str, float]:
+    """{mean, low, high, n}, with the 95% bootstrap interval."""
+    low, high = bootstrap_interval(values)
+    return {"mean": sum(values) / len(values), "low": low, "high": high, "n": len(values)}
+
+
+def write_scores(out: Path, scores: Mapping[str, Any], page: str) -> None:
+    """scores.json and page.html."""
+    text = json.dumps(scores, indent=2, ensure_ascii=False, allow_nan=False)
+    (out / "scores.json").write_text(text + "\n", encoding="utf-8")
+    (out / "page.html").write_text(page, encoding="utf-8")
+
+
+def run_script(run: Callable[[T], object], options: type[T], about: str | None, left: str = "samples") -> None:
+    """What `python -m eval.NAME` does: options from the command line, one line for what they get wrong."""
+    import tyro
+
+    try:
+        run(tyro.cli(options, description=about))
+    except (ValueError, OSError, ImportError) as error:
+        raise SystemExit(f"error: {error}") from error
+    except KeyboardInterrupt:
+        raise SystemExit(f"interrupted; the same command goes on with the {left} that are left") from None

@@ -1,0 +1,87 @@
+"""Held-out evaluation: greedy answers, scored by the same rewards that train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from audiorl.config import SamplingConfig
+from audiorl.metrics.interval import bootstrap_interval
+from audiorl.models import AudioPolicy
+from audiorl.rollout.hf import HFEngine
+from audiorl.run.folder import Run
+from audiorl.types import Request, Reward, Rollout, Sample
+
+
+def answer(policy: AudioPolicy, samples: Sequence[Sample], reward: Reward, max_new_tokens: int) -> list[Rollout]:
+    """One greedy, scored rollout per sample."""
+    sampling = SamplingConfig(temperature=0.0, max_new_tokens=max_new_tokens, max_batch_tokens=16_384)
+    rollouts = HFEngine(policy, sampling).generate([Request(s) for s in samples])
+    return [r.with_score(s) for r, s in zip(rollouts, reward(rollouts), strict=True)]
+
+
+def summarise(rollouts: Sequence[Rollout], metric: str = "accuracy") -> dict[str, Any]:
+    """{metric, low, high (95% bootstrap), n, means of the other reward parts, by_task: {task: {metric, n}}}."""
+    if not rollouts:
+        raise ValueError("nothing to evaluate: the held-out data is empty")
+    parts = [dict(r.score.parts) for r in rollouts if r.score]
+    if metric not in parts[0]:
+        raise ValueError(f"the reward has no part {metric!r}; it has {', '.join(sorted(parts[0]))}")
+    values = [p[metric] for p in parts]
+    low, high = bootstrap_interval(values)
+    by_task: dict[str, list[float]] = {}
+    for r, value in zip(rollouts, values, strict=True):
+        by_task.setdefault(r.sample.task or "all", []).append(value)
+    return {
+        metric: float(np.mean(values)),
+        "n": len(values),
+        "low": low,
+        "high": high,
+        **{name: float(np.mean([p[name] for p in parts])) for name in parts[0] if name != metric},
+        "by_task": {task: {metric: float(np.mean(v)), "n": len(v)} for task, v in sorted(by_task.items())},
+    }
+
+
+def evaluate_phase(
+    run: Run,
+    name: str,
+    policy: AudioPolicy,
+    samples: Sequence[Sample],
+    reward: Reward,
+    max_new_tokens: int,
+    metric: str = "accuracy",
+) -> dict[str, Any]:
+    """Evaluate once, as a phase of the run: eval/NAME.jsonl and the entry NAME of eval.json."""
+    if not run.finished(name):
+        rollouts = answer(policy, samples, reward, max_new_tokens)
+        results = summarise(rollouts, metric)
+        run.write_eval(name, results, rollouts, metric)
+        run.finish(name, {metric: results[metric], "n": results["n"]})
+    result: dict[str, Any] = run.result(name)
+    print(f"{name}: {metric} {result[metric]:.3f} on {result['n']} held-out samples", flush=True)
+    return result
+
+
+def measure_phase(run: Run, name: str, hits: Callable[[], Sequence[bool]]) -> None:
+    """The share of `hits` once, as a phase of the run: the entry NAME of eval.json, with its 95% bootstrap interval."""
+    if not run.finished(name):
+        values = [float(hit) for hit in hits()]
+        low, high = bootstrap_interval(values)
+        result = {"accuracy": float(np.mean(values)), "n": len(values), "low": low, "high": high}
+        run.write_result(name, result)
+        run.finish(name, result)
+    result = run.result(name)
+    print(f"{name}: accuracy {result['accuracy']:.3f} on {result['n']}", flush=True)
+
+
+def probe(
+    policy: AudioPolicy, samples: Sequence[Sample], reward: Reward, max_new_tokens: int, metric: str = "accuracy"
+) -> Callable[[], dict[str, float]]:
+    """A function for the training loop that measures the policy as it is at the moment."""
+
+    def now() -> dict[str, float]:
+        return {metric: float(summarise(answer(policy, samples, reward, max_new_tokens), metric)[metric])}
+
+    return now

@@ -1,0 +1,135 @@
+"""Let a policy say held-out texts, and measure what was understood: recordings, rows and an entry of eval.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from audiorl.audio import AudioClip, write_wav
+from audiorl.config import SamplingConfig
+from audiorl.judges.protocol import Recogniser, SpeakerEncoder
+from audiorl.metrics.interval import bootstrap_interval
+from audiorl.metrics.speaker import cosine
+from audiorl.metrics.speech import silent_share
+from audiorl.metrics.text import Normalizer, char_errors, word_errors
+from audiorl.models import AudioPolicy
+from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.run.folder import Run
+from audiorl.types import Request, Rollout, Sample
+
+
+def say(policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig, seed: int = 0) -> list[Rollout]:
+    """One rollout a text, as `sampling` says; `seed` fixes each of them."""
+    return HFEngine(policy, sampling).generate([Request(s, seed=seed) for s in samples])
+
+
+def measure_speech(
+    run: Run,
+    name: str,
+    policy: AudioPolicy,
+    samples: Sequence[Sample],
+    sampling: SamplingConfig,
+    judge: Recogniser,
+    normalizer: Normalizer = "basic",
+    encoder: SpeakerEncoder | None = None,
+) -> dict[str, Any]:
+    """Say every text once, as a phase of the run.
+
+    eval/NAME/*.wav hold the recordings, eval/NAME.jsonl what the judge understood of each, and the entry NAME of
+    eval.json {accuracy: mean of 1 - min(CER, 1), low, high (95% bootstrap), wer, cer, seconds, cut, n}. With an
+    `encoder` also similarity, the cosine with the voice of metadata["reference_audio"]: 0 for silence, and left out for
+    texts that have none.
+    """
+    if not run.finished(name):
+        rollouts, waves, heard = _heard(policy, samples, sampling, judge)
+        rate = CodecVoice.of(policy).sample_rate
+        rows = []
+        for number, (rollout, wav, text) in enumerate(zip(rollouts, waves, heard, strict=True)):
+            reference = rollout.sample.references[0]
+            path = Path("eval") / name / f"{number:04d}.wav"
+            write_wav(run.dir / path, wav, rate)
+            row: dict[str, Any] = (
+                {"id": rollout.sample.id, "text": reference, "heard": text, "said": {"path": str(path)}}
+                | {"cer": char_errors(reference, text, normalizer).rate}
+                | {"wer": word_errors(reference, text, normalizer).rate}
+                | {"seconds": len(wav) / rate, "cut": rollout.segments[-1].stop_reason == "length"}
+            )
+            rows.append(row if encoder is None else row | _similarity(encoder, rollout.sample, wav, rate))
+        path = run.dir / "eval" / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        result = summarise(rows)
+        run.write_result(name, result)
+        run.finish(name, result)
+    result = run.result(name)
+    alike = f"voice {result['similarity']:.2f}, " if "similarity" in result else ""
+    print(
+        f"{name}: {result['accuracy']:.1%} of characters understood ({judge.name}), WER {result['wer']:.1%}, "
+        f"{alike}{result['seconds']:.2f} s, {result['cut']:.0%} cut off, {result['n']} texts",
+        flush=True,
+    )
+    return result
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Means over the rows of an evaluation. Error rates count as 1 at most: a babbler is not worse than silence."""
+    if not rows:
+        raise ValueError("nothing to evaluate: there are no held-out texts")
+    understood = [1 - min(row["cer"], 1.0) for row in rows]
+    low, high = bootstrap_interval(understood)
+    return {
+        "accuracy": float(np.mean(understood)),
+        "n": len(rows),
+        "low": low,
+        "high": high,
+        "wer": float(np.mean([min(row["wer"], 1.0) for row in rows])),
+        "cer": float(np.mean([min(row["cer"], 1.0) for row in rows])),
+        "seconds": float(np.mean([row["seconds"] for row in rows])),
+        "cut": float(np.mean([row["cut"] for row in rows])),
+    } | _mean_similarity(rows)
+
+
+def _similarity(encoder: SpeakerEncoder, sample: Sample, wav: np.ndarray, rate: int) -> dict[str, float]:
+    clip = sample.metadata.get("reference_audio")
+    if not isinstance(clip, AudioClip):
+        return {}
+    if silent_share(wav, rate) == 1.0:
+        return {"similarity": 0.0}
+    wanted, said = encoder.embed([clip.load(rate), wav], rate)
+    return {"similarity": cosine(wanted, said)}
+
+
+def _mean_similarity(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    found = [row["similarity"] for row in rows if "similarity" in row]
+    return {"similarity": float(np.mean(found))} if found else {}
+
+
+def probe_speech(
+    policy: AudioPolicy,
+    samples: Sequence[Sample],
+    sampling: SamplingConfig,
+    judge: Recogniser,
+    normalizer: Normalizer = "basic",
+) -> Callable[[], dict[str, float]]:
+    """A function for the training loop that measures the policy as it is at the moment."""
+
+    def now() -> dict[str, float]:
+        rollouts, _, heard = _heard(policy, samples, sampling, judge)
+        rates = [char_errors(r.sample.references[0], h, normalizer).rate for r, h in zip(rollouts, heard, strict=True)]
+        return {"accuracy": float(np.mean([1 - min(rate, 1.0) for rate in rates]))}
+
+    return now
+
+
+def _heard(
+    policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig, judge: Recogniser
+) -> tuple[list[Rollout], list[np.ndarray], list[str]]:
+    """The texts as rollouts, as sound, and as the judge understood them; a rollout that said nothing has no samples."""
+    rollouts = say(policy, samples, sampling)
+    voice = CodecVoice.of(policy)
+    waves = [wav if (wav := voice.waveform(r)) is not None else np.zeros(0, np.float32) for r in rollouts]
+    return rollouts, waves, judge.transcribe(waves, voice.sample_rate)

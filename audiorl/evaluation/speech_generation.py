@@ -1,0 +1,90 @@
+"""Say a list of texts with a checkpoint, into a folder of recordings, from which a later call goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from audiorl.audio import write_wav
+from audiorl.evaluation.generate import check_settings, evaluation_config, finished_rows, generate_all
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.types import Rollout, RolloutEngine, Sample, Voice
+from tokenizers_audio import load as load_codec
+
+ROWS = "generated.jsonl"
+SETTINGS = "generation.json"
+
+
+def load_speaking(model: str | Path, codec: str | Path | None = None, device: str = "auto") -> AudioPolicy:
+    """A checkpoint that writes codes, with its codec, for evaluation.
+
+    Without a `codec` it is the folder codec/ in or above the checkpoint's, as `tts_quickstart` leaves it. Raises
+    ValueError for a model that writes text only and where no codec is found, or not the model's.
+    """
+    config = evaluation_config(device)
+    policy = load_policy(model, config)
+    if policy.speech is None:
+        raise ValueError(f"{model}: writes text only; give a model that speaks (see recipes/tts_sft.py)")
+    loaded = load_codec(codec or _codec_above(Path(model)))
+    policy.set_codec(loaded.to(config.device))  # type: ignore[attr-defined]
+    return policy
+
+
+def _codec_above(model: Path) -> Path:
+    folders = [model, *model.resolve().parents[:3]] if model.is_dir() else []
+    found = next((f / "codec" for f in folders if (f / "codec" / "config.json").is_file()), None)
+    if found is None:
+        raise ValueError(f"{model}: no folder codec/ beside it; name the audio tokenizer of its codes with --codec")
+    return found
+
+
+def generate_speech(
+    engine: RolloutEngine,
+    voice: Voice,
+    samples: Sequence[Sample],
+    folder: str | Path,
+    settings: Mapping[str, Any],
+    *,
+    batch_size: int = 8,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Say every sample once: FOLDER/ID.wav, and a row {id, seconds, stop_reason, tokens, …} in FOLDER/generated.jsonl.
+
+    A sample that said nothing has 0 seconds and no file. A later call with the same `settings` says what is missing, so
+    that a kill loses no recording that was written. Raises ValueError for ids that are no names of files, for a
+    folder that holds anything else, and for one that was generated with other settings.
+    """
+    folder = Path(folder)
+    for sample in samples:
+        if Path(sample.id).is_absolute() or ".." in Path(sample.id).parts:
+            raise ValueError(f"{sample.id!r} is no name of a file below {folder}; give the text another id")
+    if not (folder / SETTINGS).exists() and folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"{folder}: holds files that were not generated here; choose an empty folder")
+    check_settings(folder / SETTINGS, {**settings, "seed": seed})
+    _forget_lost(folder)
+
+    def write(rollout: Rollout) -> dict[str, float]:
+        wav = voice.waveform(rollout)
+        if wav is None or not len(wav):
+            return {"seconds": 0.0}
+        path = folder / f"{rollout.sample.id}.wav"
+        partial = path.with_name(f".{path.name}.partial.wav")  # a file with this name is a whole one
+        write_wav(partial, wav, voice.sample_rate)
+        os.replace(partial, path)
+        return {"seconds": len(wav) / voice.sample_rate}
+
+    return generate_all(engine, samples, folder / ROWS, batch_size, seed, write)
+
+
+def _forget_lost(folder: Path) -> None:
+    """Take the rows whose recordings are gone out of the file."""
+    rows = finished_rows(folder / ROWS)
+    kept = {id: row for id, row in rows.items() if not row["seconds"] or (folder / f"{id}.wav").is_file()}
+    if len(kept) < len(rows):
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept.values())
+        partial = folder / f".{ROWS}.partial"
+        partial.write_text(lines, encoding="utf-8")
+        os.replace(partial, folder / ROWS)

@@ -1,0 +1,258 @@
+"""Let a policy interpret streams, and measure what it wrote and when: SimulEval logs, scores, an entry of eval.json.
+
+A folder of interpreted streams holds what SimulEval and the tools of long-form evaluation read:
+
+    instances.log, config.yaml     SimulEval's log, one line a stream
+    segments.yaml, segments.es     the streams' units as MuST-C's segments: {wav, offset, duration, reference}, and one
+                                   reference a line (segments.en: the source texts, where all are known)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from torch import Tensor
+
+from audiorl.config import SamplingConfig
+from audiorl.evaluation.generate import generate_all
+from audiorl.metrics.interval import bootstrap_interval
+from audiorl.metrics.latency import latency_unit
+from audiorl.metrics.longform import ReferenceSegment
+from audiorl.models import AudioPolicy
+from audiorl.rewards.replay import read_rollouts
+from audiorl.rewards.similarity import sentence_chrf
+from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.run.folder import Run, rollout_row
+from audiorl.simulst.logs import Instance, write_log
+from audiorl.simulst.schedules import words_of
+from audiorl.simulst.scoring import score
+from audiorl.simulst.speech import write_spoken
+from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
+from audiorl.types import Request, Reward, Rollout, RolloutEngine, Schedule, Segment
+
+SEGMENTS = "segments.yaml"
+
+
+def interpret(
+    policy: AudioPolicy,
+    streams: Sequence[Stream],
+    chunks: ChunkConfig,
+    sampling: SamplingConfig,
+    schedule: Schedule | None = None,
+) -> list[Rollout]:
+    """One greedy rollout a stream; `schedule` decides when to write in place of the policy.
+
+    Emit times are comparable with a batch of one stream only: `sampling.max_batch_tokens` 1.
+    """
+    engine = HFEngine(policy, replace(sampling, temperature=0.0))
+    return engine.generate([Request(interpretation(s, chunks), schedule=schedule) for s in streams])
+
+
+@dataclass
+class _Scheduled:
+    """An engine whose streams follow a schedule."""
+
+    engine: RolloutEngine
+    schedule: Schedule | None
+    policy_version: int = 0
+
+    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
+        return self.engine.generate([replace(r, schedule=self.schedule) for r in requests])
+
+    def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        self.engine.update_weights(weights, version)
+
+
+def interpret_into(
+    path: Path,
+    engine: RolloutEngine,
+    streams: Sequence[Stream],
+    chunks: ChunkConfig,
+    schedule: Schedule | None = None,
+    batch_size: int = 1,
+) -> list[Rollout]:
+    """One rollout a stream as the engine samples; its rows go to `path` (JSON lines) as they come.
+
+    A later call goes on from there, and returns the same rollouts whatever had been finished before; of their tokens
+    only the number is kept. `batch_size`: streams side by side. Emit times are those of a single stream with 1 only.
+    """
+    samples = [interpretation(s, chunks) for s in streams]
+    generate_all(
+        _Scheduled(engine, schedule), samples, path, batch_size, describe=lambda rollout: rollout_row(rollout, 0, 0.0)
+    )
+    written = {r.sample.id: r for r in read_rollouts(path)[0]} if samples else {}
+    return [replace(written[s.id], sample=s) for s in samples]
+
+
+def settled(segments: Sequence[Segment], language: str) -> str:
+    """What has been written, without a last word at which the policy was cut off: the next turn may go on with it."""
+    text = "".join(s.text for s in segments)
+    cut = bool(segments) and segments[-1].stop_reason == "length" and latency_unit(language) == "word"
+    return re.sub(r"\S+$", "", text) if cut else text
+
+
+def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
+    """The rollout as a line of SimulEval's log; a word is delayed until the chunk after which it was complete.
+
+    Complete is a word that no later turn adds to; of a turn that was cut off the last word is open until the next one,
+    or the end of the source.
+    """
+    sample = rollout.sample
+    language = str(sample.metadata.get("target_language", ""))
+    final = words_of(rollout.text, language)
+    seconds = float(sample.metadata.get("seconds", sample.turns[-1].end))
+    delays: list[float] = []
+    elapsed: list[float] = []
+    computed = 0.0
+    for count, segment in enumerate(rollout.segments, 1):
+        assert segment.source_time is not None and segment.emit_time is not None
+        so_far = words_of(settled(rollout.segments[:count], language), language)
+        computed = segment.emit_time - segment.source_time
+        while len(delays) < len(so_far) and so_far[len(delays)] == final[len(delays)]:
+            delays.append(1000 * segment.source_time)
+            elapsed.append(1000 * segment.emit_time)
+    left = len(final) - len(delays)
+    delays += [1000 * seconds] * left
+    elapsed += [1000 * (seconds + computed)] * left
+    return Instance(
+        index=index,
+        prediction=("" if latency_unit(language) == "char" else " ").join(final),
+        delays=tuple(delays),
+        elapsed=tuple(elapsed),
+        prediction_length=len(final),
+        reference=" ".join(sample.references) if sample.references else None,
+        source=source or sample.id,
+        source_length=1000 * seconds,
+    )
+
+
+def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """The scores of audiorl.simulst.scoring, and what reports read: `laal`, `stream_laal` (s), `chrf`, `bleu`.
+
+    Latencies are None where nothing was said.
+
+    Computation-aware ones count the computing since the last write: a stream is read on while the policy computes.
+    `low`, `high`: 95% bootstrap interval of the streams' mean chrF. `cut`: share of turns that did not end by
+    themselves. `spoken`: share of turns with text. Raises ValueError for streams without reference.
+    """
+    for stream in streams:
+        if not stream.reference:
+            raise ValueError(f"stream {stream.id!r}: no reference; without one it can be interpreted, not measured")
+    instances = [instance_of(r, i) for i, r in enumerate(rollouts)]
+    references = {
+        i: [ReferenceSegment(1000 * u.start, 1000 * (u.end - u.start), u.target) for u in stream.units]
+        for i, stream in enumerate(streams)
+    }
+    language = streams[0].target_language
+    whole = score(instances, "text", language)
+    long = score(instances, "text", language, segments=references, cumulative_elapsed=True)
+    each = [100 * sentence_chrf(i.prediction, i.reference or "") for i in instances]
+    low, high = bootstrap_interval(each)
+    turns = [s for r in rollouts for s in r.segments]
+    return {
+        "laal": _seconds(whole["LAAL"]),
+        "stream_laal": _seconds(long["StreamLAAL"]),
+        "chrf": whole["chrF"],
+        "bleu": whole["BLEU"],
+        "low": low,
+        "high": high,
+        "n": len(streams),
+        "spoken": float(np.mean([bool(s.text.strip()) for s in turns])),
+        "cut": float(np.mean([s.stop_reason == "length" for s in turns])),
+        "scores": {name: None if math.isnan(value) else value for name, value in long.items()},
+    }
+
+
+def measure_streams(
+    run: Run,
+    name: str,
+    policy: AudioPolicy,
+    streams: Sequence[Stream],
+    chunks: ChunkConfig,
+    sampling: SamplingConfig,
+    reward: Reward,
+    schedule: Schedule | None = None,
+    voice: CodecVoice | None = None,
+) -> dict[str, Any]:
+    """Measure once, as a phase of the run: eval/NAME.jsonl, a SimulEval log in eval/NAME/, an entry in eval.json.
+
+    With the `voice` of a policy that speaks also what it said, with a log of its own, in eval/NAME/speech/.
+    """
+    if not run.finished(name):
+        rollouts = interpret(policy, streams, chunks, sampling, schedule)
+        scored = [r.with_score(s) for r, s in zip(rollouts, reward(rollouts), strict=True)]
+        write_interpreted(run.dir / "eval" / name, streams, rollouts)
+        rows = [rollout_row(r, 0, 0.0) for r in scored]
+        if voice is not None:
+            tracks = write_spoken(run.dir / "eval" / name / "speech", rollouts, voice)
+            for row, track in zip(rows, tracks, strict=True):
+                row["said"] = {"path": str(track.relative_to(run.dir))}
+        path = run.dir / "eval" / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        result = measure(streams, rollouts)
+        run.write_result(name, result)
+        run.finish(name, result)
+    result = run.result(name)
+    late, stream = ("-" if x is None else f"{x:.2f} s" for x in (result["laal"], result["stream_laal"]))
+    print(
+        f"{name}: LAAL {late} (stream {stream}), chrF {result['chrf']:.1f}, "
+        f"BLEU {result['bleu']:.1f}, speaks in {result['spoken']:.0%} of turns, {result['n']} streams",
+        flush=True,
+    )
+    return dict(result)
+
+
+def _seconds(ms: float) -> float | None:
+    """None where nothing was said."""
+    return None if math.isnan(ms) else ms / 1000
+
+
+def probe_streams(
+    policy: AudioPolicy, streams: Sequence[Stream], chunks: ChunkConfig, sampling: SamplingConfig
+) -> Callable[[], dict[str, float]]:
+    """A function for the training loop that measures the policy as it is at the moment."""
+
+    def now() -> dict[str, float]:
+        result = measure(streams, interpret(policy, streams, chunks, sampling))
+        named = ("laal", "stream_laal", "chrf", "spoken")
+        return {name: result[name] for name in named if result[name] is not None}
+
+    return now
+
+
+def write_interpreted(folder: Path, streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> None:
+    """SimulEval's log, and the segments of the streams that have units. They call a stream by its recording where that
+    is its own, else by its id."""
+    paths = Counter(s.audio.path for s in streams)
+    names = [s.audio.path if s.audio.path and paths[s.audio.path] == 1 and not s.audio.start else s.id for s in streams]
+    instances = [instance_of(r, i, name) for i, (r, name) in enumerate(zip(rollouts, names, strict=True))]
+    write_log(folder, instances, "speech", "text")
+    units = [(name, stream, unit) for name, stream in zip(names, streams, strict=True) for unit in stream.units]
+    if not units:
+        return
+    rows = [
+        {"wav": name, "offset": u.start, "duration": u.end - u.start, "reference": _line(u.target)}
+        for name, _, u in units
+    ]
+    (folder / SEGMENTS).write_text(
+        yaml.safe_dump(rows, default_flow_style=None, sort_keys=False, allow_unicode=True, width=math.inf), "utf-8"
+    )
+    texts = {units[0][1].target_language: [_line(u.target) for _, _, u in units]}
+    if all(u.source.strip() for _, _, u in units):
+        texts = {units[0][1].source_language: [_line(u.source) for _, _, u in units]} | texts
+    for language, lines in texts.items():
+        (folder / SEGMENTS).with_suffix(f".{language}").write_text("".join(f"{x}\n" for x in lines), "utf-8")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

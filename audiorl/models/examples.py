@@ -1,0 +1,100 @@
+"""A prompt and an answer to learn from, as text, as speech, and as tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from audiorl.audio import AudioClip
+from audiorl.models import AudioPolicy
+from audiorl.models.speech import wants_speech
+from audiorl.types import Experience, Rollout, Sample, Segment
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt and the assistant's turn to learn: text, recordings of speech after it, or both.
+
+    Of a stream the references of its turns and their recordings are learned instead.
+    """
+
+    sample: Sample
+    target: str = ""
+    speech: tuple[AudioClip, ...] = ()
+
+
+def experience(policy: AudioPolicy, example: Example, group_id: str = "") -> Experience:
+    """The tokens of a prompt and an answer, the loss on the answer and on the token that ends the turn.
+
+    A stream's tokens are chunk, reference, end of turn, chunk, … as a rollout has them. Speech is the token that opens
+    it, the frames of its recordings in the policy's codec, and the token that closes it; where the prompt opens it
+    already (`wants_speech`), it is the whole answer.
+    """
+    try:
+        return _experience(policy, example, group_id)
+    except ValueError as error:
+        name = repr(example.sample.id)
+        raise error if name in str(error) else ValueError(f"sample {name}: {error}") from error
+
+
+def _experience(policy: AudioPolicy, example: Example, group_id: str) -> Experience:
+    sample = example.sample
+    prompt = policy.prompt(sample)
+    if sample.turns:
+        segments = [
+            replace(
+                _answer(policy, turn.reference, turn.speech if policy.speech is not None else ()),
+                prompt_ids=policy.chunk_ids(turn.audio),
+                audio=(turn.audio,),
+            )
+            for turn in sample.turns
+        ]
+        first = segments[0]
+        codes = prompt.codes
+        if codes is not None:
+            codes = torch.cat([codes, codes.new_full((len(first.prompt_ids), codes.shape[1]), -1)])
+        segments[0] = replace(
+            first,
+            prompt_ids=torch.cat([prompt.ids, first.prompt_ids]),
+            prompt_codes=codes,
+            audio=(*prompt.audio, *first.audio),
+        )
+    else:
+        answer = _answer(policy, example.target, example.speech, opened=wants_speech(sample))
+        segments = [replace(answer, prompt_ids=prompt.ids, prompt_codes=prompt.codes, audio=prompt.audio)]
+    laid_out = Experience.from_rollout(Rollout(sample, tuple(segments), group_id))
+    return laid_out.replace(engine_logprobs=None, name=repr(sample.id))
+
+
+def _answer(policy: AudioPolicy, text: str, speech: tuple[AudioClip, ...], opened: bool = False) -> Segment:
+    """What is to be written in one turn, as if it had been sampled."""
+    written = torch.tensor(policy.tokenizer.encode(text, add_special_tokens=False), dtype=torch.long)
+    end = torch.tensor([policy.end_id])
+    nothing = torch.zeros(0, dtype=torch.long)
+    if not speech:
+        if opened:
+            raise ValueError("an answer that is to be spoken needs a recording to learn from")
+        return Segment(nothing, torch.cat([written, end]), torch.zeros(len(written) + 1))
+    layout = policy.speech
+    if layout is None:
+        raise ValueError("speech to learn from, but the model writes text only; dualize it")
+    if opened and len(written):
+        raise ValueError("an answer that is to be spoken has no text before its speech; leave the target out")
+    rows = layout.rows(torch.cat([policy.codes(clip) for clip in speech], 1))
+    before = nothing if opened else torch.cat([written, torch.tensor([layout.begin_id])])
+    after = nothing if opened else end
+    ids = torch.cat([before, rows.ids, after])
+    return Segment(
+        nothing,
+        ids,
+        torch.zeros(len(ids), layout.codebooks),
+        codes=nn.functional.pad(rows.codes, (0, 0, len(before), len(after)), value=-1),
+        drawn=torch.cat([_tokens(before, layout.codebooks), rows.drawn, _tokens(after, layout.codebooks)]),
+    )
+
+
+def _tokens(ids: Tensor, codebooks: int) -> Tensor:
+    """`drawn` [N, Q] of text tokens: column 0."""
+    return nn.functional.pad(torch.ones(len(ids), 1, dtype=torch.bool), (0, codebooks - 1))

@@ -1,0 +1,81 @@
+"""Judging the steps of an answer: the decoder says at the marker that ends each step whether the step was good.
+
+Shapes: K step markers, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from audiorl.algos.packing import micro_batches, pack_experiences
+from audiorl.models.policy import AudioPolicy
+from audiorl.models.speech import wants_speech
+from audiorl.types import Experience, Sample
+
+
+@dataclass(frozen=True, eq=False)
+class Marked:
+    """An answer as tokens, and the positions [K] of its step markers' last tokens."""
+
+    experience: Experience
+    markers: Tensor
+
+
+class StepJudge:
+    """Reads at each step's marker how probable the good token is against the bad one."""
+
+    def __init__(self, policy: AudioPolicy, marker: str, good: str, bad: str):
+        def ids(text: str) -> list[int]:
+            found = list(policy.tokenizer.encode(text, add_special_tokens=False))
+            if not found:
+                raise ValueError(f"the text {text!r} has no token")
+            return found
+
+        self.policy = policy
+        self.marker = ids(marker)
+        self.label_ids = (ids(good)[0], ids(bad)[0])
+        if self.label_ids[0] == self.label_ids[1]:
+            raise ValueError(f"{good!r} and {bad!r} begin with the same token; choose two that differ")
+
+    def marked(self, sample: Sample, steps: Sequence[str]) -> Marked:
+        """The prompt, then each step followed by the marker. Raises ValueError for streams and prompts of speech."""
+        if sample.turns or wants_speech(sample):
+            what = "a stream" if sample.turns else "a prompt that opens speech"
+            raise ValueError(f"sample {sample.id!r}: {what} is not answered in steps of text; leave it out")
+        prompt = self.policy.prompt(sample)
+        written: list[int] = []
+        ends = []
+        for step in steps:
+            written += [*self.policy.tokenizer.encode(step, add_special_tokens=False), *self.marker]
+            ends.append(len(prompt) + len(written) - 1)
+        whole = prompt.followed_by(torch.tensor(written), ())
+        own = torch.arange(len(whole)) >= len(prompt)
+        drawn = None if whole.codes is None else nn.functional.pad(own[:, None], (0, whole.codes.shape[1] - 1))
+        experience = Experience(
+            whole.ids, own, len(prompt), whole.audio, codes=whole.codes, drawn=drawn, name=repr(sample.id)
+        )
+        return Marked(experience, torch.tensor(ends))
+
+    def logits(self, part: Sequence[Marked]) -> Tensor:
+        """[K, V] at all markers of a pack, answer by answer."""
+        packed = pack_experiences([m.experience for m in part], share_prompts=False)
+        with self.policy.autocast():
+            hidden = self.policy.hidden(packed)
+            rows = torch.cat([rows[m.markers] for rows, m in zip(packed.source, part, strict=True)])
+            return self.policy.backbone.head(self.policy.model)(hidden[rows.to(hidden.device)])
+
+    @torch.no_grad()
+    def judge(self, items: Sequence[tuple[Sample, Sequence[str]]], budget: int = 8192) -> list[list[float]]:
+        """The probability that each step is good."""
+        marked = [self.marked(sample, steps) for sample, steps in items]
+        out: list[list[float]] = [[] for _ in marked]
+        for indices in micro_batches([m.experience for m in marked], budget, share_prompts=False):
+            part = [marked[i] for i in indices]
+            good = self.logits(part)[:, list(self.label_ids)].float().softmax(-1)[:, 0]
+            for i, values in zip(indices, good.split([len(m.markers) for m in part]), strict=True):
+                out[i] = values.tolist()
+        return out

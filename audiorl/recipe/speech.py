@@ -1,0 +1,175 @@
+"""What recipes of speaking models do around a trainer: read texts, find voices, load the model, let a judge listen."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from audiorl.audio import AudioClip, seconds
+from audiorl.config import SamplingConfig
+from audiorl.data.seedtts import Utterance
+from audiorl.evaluation.speech import measure_speech, probe_speech
+from audiorl.judges import Recogniser, SpeakerEncoder, load_recogniser, load_speaker_encoder
+from audiorl.metrics.text import Normalizer, normalize
+from audiorl.models import AudioPolicy
+from audiorl.recipe.common import RecipeConfig, policy_from, split_held_out, with_voice
+from audiorl.recipe.tiny_speech import tiny_part
+from audiorl.rl.train import Evaluate
+from audiorl.run.folder import Run
+from audiorl.tts.prompts import to_say
+from audiorl.tts.texts import bundled_utterances, read_utterances
+from audiorl.types import Sample
+
+
+@dataclass(frozen=True)
+class SpeechConfig(RecipeConfig):
+    """The options that recipes of speaking models share."""
+
+    path: str = "bosonai/higgs-audio-v2-generation-3B-base"
+    """Higgs Audio V2, or a decoder or Omni thinker that was dualized: a folder, a hub id, or `tiny`."""
+    codec: str = "bosonai/higgs-audio-v2-tokenizer"
+    """The audio tokenizer of its codes: a folder, a hub id, or `tiny`."""
+    data: tuple[str, ...] = ()
+    """Texts: manifests (columns text, audio, prompt_audio, prompt_text, speaker, language), LibriSpeech folders,
+    Seed-TTS-eval's meta.lst, .txt with one a line, `bundled` or `bundled:en`."""
+    held_out: tuple[str, ...] = ()
+    """Texts to measure on; without any, `held_out_count` of the training texts are held back."""
+    voice: str | None = None
+    """A recording whose voice says all texts that bring none of their own (no prompt_audio)."""
+    voice_text: str = ""
+    """What is said in `voice`."""
+    clone: bool = False
+    """Texts that bring no voice: take another recording of the same speaker for it, drawn once."""
+    tags: bool = False
+    """Begin each text with its speaker as a tag, such as [SPEAKER0], as models of conversations expect."""
+    max_seconds: float = 30.0
+    """Longer recordings are left out, and counted."""
+    judge: str | None = "openai/whisper-large-v3"
+    """A recogniser by path or hub id that writes down held-out texts before and after; None measures nothing."""
+    judge_speaker: str | None = None
+    """A speaker encoder that compares their voices, too."""
+    language: str | None = None
+    """What multilingual recognisers hear, such as en; by default they guess."""
+    normalizer: Normalizer = "basic"
+    """What is left out when the judge's text is compared."""
+    sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=750)
+    """How texts are said; 750 frames are 30 s of Higgs's codec."""
+
+
+def texts_of(config: SpeechConfig) -> tuple[list[Utterance], list[Utterance]]:
+    """(to train on, held out), each with its voice. Held-out texts are not trained on, whoever says them."""
+    if not config.data:
+        raise ValueError("name the texts to train on: --data FILE … (or --data bundled:en)")
+    read = _read(config.data, config)
+    train, held_out = split_held_out(read, _read(config.held_out, config), config.held_out_count)
+    measured = {normalize(u.text, "basic") for u in held_out}
+    kept = [u for u in train if normalize(u.text, "basic") not in measured]
+    if not kept:
+        raise ValueError("nothing left to train on: every text is held out, too")
+    if len(kept) < len(train):
+        print(f"{len(train) - len(kept)} of {len(train)} texts are left out: they are held out", flush=True)
+    return _with_voices(kept, kept, config), _with_voices(held_out, [*kept, *held_out], config)
+
+
+def _read(paths: Sequence[str], config: SpeechConfig) -> list[Utterance]:
+    found: list[Utterance] = []
+    for path in paths:
+        if path.partition(":")[0] == "bundled":
+            found += bundled_utterances(path, config.max_seconds)
+            continue
+        loaded = read_utterances(
+            path, audio_root=config.audio_root, on_error=config.on_error, check_audio=config.check_audio
+        )
+        print(loaded.summary(), flush=True)
+        if loaded.skipped:
+            print(loaded.listing(), flush=True)
+        short = [u for u in loaded.samples if u.recording is None or seconds(u.recording) <= config.max_seconds]
+        if len(short) < len(loaded.samples):
+            print(f"{path}: {len(loaded.samples) - len(short)} longer than {config.max_seconds:g} s", flush=True)
+        found += short
+    return found
+
+
+def _with_voices(utterances: Sequence[Utterance], others: Sequence[Utterance], config: SpeechConfig) -> list[Utterance]:
+    """Those without a voice with the one that the options name, or one of the same speaker's from `others`."""
+    if config.voice is not None and not config.voice_text.strip():
+        raise ValueError("--voice: give what is said in it, too: --voice-text")
+    if config.clone and config.voice is not None:
+        raise ValueError("--clone: takes voices from the data; leave --voice out, or clone")
+    if config.voice is not None:
+        prompt = AudioClip(path=config.voice)
+        prompt.load()  # a broken one is better known now
+        return [u if u.prompt else replace(u, prompt=prompt, prompt_text=config.voice_text) for u in utterances]
+    if not config.clone:
+        return list(utterances)
+    by_speaker: dict[str, list[Utterance]] = {}
+    for u in others:
+        if u.speaker and u.recording is not None:
+            by_speaker.setdefault(u.speaker, []).append(u)
+    return [u if u.prompt else _cloned(u, by_speaker.get(u.speaker, []), config.seed) for u in utterances]
+
+
+def _cloned(utterance: Utterance, same: Sequence[Utterance], seed: int) -> Utterance:
+    found = [u for u in same if u.text != utterance.text]
+    if not found:
+        raise ValueError(
+            f"{utterance.name!r}: no other recording of speaker {utterance.speaker!r} to take the voice from; "
+            "name speakers in the data, give the row a prompt_audio, or leave --clone out"
+        )
+    chosen = random.Random(f"{seed}/{utterance.name}").choice(found)
+    return replace(utterance, prompt=chosen.recording, prompt_text=chosen.text)
+
+
+def speaking_policy(config: SpeechConfig, run: Run, *, teach: bool = False) -> AudioPolicy:
+    """The policy at `config.path` with its codec, both on the configured device; `tiny` ones lie in RUN/tiny.
+
+    `teach`: a model that writes text only gets a branch for speech. Otherwise it is refused with a ValueError.
+    """
+    codec = tiny_part(run.dir / "tiny", "codec", config.codec)
+    policy = policy_from(replace(config, path=tiny_part(run.dir / "tiny", "model", config.path)))
+    if policy.speech is None and not teach:
+        raise ValueError(f"{config.path}: writes text only; teach it to speak first, with recipes/tts_sft.py")
+    voice = with_voice(policy, codec, config.seed)
+    voice.codec.to(config.model.device)  # type: ignore[attr-defined]
+    return policy
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Lets a policy say held-out texts and a judge listen, whenever it is asked; without a judge it does nothing."""
+
+    run: Run
+    policy: AudioPolicy
+    held_out: Sequence[Sample]
+    sampling: SamplingConfig
+    normalizer: Normalizer
+    judge: Recogniser | None
+    encoder: SpeakerEncoder | None
+
+    def __call__(self, name: str) -> None:
+        """As a phase of the run, see `measure_speech`."""
+        if self.judge is not None:
+            measure_speech(
+                self.run, name, self.policy, self.held_out, self.sampling, self.judge, self.normalizer, self.encoder
+            )
+
+    def probe(self) -> Evaluate | None:
+        """For the training loop."""
+        if self.judge is None:
+            return None
+        return probe_speech(self.policy, self.held_out, self.sampling, self.judge, self.normalizer)
+
+
+def measurement(config: SpeechConfig, run: Run, policy: AudioPolicy, held_out: Sequence[Utterance]) -> Measurement:
+    """With the judges that the options name."""
+    folder = run.dir / "tiny"
+    return Measurement(
+        run,
+        policy,
+        [to_say(u, config.tags) for u in held_out],
+        config.sampling,
+        config.normalizer,
+        load_recogniser(tiny_part(folder, "judge", config.judge), config.language) if config.judge else None,
+        load_speaker_encoder(tiny_part(folder, "speaker", config.judge_speaker)) if config.judge_speaker else None,
+    )

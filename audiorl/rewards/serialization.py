@@ -1,0 +1,441 @@
+"""How rollouts travel to a reward server, and scores back: one JSON document each way.
+
+A run's recorded rollouts are for people and leave out what a reward may need (token ids, codes, the chat, audio without
+a path), so this is a format of its own, and complete. What rollouts share is written once::
+
+    {"version": 1,
+     "audio":    [base64 of an audio file, …],
+     "clips":    [{"path": "/data/a.flac" or null, "audio": 0 or null, "start": 0.0, …}, …]   clips refer to audio
+     "samples":  [{"id": "q", "messages": […], "metadata": {…}, "turns": […], …}, …]          samples to clips
+     "rollouts": [{"sample": 0, "group_id": "3/1", "index": 0, "segments": […]}, …]}          rollouts to both
+
+    {"version": 1, "scores": [{"total": 1.0, "parts": {…}, "per_segment": [0.5, null], …}, …], …}
+
+Tensors are base64 of little-endian values with their shape. JSON has no NaN: in the values of segments, where a NaN
+means "not defined here", it is null; anywhere else it is an error.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+import soundfile
+import torch
+from torch import Tensor
+
+from audiorl.audio import AudioClip, probe
+from audiorl.rewards import fields
+from audiorl.rewards.fields import WireError
+from audiorl.types import Message, Rollout, Sample, Score, Segment, StopReason, Turn
+
+VERSION = 1
+AudioMode = Literal["bytes", "path", "none"]
+"""How audio travels: its bytes, the names of files that both sides see, or not at all."""
+NOT_SENT = "<audio that was not sent: RemoteReward(audio='none')>"
+"""In place of a path, so that a reward which does load such a clip says why there is none."""
+
+T = TypeVar("T")
+
+
+class PathRefused(WireError):
+    """Audio outside the folders from which the server may read."""
+
+
+def digest(document: bytes) -> str:
+    """By what an answer says which question it answers."""
+    return hashlib.sha256(document).hexdigest()[:32]
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def write_rollouts(rollouts: Sequence[Rollout], audio: AudioMode = "bytes") -> bytes:
+    """The document of some rollouts, without the scores that they may have already.
+
+    With `audio` "bytes" a file travels as it is, once however many clips refer to it. A clip that is less than half of
+    its file is cut out at the file's own rate instead; it, and audio that never was a file, travels as 32-bit float
+    WAV: what the server loads is what would be loaded here, to the bit. With "path" only audio without a path does.
+
+    Raises ValueError naming the sample for metadata that JSON cannot hold, AudioError or OSError for unreadable audio.
+    """
+    writer = _Writer(audio)
+    rows = [writer.rollout(r) for r in rollouts]
+    document = {"version": VERSION, "audio": writer.audio, "clips": writer.clips, "samples": writer.samples}
+    # Escaped, since what a model writes may be half a character, which UTF-8 has no bytes for.
+    return json.dumps(document | {"rollouts": rows}, allow_nan=False).encode()
+
+
+class _Writer:
+    def __init__(self, mode: AudioMode):
+        self.mode = mode
+        self.audio: list[str] = []
+        self.clips: list[dict[str, Any]] = []
+        self.samples: list[dict[str, Any]] = []
+        self._places: dict[object, int] = {}
+
+    def _once(self, key: object, table: list[T], make: Callable[[], T]) -> int:
+        """The place in `table` of what `key` stands for."""
+        if key not in self._places:
+            made = make()  # may itself add to a table
+            self._places[key] = len(table)
+            table.append(made)
+        return self._places[key]
+
+    def rollout(self, r: Rollout) -> dict[str, Any]:
+        return {
+            "sample": self._once(("sample", id(r.sample)), self.samples, lambda: self.sample(r.sample)),
+            "segments": [self.segment(s) for s in r.segments],
+            "group_id": r.group_id,
+            "index": r.index,
+        }
+
+    def sample(self, s: Sample) -> dict[str, Any]:
+        return {
+            "id": s.id,
+            "messages": [{"role": m.role, "content": [self.content(c) for c in m.content]} for m in s.messages],
+            "references": list(s.references),
+            "choices": list(s.choices),
+            "task": s.task,
+            "metadata": {
+                key: self.value(_as_clip(key, value), f"sample {s.id!r}: metadata[{key!r}]")
+                for key, value in s.metadata.items()
+            },
+            "turns": [self.turn(t) for t in s.turns],
+        }
+
+    def content(self, part: str | AudioClip) -> dict[str, Any]:
+        return {"text": part} if isinstance(part, str) else {"clip": self.clip(part)}
+
+    def turn(self, t: Turn) -> dict[str, Any]:
+        return {
+            "audio": self.clip(t.audio),
+            "end": t.end,
+            "reference": t.reference,
+            "source": t.source,
+            "reference_seconds": t.reference_seconds,
+            "speech": [self.clip(c) for c in t.speech],
+        }
+
+    def segment(self, s: Segment) -> dict[str, Any]:
+        tensors = {name: getattr(s, name) for name in _TENSORS}
+        return {
+            **{name: None if t is None else _tensor_row(t, _TENSORS[name]) for name, t in tensors.items()},
+            "text": s.text,
+            "audio": [self.clip(c) for c in s.audio],
+            "stop_reason": s.stop_reason,
+            "policy_version": s.policy_version,
+            "source_time": s.source_time,
+            "emit_time": s.emit_time,
+        }
+
+    def value(self, value: Any, where: str) -> Any:
+        """A metadata value: numbers, texts and lists as they are, everything else as an object that names its kind."""
+        if value is None or isinstance(value, str | bool | int):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {"float": str(value)}
+        if isinstance(value, AudioClip):
+            return {"clip": self.clip(value)}
+        if isinstance(value, list | tuple):
+            items = [self.value(v, where) for v in value]
+            return items if isinstance(value, list) else {"tuple": items}
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            return {"dict": {key: self.value(v, where) for key, v in value.items()}}
+        raise ValueError(
+            f"{where} holds a {type(value).__name__}, which cannot travel to a reward server; leave it out of the "
+            "sample, or make it text or numbers"
+        )
+
+    def clip(self, clip: AudioClip) -> int:
+        # The clip itself is the key, not its id: one made for the moment must live as long as its place is known.
+        return self._once(clip, self.clips, lambda: self._clip(clip))
+
+    def _clip(self, clip: AudioClip) -> dict[str, Any]:
+        row: dict[str, Any] = {"path": None, "audio": None}
+        if self.mode == "path" and clip.path is not None:
+            row["path"] = os.path.abspath(clip.path)
+        elif self.mode != "none":
+            sent = clip = _cut_out(clip) if _is_small_part(clip) else clip
+            whole = replace(sent, start=0.0, duration=None, context=0.0)
+            row["audio"] = self._once(whole.key, self.audio, lambda: base64.b64encode(_file_bytes(sent)).decode())
+        return row | {name: getattr(clip, name) for name in ("sample_rate", "start", "duration", "context")}
+
+
+def _as_clip(key: str, value: Any) -> Any:
+    """Where a text in the metadata is known to name a file it travels as audio does."""
+    return AudioClip(path=value) if key == "reference_audio" and isinstance(value, str) and value else value
+
+
+def _is_small_part(clip: AudioClip) -> bool:
+    if clip.array is not None or clip.context or clip.duration is None:
+        return False
+    return 2 * clip.duration < probe(clip).seconds
+
+
+def _cut_out(clip: AudioClip) -> AudioClip:
+    rate = probe(clip).sample_rate
+    return AudioClip(array=clip.load(rate), sample_rate=rate, duration=clip.duration)
+
+
+def _file_bytes(clip: AudioClip) -> bytes:
+    """The whole file behind a clip; of an array, one that loses nothing of it."""
+    if clip.data is not None:
+        return clip.data
+    if clip.path is not None:
+        return Path(clip.path).read_bytes()
+    assert clip.array is not None and clip.sample_rate is not None
+    file = io.BytesIO()
+    soundfile.write(file, np.asarray(clip.array, np.float32), clip.sample_rate, format="WAV", subtype="FLOAT")
+    return file.getvalue()
+
+
+_INT, _FLOAT, _BOOL = np.dtype("<i8"), np.dtype("<f4"), np.dtype("?")
+_TENSORS: dict[str, np.dtype[Any]] = {
+    "prompt_ids": _INT,
+    "ids": _INT,
+    "logprobs": _FLOAT,
+    "codes": _INT,
+    "prompt_codes": _INT,
+    "drawn": _BOOL,
+}
+"""The tensors of a segment."""
+
+
+def _tensor_row(tensor: Tensor, dtype: np.dtype[Any]) -> dict[str, Any]:
+    array = tensor.detach().cpu().numpy().astype(dtype)
+    return {"shape": list(array.shape), "data": base64.b64encode(array.tobytes()).decode()}
+
+
+def score_rows(scores: Sequence[Score]) -> list[dict[str, Any]]:
+    """The `scores` of an answer; they must have passed `check_scores`."""
+    return [
+        {
+            "total": float(s.total),
+            "parts": {name: float(value) for name, value in s.parts.items()},
+            "per_segment": None if s.per_segment is None else _defined(s.per_segment),
+            "per_token": None if s.per_token is None else [float(x) for x in s.per_token],
+            "segment_parts": {name: _defined(values) for name, values in s.segment_parts.items()},
+        }
+        for s in scores
+    ]
+
+
+def _defined(values: Sequence[float]) -> list[float | None]:
+    return [None if math.isnan(x) else float(x) for x in values]
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_rollouts(document: bytes, folders: Sequence[Path] = ()) -> list[Rollout]:
+    """What `write_rollouts` wrote; samples, clips and audio that were one object are one again.
+
+    Audio by path must lie in one of `folders`, links followed; PathRefused otherwise. WireError names the field that is
+    missing or wrong.
+    """
+    try:
+        root = json.loads(document, parse_constant=_not_json)
+        return _Reader(root, folders).rollouts()
+    except WireError:
+        raise
+    except RecursionError:
+        raise WireError("document: nested too deeply") from None
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise WireError(f"document: not JSON ({error})") from None
+
+
+def _not_json(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+class _Reader:
+    def __init__(self, root: Any, folders: Sequence[Path]):
+        version = fields.get(root, "version", int, "document")
+        if version != VERSION:
+            raise WireError(f"document.version: is {version}, this server speaks {VERSION}; install the same audiorl")
+        self.folders = [Path(os.path.realpath(f)) for f in folders]
+        self.root = root
+        self.audio = self._table("audio", fields.decoded)
+        self.clips = self._table("clips", self.clip)
+        self.samples = self._table("samples", self.sample)
+
+    def rollouts(self) -> list[Rollout]:
+        return self._table("rollouts", self.rollout)
+
+    def _table(self, name: str, read: Callable[[Any, str], T]) -> list[T]:
+        return fields.each(fields.get(self.root, name, list, "document"), name, read)
+
+    def rollout(self, row: Any, where: str) -> Rollout:
+        segments = tuple(fields.rows(row, "segments", where, self.segment))
+        sample = self._at(self.samples, row, "sample", where)
+        return Rollout(sample, segments, fields.get(row, "group_id", str, where), fields.get(row, "index", int, where))
+
+    def sample(self, row: Any, where: str) -> Sample:
+        metadata = fields.get(row, "metadata", dict, where)
+        return Sample(
+            id=fields.get(row, "id", str, where),
+            messages=tuple(fields.rows(row, "messages", where, self.message)),
+            references=fields.texts(row, "references", where),
+            choices=fields.texts(row, "choices", where),
+            task=fields.get(row, "task", str, where),
+            metadata={key: self.metadata(key, value, f"{where}.metadata.{key}") for key, value in metadata.items()},
+            turns=tuple(fields.rows(row, "turns", where, self.turn)),
+        )
+
+    def metadata(self, key: str, value: Any, where: str) -> Any:
+        found = self.value(value, where)
+        if isinstance(_as_clip(key, found), AudioClip) and not isinstance(found, AudioClip):
+            raise WireError(f"{where}: is a text, expected a clip; a path must not get around --audio-root")
+        return found
+
+    def message(self, row: Any, where: str) -> Message:
+        role = fields.one_of(row, "role", ("system", "user", "assistant"), where)
+        return Message(role, tuple(fields.rows(row, "content", where, self.content)))
+
+    def content(self, row: Any, where: str) -> str | AudioClip:
+        if isinstance(row, dict) and "text" in row:
+            return fields.get(row, "text", str, where)
+        return self._at(self.clips, row, "clip", where)
+
+    def turn(self, row: Any, where: str) -> Turn:
+        return Turn(
+            audio=self._at(self.clips, row, "audio", where),
+            end=fields.number(row, "end", where),
+            reference=fields.get(row, "reference", str, where),
+            source=fields.get(row, "source", str, where),
+            reference_seconds=fields.maybe(row, "reference_seconds", fields.number, where),
+            speech=self._clips(row, "speech", where),
+        )
+
+    def segment(self, row: Any, where: str) -> Segment:
+        tensors = {name: fields.maybe(row, name, _tensor, where) for name in _TENSORS}
+        for name, dims in (("prompt_ids", 1), ("ids", 1), ("codes", 2), ("prompt_codes", 2), ("drawn", 2)):
+            tensor = tensors[name]
+            if tensor is None and dims == 2:
+                continue
+            if tensor is None or tensor.dim() != dims:
+                raise WireError(f"{where}.{name}: expected {dims} dimension(s)")
+        ids = tensors["ids"]
+        assert ids is not None
+        for name in ("logprobs", "codes", "drawn"):
+            tensor = tensors[name]
+            if (tensor is None and name == "logprobs") or (tensor is not None and len(tensor) != len(ids)):
+                raise WireError(f"{where}.{name}: not as long as ids, which has {len(ids)} entries")
+        return Segment(
+            **tensors,  # type: ignore[arg-type]
+            text=fields.get(row, "text", str, where),
+            audio=self._clips(row, "audio", where),
+            stop_reason=fields.one_of(row, "stop_reason", get_args(StopReason), where),
+            policy_version=fields.get(row, "policy_version", int, where),
+            source_time=fields.maybe(row, "source_time", fields.number, where),
+            emit_time=fields.maybe(row, "emit_time", fields.number, where),
+        )
+
+    def value(self, value: Any, where: str) -> Any:
+        if isinstance(value, list):
+            return fields.each(value, where, self.value)
+        if not isinstance(value, dict):
+            return value
+        if len(value) != 1:
+            raise WireError(f"{where}: expected an object with one key that names its kind")
+        ((kind, held),) = value.items()
+        if kind == "float" and held in ("nan", "inf", "-inf"):
+            return float(held)
+        if kind == "clip":
+            return self._at(self.clips, value, "clip", where)
+        if kind == "tuple" and isinstance(held, list):
+            return tuple(fields.each(held, where, self.value))
+        if kind == "dict" and isinstance(held, dict):
+            return {key: self.value(v, f"{where}.{key}") for key, v in held.items()}
+        raise WireError(f"{where}: {kind!r} is no kind of value")
+
+    def clip(self, row: Any, where: str) -> AudioClip:
+        path = fields.maybe(row, "path", fields.text, where)
+        held = fields.maybe(row, "audio", lambda r, n, w: self._at(self.audio, r, n, w), where)
+        if path is not None and held is not None:
+            raise WireError(f"{where}: has both path and audio")
+        if path is not None:
+            path = self._allowed(path, where)
+        try:
+            return AudioClip(
+                path=NOT_SENT if path is None and held is None else path,
+                data=held,
+                sample_rate=fields.maybe(row, "sample_rate", fields.whole, where),
+                start=fields.number(row, "start", where),
+                duration=fields.maybe(row, "duration", fields.number, where),
+                context=fields.number(row, "context", where),
+            )
+        except WireError:
+            raise
+        except ValueError as error:
+            raise WireError(f"{where}: {error}") from None
+
+    def _allowed(self, path: str, where: str) -> str:
+        real = Path(os.path.realpath(path))
+        if not any(real.is_relative_to(folder) for folder in self.folders):
+            allowed = ", ".join(map(str, self.folders)) or "none"
+            raise PathRefused(
+                f"{where}.path: {path} lies outside the folders that may be read ({allowed}); start the server with "
+                "--audio-root, or send audio='bytes'"
+            )
+        return str(real)
+
+    def _clips(self, row: Any, name: str, where: str) -> tuple[AudioClip, ...]:
+        return tuple(fields.rows(row, name, where, lambda place, at: fields.entry(self.clips, place, at)))
+
+    def _at(self, table: list[T], row: Any, name: str, where: str) -> T:
+        return fields.entry(table, fields.get(row, name, int, where), f"{where}.{name}")
+
+
+def _tensor(row: Any, name: str, where: str) -> Tensor:
+    held = fields.get(row, name, dict, where)
+    where = f"{where}.{name}"
+    shape, dtype = fields.get(held, "shape", list, where), _TENSORS[name]
+    if not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise WireError(f"{where}.shape: is {shape}")
+    data = fields.decoded(fields.get(held, "data", str, where), f"{where}.data")
+    if len(data) != math.prod(shape) * dtype.itemsize:
+        raise WireError(f"{where}.data: {len(data)} bytes for shape {shape}")
+    flat = np.frombuffer(data, np.uint8 if dtype == _BOOL else dtype)  # any other byte than 0 and 1 is no bool
+    return torch.from_numpy(flat.reshape(shape).astype(dtype))
+
+
+def read_scores(answer: Any) -> list[Score]:
+    """The scores of a parsed answer. Raises WireError; whether they fit the rollouts is for `check_scores` to say."""
+    if fields.get(answer, "version", int, "answer") != VERSION:
+        raise WireError(f"answer.version: is {answer['version']}, expected {VERSION}; install the same audiorl")
+    return fields.each(fields.get(answer, "scores", list, "answer"), "scores", _score)
+
+
+def _score(row: Any, where: str) -> Score:
+    parts = fields.get(row, "parts", dict, where)
+    named = fields.get(row, "segment_parts", dict, where)
+    return Score(
+        total=fields.number(row, "total", where),
+        parts={name: fields.number(parts, name, f"{where}.parts") for name in parts},
+        per_segment=fields.maybe(row, "per_segment", _values, where),
+        per_token=fields.maybe(row, "per_token", lambda r, n, w: tuple(_numbers(r, n, w)), where),
+        segment_parts={name: _values(named, name, f"{where}.segment_parts") for name in named},
+    )
+
+
+def _values(row: Any, name: str, where: str) -> tuple[float, ...]:
+    """One a segment, null where not defined."""
+    return tuple(math.nan if x is None else x for x in _numbers(row, name, where, undefined=True))
+
+
+def _numbers(row: Any, name: str, where: str, undefined: bool = False) -> list[Any]:
+    def read(value: Any, at: str) -> float | None:
+        return None if value is None and undefined else fields.finite(value, at)
+
+    return fields.rows(row, name, where, read)

@@ -1,0 +1,382 @@
+"""Segmented rollouts: a chunk of audio arrives, the policy writes until it ends its turn, the next chunk arrives.
+
+Everything that has been heard and written stays in one key-value cache, in which the token at position p of a row lies
+in column p: rows may have different lengths, and nothing is ever computed twice. All streams of a batch take their
+turns together; after the first token of a turn only those that speak go on. In any turn, a model that has learned to
+may add speech to its text (`pen.py`).
+
+Shapes: B rows, L new tokens, S cached columns, H decoder width, Q codebooks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from audiorl.config import SamplingConfig
+from audiorl.models.attention import ungrouped
+from audiorl.models.policy import AudioPolicy
+from audiorl.models.speech import Prompt, padded_codes
+from audiorl.rollout.samplers import Author, Line, Pen, most_rows, pen_for
+from audiorl.types import Request, Rollout, Sample, Segment, StopReason, Turn
+
+
+def side_by_side(rows: Sequence[int], lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Requests in order, in batches of at most `budget` tokens (all rows times the longest); none is ever split."""
+    part: list[int] = []
+    for i in range(len(rows)):
+        together = [*part, i]
+        if part and sum(rows[j] for j in together) * max(lengths[j] for j in together) > budget:
+            yield part
+            part = []
+        part.append(i)
+    if part:
+        yield part
+
+
+class StreamDecoder:
+    """Writes one segment after every turn of its requests' samples."""
+
+    def __init__(self, policy: AudioPolicy, sampling: SamplingConfig, policy_version: int = 0):
+        self.policy, self.sampling, self.policy_version = policy, sampling, policy_version
+        self._decoder = policy.backbone.decoder(policy.model)
+
+    def rollouts(self, requests: Sequence[Request]) -> list[Rollout]:
+        """All rollouts, request by request, index ascending; as many side by side as `max_batch_tokens` allows."""
+        plans = [plan_of(self.policy, r) for r in requests]
+        out: list[Rollout] = []
+        for part in self._batches(plans):
+            out += [row.rollout() for row in self._interpret(part)]
+        return out
+
+    def _batches(self, plans: Sequence[Plan]) -> Iterator[list[Plan]]:
+        """Plans in order; one request is never split. Turns are counted with a quarter of the tokens they may take."""
+        most = most_rows(self.policy, self.sampling)
+        lengths = [len(p.prompt) + sum(map(len, p.chunks)) + len(p.chunks) * most // 4 for p in plans]
+        for part in side_by_side([p.request.n for p in plans], lengths, self.sampling.max_batch_tokens):
+            yield [plans[i] for i in part]
+
+    # -- one batch -------------------------------------------------------------------------------------------------
+
+    def _interpret(self, plans: Sequence[Plan]) -> list[Row]:
+        began = time.perf_counter()
+        cache = _Cache(self._decoder.config)
+        first = [Row(p, 0) for p in plans]
+        hidden = self._hear(first, cache)
+        # The first chunk is heard once for all rollouts of a request.
+        repeat = torch.tensor([i for i, p in enumerate(plans) for _ in range(p.request.n)])
+        cache, hidden = cache.select(repeat.to(hidden.device)), hidden[repeat.to(hidden.device)]
+        rows = [Row(p, k, length=first[i].length) for i, p in enumerate(plans) for k in range(p.request.n)]
+        living = rows
+        hearing = 0.0
+        while True:
+            turn = living[0].turn
+            hearing += sum(p.hearing[turn] for p in plans if turn < len(p.hearing))
+            self._speak(living, cache, hidden)
+            for row in living:
+                row.close(self.policy, self.policy_version, hearing + time.perf_counter() - began)
+            keep = [b for b, row in enumerate(living) if row.turn < len(row.plan.chunks)]
+            if not keep:
+                return rows
+            if len(keep) < len(living):
+                cache = cache.select(torch.tensor(keep, device=self.policy.device))
+                living = [living[b] for b in keep]
+            hidden = self._hear(living, cache)
+
+    def _hear(self, rows: Sequence[Row], cache: _Cache) -> Tensor:
+        """What each row has not read yet, up to and including its next chunk. Returns the last hidden states [B, H]."""
+        embeds, codes, lengths, starts = [], [], [], []
+        for row in rows:
+            observed = row.observed(self.policy)
+            ids = torch.cat([torch.tensor(row.unread, dtype=torch.long), observed.ids])
+            # A placeholder among the unread tokens is one that the policy wrote itself.
+            own = torch.arange(len(ids)) < len(row.unread)
+            embeds.append(self.policy.embed(ids, observed.audio, own, observed.codes))
+            codes.append(observed.codes)
+            lengths.append(len(ids))
+            starts.append(row.length)
+            row.length, row.unread = row.length + len(ids), []
+        padded = pad_sequence(embeds, batch_first=True)
+        places = torch.tensor(starts, device=padded.device)[:, None] + torch.arange(
+            padded.shape[1], device=padded.device
+        )
+        inputs = {"inputs_embeds": padded, **self.policy.routed(padded_codes(codes, lengths))}
+        hidden = self._forward(inputs, places, cache)
+        last = torch.tensor(lengths, device=padded.device) - 1
+        return hidden[torch.arange(len(rows), device=padded.device), last]
+
+    def _forward(self, inputs: dict[str, Any], places: Tensor, cache: _Cache) -> Tensor:
+        """Hidden states [B, L, H] of new tokens at positions `places` [B, L]; padding lies behind a row's last token,
+        where nothing looks and where the next tokens overwrite it."""
+        cache.at(places)
+        visible = torch.arange(cache.width, device=places.device) <= places[:, :, None]
+        out = self._decoder(
+            **inputs,
+            attention_mask=visible[:, None],
+            position_ids=places,
+            past_key_values=cache.layers,
+            use_cache=True,
+        )
+        hidden: Tensor = out.last_hidden_state
+        return hidden
+
+    def _speak(self, rows: Sequence[Row], cache: _Cache, hidden: Tensor) -> None:
+        """One turn of every row: tokens until the turn ends or has its most tokens."""
+        device = self.policy.device
+        pen = pen_for(self.policy, self.sampling, [row.author() for row in rows])
+        allowed = [row.allowed() for row in rows]
+        for row, words in zip(rows, allowed, strict=True):
+            row.stop_reason = "stop" if words == 0 else None
+        # Rows that must write a number of words may not end their turn themselves.
+        forced = torch.tensor([words is not None for words in allowed])
+        part, active = cache, torch.arange(len(rows))
+        for _ in range(pen.most):
+            written = pen.write(hidden, active, forced[active])
+            for i, now in zip(active.tolist(), written.rows(), strict=True):
+                if rows[i].stop_reason is None:
+                    self._take(rows[i], pen, i, now, allowed[i])
+            going = torch.tensor([rows[i].stop_reason is None for i in active.tolist()])
+            if not bool(going.any()):
+                break
+            keep = torch.arange(len(active))
+            if int(going.sum()) * 2 <= len(active):
+                # Those that have ended their turn wait; a turn's first token ends most of them.
+                if part is not cache:
+                    cache.write_back(part, active.to(device))
+                active, keep = active[going], keep[going]
+                part = cache.select(active.to(device))
+            places = torch.tensor([[rows[i].length] for i in active.tolist()], device=device)
+            hidden = self._forward(written.embedded(self.policy, keep), places, part)[:, -1]
+            for i in active.tolist():
+                if rows[i].stop_reason is None:
+                    rows[i].length, rows[i].unread = rows[i].length + 1, []
+        if part is not cache:
+            cache.write_back(part, active.to(device))
+
+    def _take(self, row: Row, pen: Pen, i: int, now: tuple[Any, ...], words: int | None) -> None:
+        """A turn's row as the pen gives it; it ends with a token, never in the middle of speech."""
+        if words is not None and row.plan.count(self.policy.decode([*row.line.ids, now[0]])) > words:
+            row.stop_reason = "stop"  # the token would begin one word too many
+            return
+        row.line.add(*now)
+        row.unread = [now[0]]
+        row.stop_reason = pen.ended(i, row.line)
+
+
+class LiveStream:
+    """One stream as it happens: each turn is interpreted when it comes. Writes what `StreamDecoder` would.
+
+    `sample` holds the messages; its turns are those to come.
+    """
+
+    def __init__(self, policy: AudioPolicy, sampling: SamplingConfig, sample: Sample, seed: int = 0):
+        self._decoder = StreamDecoder(policy, sampling)
+        self._policy = policy
+        request = Request(replace(sample, turns=()), seed=seed)
+        with torch.no_grad():
+            prompt = policy.prompt(request.sample)
+        self._row = Row(Plan(request, prompt, []), 0)
+        self._cache = _Cache(policy.backbone.decoder(policy.model).config)
+        self._seconds = 0.0
+
+    @property
+    def rollout(self) -> Rollout:
+        """Everything so far."""
+        return self._row.rollout()
+
+    @torch.no_grad()
+    def hear(self, turn: Turn) -> Segment:
+        """What the policy writes after this turn. Emit times count the seconds spent in here."""
+        training = self._policy.model.training
+        self._policy.model.eval()  # in training mode, gradient checkpointing would switch the cache off
+        try:
+            return self._hear(turn)
+        finally:
+            self._policy.model.train(training)
+
+    def _hear(self, turn: Turn) -> Segment:
+        began = time.perf_counter()
+        plan, sample = self._row.plan, self._row.plan.request.sample
+        request = replace(plan.request, sample=replace(sample, turns=(*sample.turns, turn)))
+        self._row.plan = replace(plan, request=request, chunks=[*plan.chunks, self._policy.chunk_ids(turn.audio)])
+        with self._policy.autocast(), ungrouped(self._policy.backbone.decoder(self._policy.model)):
+            self._decoder._speak([self._row], self._cache, self._decoder._hear([self._row], self._cache))
+        self._seconds += time.perf_counter() - began
+        self._row.close(self._policy, self._decoder.policy_version, self._seconds)
+        return self._row.segments[-1]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a request will hear: its messages, the token ids of each turn's chunk, and the seconds that the audio tower
+    took for each."""
+
+    request: Request
+    prompt: Prompt
+    chunks: list[Tensor]
+    hearing: list[float] = field(default_factory=list)
+
+    def count(self, text: str) -> int:
+        assert self.request.schedule is not None
+        return self.request.schedule.count(text)
+
+
+def plan_of(policy: AudioPolicy, request: Request) -> Plan:
+    """Hears all turns, whose times are kept: a chunk's own tokens depend on nothing that comes later."""
+    chunks, hearing = [], []
+    for turn in request.sample.turns:
+        began = time.perf_counter()
+        chunks.append(policy.chunk_ids(turn.audio))
+        hearing.append(time.perf_counter() - began)
+    return Plan(request, policy.prompt(request.sample), chunks, hearing)
+
+
+@dataclass
+class Row:
+    """One rollout being written. `length` rows of it are in the cache; the token `unread` was written after them."""
+
+    plan: Plan
+    index: int
+    length: int = 0
+    turn: int = 0
+    segments: list[Segment] = field(default_factory=list)
+    line: Line = field(default_factory=Line)
+    unread: list[int] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+
+    def author(self) -> Author:
+        request = self.plan.request
+        return Author(request.seed, f"{request.sample.id}\0{self.turn}", self.index, request.greedy)
+
+    def observed(self, policy: AudioPolicy) -> Prompt:
+        """What comes before this turn's tokens. A turn that did not end itself is ended here."""
+        chunk, clip = self.plan.chunks[self.turn], self.plan.request.sample.turns[self.turn].audio
+        if self.turn == 0:
+            return self.plan.prompt.followed_by(chunk, (clip,))
+        if self.segments[-1].stop_reason != "eos":
+            chunk = torch.cat([torch.tensor([policy.end_id]), chunk])
+        return Prompt(chunk, audio=(clip,))
+
+    def allowed(self) -> int | None:
+        """How many words a forced schedule wants now; None: the policy decides."""
+        schedule = self.plan.request.schedule
+        if schedule is None:
+            return None
+        written = schedule.count("".join(s.text for s in self.segments))
+        return schedule.words(self.turn, len(self.plan.chunks), written)
+
+    def close(self, policy: AudioPolicy, policy_version: int, seconds: float) -> None:
+        """The turn as a segment, and the row ready for the next one. `seconds` of computing went by until now."""
+        assert self.stop_reason is not None
+        turn = self.plan.request.sample.turns[self.turn]
+        observed = self.observed(policy)
+        segment = Segment(
+            prompt_ids=observed.ids,
+            prompt_codes=observed.codes,
+            **self.line.fields(),
+            text=policy.decode(self.line.ids),
+            audio=observed.audio,
+            stop_reason=self.stop_reason,
+            policy_version=policy_version,
+            source_time=turn.end,
+            emit_time=turn.end + seconds,
+        )
+        self.segments.append(segment)
+        self.turn += 1
+        self.line, self.stop_reason = Line(), None
+
+    def rollout(self) -> Rollout:
+        """Everything so far."""
+        request = self.plan.request
+        return Rollout(request.sample, tuple(self.segments), request.group_id or request.sample.id, self.index)
+
+
+class _Layer(DynamicLayer):
+    """Keys and values [B, heads, capacity, D] of one decoder layer, written at the columns that `place` names."""
+
+    def __init__(self, place: _Place):
+        super().__init__()
+        self.place = place
+        self.buffers: list[Tensor] = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        place = self.place
+        if not self.buffers or self.buffers[0].shape[2] < place.width:
+            self.buffers = [self._grown(i, x) for i, x in enumerate((key_states, value_states))]
+        for buffer, x in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer[place.rows, :, place.columns] = x.transpose(1, 2).to(buffer.dtype)
+        keys, values = (b[:, :, : place.width] for b in self.buffers)
+        self.is_initialized = True
+        return keys, values
+
+    def _grown(self, which: int, like: Tensor) -> Tensor:
+        """Zeros, never leftovers of memory: what is masked is still multiplied, by 0."""
+        capacity = -(-self.place.width * 3 // 2 // 64) * 64
+        grown = like.new_zeros(like.shape[0], like.shape[1], capacity, like.shape[3])
+        if self.buffers:
+            grown[:, :, : self.buffers[which].shape[2]] = self.buffers[which]
+        return grown
+
+    def get_seq_length(self) -> int:
+        return self.place.width
+
+
+@dataclass
+class _Place:
+    """Where the tokens of one forward pass go: rows [B, 1], columns [B, L], and how many columns are in use then."""
+
+    rows: Tensor = field(default_factory=lambda: torch.zeros(0, 1, dtype=torch.long))
+    columns: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))
+    width: int = 0
+
+
+class _Cache:
+    """The key-value cache of a batch whose rows have different lengths."""
+
+    def __init__(self, config: Any):
+        self._config = config
+        self.place = _Place()
+        self.layers = DynamicCache(config=config)
+        for i, layer in enumerate(self.layers.layers):
+            if type(layer) is not DynamicLayer:
+                raise ValueError(
+                    f"streams need full attention in every layer; layer {i} of this model keeps {type(layer).__name__}"
+                )
+            self.layers.layers[i] = _Layer(self.place)
+
+    @property
+    def width(self) -> int:
+        return self.place.width
+
+    def at(self, places: Tensor) -> None:
+        self.place.rows = torch.arange(len(places), device=places.device)[:, None]
+        self.place.columns = places
+        self.place.width = max(self.place.width, int(places.max()) + 1)
+
+    def select(self, rows: Tensor) -> _Cache:
+        """A copy of some rows."""
+        out = _Cache(self._config)
+        out.place.width = self.width
+        for mine, theirs in self._pairs(out):
+            theirs.buffers = [b[rows, :, : self.width] for b in mine.buffers]
+        return out
+
+    def write_back(self, part: _Cache, rows: Tensor) -> None:
+        """Put the rows of a copy back in place."""
+        self.place.width = max(self.width, part.width)
+        for mine, theirs in self._pairs(part):
+            if mine.buffers[0].shape[2] < part.width:
+                mine.buffers = [mine._grown(i, b) for i, b in enumerate(mine.buffers)]
+            for buffer, x in zip(mine.buffers, theirs.buffers, strict=True):
+                buffer[rows, :, : part.width] = x[:, :, : part.width]
+
+    def _pairs(self, other: _Cache) -> Iterator[tuple[_Layer, _Layer]]:
+        return zip(self.layers.layers, other.layers.layers, strict=True)  # type: ignore[return-value]

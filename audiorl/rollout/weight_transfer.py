@@ -1,0 +1,305 @@
+"""Weights on their way from a trainer to engines in other processes.
+
+A `WeightSender` and its receivers have a process group of their own: gloo between CPUs, NCCL between GPUs. Tensors
+travel in buckets, each after a header that says what is in it; a receiver gives them out one by one and keeps none, so
+that an engine never holds two copies. In the end every receiver confirms, or says why it cannot.
+
+    sender = WeightSender(receivers=2)                                 # the trainer's rank 0
+    receiver = WeightReceiver(sender.address, number, receivers=2)     # engine `number`, 0 or 1, elsewhere
+    sender.send(policy.weights())           and at the same time       receiver.update(engine, version)
+
+After an error the group is closed: make a new one. It listens on this machine alone unless it is given another host;
+whoever reaches it can read the weights, so keep it inside of a private network.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from audiorl.models.policy import Weights, named
+from audiorl.runtime.torchrun import listening_store
+
+Backend = Literal["gloo", "nccl"]
+BUCKET = 64 * 2**20
+"""Bytes of tensors that travel at once."""
+LOOPBACK = "127.0.0.1"
+JOINING = 60.0
+"""Seconds that receivers have to come once there are weights for them: they are asked at the same time."""
+
+
+class SyncError(RuntimeError):
+    """Weights did not arrive, at one receiver or at all."""
+
+
+class Follower(Protocol):
+    """An engine that takes weights one after the other, as `HFEngine` and `VLLMEngine` do."""
+
+    def update_weights(self, weights: Weights, version: int) -> None: ...
+
+
+class _Peer:
+    """One process of the group: rank 0 sends, rank k + 1 is receiver k."""
+
+    def __init__(self, store: dist.TCPStore, rank: int, receivers: int, host: str, timeout: float, backend: Backend):
+        self.receivers = receivers
+        self._store, self._rank, self._host = store, rank, host
+        self._timeout, self._backend = timeout, backend
+        self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+        self._group: Any = None
+        self._round = 0
+        self._closed = ""
+
+    def _connect(self) -> None:
+        store, size, wait = dist.PrefixStore("group", self._store), self.receivers + 1, timedelta(seconds=self._timeout)
+        options: Any
+        if self._backend == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = wait
+            self._group = dist.ProcessGroupNCCL(store, self._rank, size, options)
+            return
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout = wait
+        # Without a device of its own, gloo listens wherever this machine's name points to.
+        options._devices = [gloo.create_device(hostname=self._host)]
+        self._group = gloo(store, self._rank, size, options)
+
+    def _broadcast(self, tensor: Tensor) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        self._group.broadcast([tensor], options).wait()
+        if self._backend == "nccl":
+            torch.cuda.synchronize(self._device)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SyncError(f"this connection for weights is closed ({self._closed}); make a new one on both sides")
+
+    def _key(self, what: str, number: int | None = None) -> str:
+        return f"{what}/{self._round}" + ("" if number is None else f"/{number}")
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed
+
+    def close(self, reason: str = "it was closed") -> None:
+        """Leave the group. The others' calls fail from here on."""
+        self._closed = self._closed or reason
+        if self._group is not None:
+            if self._backend == "nccl":
+                self._group.shutdown()
+            self._group = None
+
+
+class WeightSender(_Peer):
+    """The one that has the weights. Making it does not wait for anybody.
+
+    `timeout`: seconds that one side waits for another. `host`: the address of this machine that receivers reach.
+    """
+
+    def __init__(
+        self,
+        receivers: int,
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+        timeout: float = 300.0,
+        backend: Backend = "gloo",
+    ):
+        if receivers < 1:
+            raise ValueError(f"receivers is {receivers}; there must be at least 1")
+        store = listening_store(host, port, timedelta(seconds=timeout))
+        self._port = store.port
+        super().__init__(store, 0, receivers, host, timeout, backend)
+
+    @property
+    def address(self) -> str:
+        """host:port, for receivers."""
+        return f"{self._host}:{self._port}"
+
+    def send(self, weights: Weights) -> None:
+        """Give every receiver these tensors; returns when all have confirmed.
+
+        Raises SyncError that names the receivers that are missing, ended, or could not take the weights.
+        """
+        self._check_open()
+        try:
+            self._wait_for("joined", "did not come to take weights", min(JOINING, self._timeout))
+            self._store.set(self._key("go"), "")
+            if self._group is None:
+                self._connect()
+            for bucket in buckets(weights, BUCKET):
+                self._send_bucket(bucket)
+            self._send_bucket([])
+            self._wait_for("done", "did not confirm the weights", self._timeout)
+        except BaseException as error:
+            reason = self._reason() or (str(error) if isinstance(error, SyncError) else None)
+            self._store.set("failed", reason or f"the sender: {type(error).__name__}: {error}")
+            self._store.set(self._key("go"), "")  # those that wait for it shall not wait longer
+            self.close(reason or str(error))
+            if isinstance(error, RuntimeError):  # SyncErrors too; a broken connection is one without a reason
+                raise SyncError(reason or f"a receiver ended or broke off while weights were sent ({error})") from error
+            raise
+        self._round += 1
+
+    def _send_bucket(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
+        header = json.dumps([[n, list(t.shape), str(t.dtype).removeprefix("torch.")] for n, t in bucket]).encode()
+        self._broadcast(torch.tensor([len(header)], device=self._device))
+        self._broadcast(torch.frombuffer(bytearray(header), dtype=torch.uint8).to(self._device))
+        if bucket:
+            parts = [t.detach().to(self._device).contiguous().view(-1).view(torch.uint8) for _, t in bucket]
+            self._broadcast(torch.cat(parts))
+
+    def _wait_for(self, what: str, missing: str, seconds: float) -> None:
+        """All receivers' key `what`. Raises SyncError naming those without it in time, or the first that failed."""
+        keys = [self._key(what, k) for k in range(self.receivers)]
+        try:
+            self._store.wait(keys, timedelta(seconds=seconds))
+        except RuntimeError as error:  # DistStoreError, or a timeout
+            absent = [str(k) for k, key in enumerate(keys) if not self._store.check([key])]
+            if not absent:
+                return
+            raise SyncError(
+                f"receiver {', '.join(absent)} of {self.receivers} {missing} within {seconds:g} s; "
+                "has its process ended?"
+            ) from error
+        if what == "done" and (reason := self._reason()):
+            raise SyncError(reason)
+
+    def _reason(self) -> str | None:
+        """What the first receiver that failed has to say."""
+        for k in range(self.receivers):
+            if self._store.check([self._key("refused", k)]):
+                return f"receiver {k}: {self._store.get(self._key('refused', k)).decode(errors='replace')}"
+        return None
+
+
+class WeightReceiver(_Peer):
+    """One of the `receivers` engines, the one with this `number` (from 0). Raises SyncError without a sender there."""
+
+    def __init__(
+        self,
+        address: str,
+        number: int,
+        receivers: int,
+        *,
+        host: str = LOOPBACK,
+        timeout: float = 300.0,
+        backend: Backend = "gloo",
+    ):
+        if not 0 <= number < receivers:
+            raise ValueError(f"number is {number}; it must be in 0..{receivers - 1}")
+        there, _, port = address.rpartition(":")
+        if not there or not port.isdigit():
+            raise ValueError(f"address is {address!r}; it must be host:port, as WeightSender.address gives it")
+        try:
+            store = dist.TCPStore(there, int(port), is_master=False, timeout=timedelta(seconds=timeout))
+        except RuntimeError as error:
+            raise SyncError(f"no sender of weights at {address} within {timeout:g} s") from error
+        super().__init__(store, number + 1, receivers, host, timeout, backend)
+        self.number = number
+        self._address = address
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that the sender sends next, one by one; what they are kept in is given up after each bucket.
+
+        A caller that stops early or fails breaks off the transfer for all, and the sender learns of it.
+        """
+        self._check_open()
+        try:
+            self._join()
+            while bucket := self._receive_bucket():
+                yield from bucket
+                del bucket
+        except GeneratorExit:
+            self._refuse("stopped taking weights before their end")
+            raise
+        except RuntimeError as error:
+            reason = str(error) if isinstance(error, SyncError) else self._why(error)
+            self.close(reason)
+            raise SyncError(reason) from error
+        self._tell("done", "")
+        self._round += 1
+
+    def update(self, engine: Follower, version: int) -> None:
+        """Give the engine the weights that come next. What it has against them becomes the sender's error, too."""
+        try:
+            engine.update_weights(self.weights(), version)
+        except SyncError:
+            raise
+        except Exception as error:
+            self._refuse(f"{type(error).__name__}: {error}")
+            raise
+
+    def _join(self) -> None:
+        self._tell("joined", "")
+        try:
+            self._store.wait([self._key("go")], timedelta(seconds=self._timeout))
+        except RuntimeError as error:
+            raise SyncError(self._why(error)) from error
+        if self._store.check(["failed"]):
+            raise SyncError(self._store.get("failed").decode(errors="replace"))
+        if self._group is None:
+            self._connect()
+
+    def _receive_bucket(self) -> list[tuple[str, Tensor]]:
+        length = torch.zeros(1, dtype=torch.long, device=self._device)
+        self._broadcast(length)
+        header = torch.zeros(int(length), dtype=torch.uint8, device=self._device)
+        self._broadcast(header)
+        found = [(n, shape, getattr(torch, dtype)) for n, shape, dtype in json.loads(bytes(header.cpu().tolist()))]
+        if not found:
+            return []
+        sizes = [torch.Size(shape).numel() * dtype.itemsize for _, shape, dtype in found]
+        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
+        self._broadcast(flat)
+        # A tensor's place among the bytes may not suit its type: each gets its own.
+        return [
+            (name, part.clone().view(dtype).view(shape))
+            for part, (name, shape, dtype) in zip(flat.split(sizes), found, strict=True)
+        ]
+
+    def _refuse(self, reason: str) -> None:
+        if self._closed:
+            return
+        self._tell("refused", reason)
+        self._tell("done", "")
+        self.close(reason)
+
+    def _tell(self, what: str, text: str) -> None:
+        try:
+            self._store.set(self._key(what, self.number), text)
+        except RuntimeError as error:
+            reason = f"the sender of weights at {self._address} has ended"
+            self.close(reason)
+            raise SyncError(reason) from error
+
+    def _why(self, error: RuntimeError) -> str:
+        """What the sender says of a broken transfer, if it still can."""
+        try:
+            if self._store.check(["failed"]):
+                return self._store.get("failed").decode(errors="replace")
+        except RuntimeError:
+            return f"the sender of weights at {self._address} has ended"
+        return f"the sender of weights at {self._address} sent nothing within {self._timeout:g} s ({error})"
+
+
+def buckets(weights: Weights, size: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """Named tensors in order, in lists of at most `size` bytes; a larger tensor has its own."""
+    bucket: list[tuple[str, Tensor]] = []
+    room = size
+    for name, tensor in named(weights):
+        if bucket and tensor.nbytes > room:
+            yield bucket
+            bucket, room = [], size
+        bucket.append((name, tensor))
+        room -= tensor.nbytes
+    if bucket:
+        yield bucket

@@ -1,0 +1,304 @@
+"""The run folder: what a run wrote, how far it is, and how it continues.
+
+A run is a sequence of named phases (say sft, before, grpo, after). A finished phase is never done again; a training
+phase continues from its last checkpoint; what was logged after that checkpoint is dropped and written again.
+
+    config.json     recipe, arguments and the resolved config, with versions
+    state.json      finished phases with their results, the phase under way and its last checkpoint
+    metrics.jsonl   one line a step
+    rollouts/       step_*.jsonl
+    checkpoints/    PHASE/step_*/
+    eval/           NAME.jsonl, one line a held-out sample
+    eval.json       the results of every evaluation by name
+    report.html
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import shutil
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from audiorl.audio import AudioClip, write_wav
+from audiorl.config import to_json
+from audiorl.run.checkpoint import (
+    Saved,
+    TrainerState,
+    load_checkpoint,
+    load_into,
+    read_json,
+    save_checkpoint,
+    write_json,
+)
+from audiorl.run.metrics_log import MetricsLog, truncate_from
+from audiorl.types import Rollout, Sample, Score, Turn, Voice
+
+VERSIONS = ("audiorl", "torch", "transformers", "peft", "numpy")
+
+
+class Run:
+    """One run folder, open for writing."""
+
+    def __init__(self, folder: Path, keep_checkpoints: int = 2):
+        self.dir = folder
+        self.keep_checkpoints = keep_checkpoints
+        self._state = read_json(folder / "state.json")
+        self._stop = False
+        truncate_from(folder / "metrics.jsonl", self._state["seq"])
+        self._log = MetricsLog(folder / "metrics.jsonl")
+        self._seq = self._state["seq"]
+
+    @classmethod
+    def create(cls, out: str | Path, recipe: str, argv: Sequence[str], config: Any) -> Run:
+        folder = Path(out).resolve()
+        if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
+            raise ValueError(f"{out} exists already; choose another --out, or continue it with 'audiorl resume {out}'")
+        partial = folder.with_name(folder.name + ".partial")  # a run folder is there whole or not at all
+        shutil.rmtree(partial, ignore_errors=True)
+        for name in ("rollouts", "checkpoints", "eval"):
+            (partial / name).mkdir(parents=True)
+        versions = {"python": platform.python_version()} | {name: version(name) for name in VERSIONS}
+        write_json(
+            partial / "config.json",
+            {"recipe": recipe, "argv": list(argv), "config": to_json(config), "versions": versions},
+        )
+        write_json(partial / "state.json", {"seq": 0, "finished": {}, "checkpoints": {}, "seconds": {}})
+        partial.rename(folder)
+        return cls(Path(out))
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        folder = Path(folder)
+        if not (folder / "state.json").is_file() or not (folder / "config.json").is_file():
+            raise ValueError(f"{folder}: not a run folder (config.json and state.json are not both there)")
+        return cls(folder)
+
+    def discard_if_empty(self) -> None:
+        """Remove the folder when nothing that took time is in it: no step, no checkpoint, no finished phase."""
+        state = self._state
+        if not (self._seq or state["finished"] or state["checkpoints"] or any((self.dir / "checkpoints").rglob("*"))):
+            shutil.rmtree(self.dir)
+
+    # -- phases ----------------------------------------------------------------------------------------------------
+
+    def finished(self, phase: str) -> bool:
+        return phase in self._state["finished"]
+
+    def result(self, phase: str) -> Any:
+        return self._state["finished"][phase]
+
+    def finish(self, phase: str, result: Any = None) -> None:
+        self._state["finished"][phase] = result
+        self._write_state()
+
+    def seconds(self, phase: str) -> float:
+        """Wall-clock seconds spent in the steps of a phase, over all sittings."""
+        return float(self._state["seconds"].get(phase, 0.0))
+
+    def add_seconds(self, phase: str, seconds: float) -> None:
+        self._state["seconds"][phase] = self.seconds(phase) + seconds
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def restore(self, phase: str, model: Saved) -> tuple[int, TrainerState | None]:
+        """Load the phase's last checkpoint into `model`: (steps done, trainer state), or (0, None) at its start."""
+        if phase not in self._state["checkpoints"]:
+            return 0, None
+        if not self.checkpoint(phase).is_dir():
+            self._go_back(phase)
+        trainer, meta = load_checkpoint(self.checkpoint(phase), model)
+        return int(meta["step"]), trainer
+
+    def _go_back(self, phase: str) -> None:
+        """To the checkpoint before one that was removed, and to what was logged until then."""
+        lost = self.checkpoint(phase)
+        left = sorted(lost.parent.glob("step_*"))
+        if not left:
+            raise ValueError(f"{lost} is missing, and there is no checkpoint before it; start the run again")
+        print(f"{phase}: {lost.name} is gone; going on from {left[-1].name}", flush=True)
+        self._state["checkpoints"][phase] = str(left[-1].relative_to(self.dir))
+        self._seq = int(read_json(left[-1] / "trainer.json")["seq"])
+        self._log.close()
+        truncate_from(self.dir / "metrics.jsonl", self._seq)
+        self._log = MetricsLog(self.dir / "metrics.jsonl")
+        self._write_state()
+
+    def load_result(self, phase: str, model: Saved) -> None:
+        """Copy the weights that a finished training phase ended with into `model`."""
+        load_into(self.checkpoint(phase), model)
+
+    def has_checkpoint(self, phase: str) -> bool:
+        return phase in self._state["checkpoints"]
+
+    def checkpoint(self, phase: str) -> Path:
+        return self.dir / self._state["checkpoints"][phase]
+
+    def model(self, phase: str, name: str) -> Path:
+        """Where a model of its own lies, checkpoints/PHASE/NAME."""
+        return self.dir / "checkpoints" / phase / name
+
+    def save_model(self, phase: str, name: str, model: Saved) -> None:
+        """Write a model folder of its own."""
+        save_checkpoint(self.model(phase, name), model, {}, {"phase": phase})
+
+    def keep_model(self, phase: str, name: str, model: Saved) -> str:
+        """Where a model of its own lies, as every process finds it; written unless it is there."""
+        folder = self.model(phase, name)
+        if not folder.is_dir():
+            self.save_model(phase, name, model)
+        return str(folder.resolve())
+
+    def save(self, phase: str, step: int, model: Saved, trainer: TrainerState) -> None:
+        folder = self.dir / "checkpoints" / phase / f"step_{step:06d}"
+        save_checkpoint(folder, model, trainer, {"phase": phase, "step": step, "seq": self._seq})
+        self._state["checkpoints"][phase] = str(folder.relative_to(self.dir))
+        self._write_state()
+        for old in sorted(folder.parent.glob("step_*"))[: -self.keep_checkpoints]:
+            shutil.rmtree(old)
+
+    @property
+    def asked_to_stop(self) -> bool:
+        return self._stop
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """The first SIGINT or SIGTERM lets the current step end and saves; the second one stops at once."""
+
+        def handler(signum: int, frame: FrameType | None) -> None:
+            if self._stop:
+                raise KeyboardInterrupt
+            self._stop = True
+
+        before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for s, previous in before.items():
+                signal.signal(s, previous)
+
+    # -- what is written -------------------------------------------------------------------------------------------
+
+    def log(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
+        self._log.write({"seq": self._seq, "phase": phase, "step": step, **metrics})
+        self._seq += 1
+
+    def write_rollouts(
+        self, step: int, rollouts: Sequence[Rollout], advantages: Sequence[float], voice: Voice | None = None
+    ) -> None:
+        """rollouts/step_N.jsonl, and with a `voice` what each of them said beside it, as a file that its row names."""
+        path = self.dir / "rollouts" / f"step_{step:06d}.jsonl"
+        rows = [rollout_row(r, step, a) for r, a in zip(rollouts, advantages, strict=True)]
+        for number, (rollout, row) in enumerate(zip(rollouts, rows, strict=True)):
+            wav = None if voice is None else voice.waveform(rollout)
+            if voice is not None and wav is not None:
+                said = Path("rollouts") / path.stem / f"{number:04d}.wav"
+                write_wav(self.dir / said, wav, voice.sample_rate)
+                row["said"] = {"path": str(said)}
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+    def write_eval(self, name: str, results: Mapping[str, Any], rollouts: Sequence[Rollout], metric: str) -> None:
+        rows = []
+        for r in rollouts:
+            assert r.score is not None
+            row = rollout_row(r, 0, 0.0)
+            rows.append(
+                {"id": r.sample.id, "prompt": row["sample"]["prompt"], "references": list(r.sample.references)}
+                | {"text": r.text, "correct": r.score.parts[metric] >= 1, "parts": dict(r.score.parts)}
+                | {"task": r.sample.task, "audio": row["sample"]["audio"]}
+            )
+        path = self.dir / "eval" / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        self.write_result(name, results)
+
+    def write_result(self, name: str, results: Mapping[str, Any]) -> None:
+        """Set one entry of eval.json."""
+        path = self.dir / "eval.json"
+        known = read_json(path) if path.exists() else {}
+        write_json(path, known | {name: dict(results)})
+
+    def _write_state(self) -> None:
+        self._state["seq"] = self._seq
+        write_json(self.dir / "state.json", self._state)
+
+
+def rollout_row(rollout: Rollout, step: int, advantage: float) -> dict[str, Any]:
+    """A rollout as one JSON line: text, segments, every reward part, audio by reference."""
+    prompt = "\n".join(
+        "".join(c if isinstance(c, str) else "[audio]" for c in m.content) for m in rollout.sample.messages
+    )
+    score = rollout.score
+    return {
+        "step": step,
+        "group_id": rollout.group_id,
+        "index": rollout.index,
+        "sample": {
+            "id": rollout.sample.id,
+            "prompt": prompt,
+            "references": list(rollout.sample.references),
+            "choices": list(rollout.sample.choices),
+            "task": rollout.sample.task,
+            "metadata": {k: v for k, v in rollout.sample.metadata.items() if isinstance(v, str | int | float | bool)},
+            "audio": [_clip_row(c) for c in _whole_clips(rollout.sample)],
+        }
+        | ({"turns": [_turn_row(t) for t in rollout.sample.turns]} if rollout.sample.turns else {}),
+        "segments": [
+            {
+                "text": s.text,
+                "stop_reason": s.stop_reason,
+                "num_tokens": len(s.ids),
+                "policy_version": s.policy_version,
+                "source_time": s.source_time,
+                "emit_time": s.emit_time,
+            }
+            for s in rollout.segments
+        ],
+        "text": rollout.text,
+        "score": None if score is None else _score_row(score),
+        "advantage": round(float(advantage), 6),
+    }
+
+
+def _score_row(score: Score) -> dict[str, Any]:
+    row: dict[str, Any] = {"total": score.total, "parts": dict(score.parts)}
+    if score.per_segment is not None:
+        row["per_segment"] = list(score.per_segment)
+    if score.segment_parts:
+        named = score.segment_parts.items()
+        row["segment_parts"] = {name: [None if math.isnan(x) else x for x in values] for name, values in named}
+    return row
+
+
+def _whole_clips(sample: Sample) -> list[AudioClip]:
+    """The clips heard, chunks of one recording that follow each other as one."""
+    out: list[AudioClip] = []
+    for clip in sample.audio:
+        if out and _continues(out[-1], clip):
+            assert clip.duration is not None
+            out[-1] = replace(out[-1], duration=clip.start + clip.duration - out[-1].start)
+        else:
+            out.append(clip)
+    return out
+
+
+def _continues(before: AudioClip, clip: AudioClip) -> bool:
+    if clip.path is None or clip.path != before.path or clip.duration is None or before.duration is None:
+        return False
+    return abs(before.start + before.duration - clip.start) < 1e-3
+
+
+def _turn_row(turn: Turn) -> dict[str, Any]:
+    return {name: getattr(turn, name) for name in ("end", "reference", "source", "reference_seconds")}
+
+
+def _clip_row(clip: AudioClip) -> dict[str, Any]:
+    path = None if clip.path is None else str(Path(clip.path).resolve())
+    return {"path": path, "start": clip.start, "duration": clip.duration}

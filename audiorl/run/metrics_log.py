@@ -1,0 +1,219 @@
+"""What a run tells while it goes: metrics.jsonl, optional loggers, and the progress display.
+
+One line of metrics.jsonl is one JSON object: "seq" (an integer that grows by one per line, over all phases), "step",
+"phase", "time" (seconds since the run started) and any number of named values. Values that JSON cannot hold (nan, inf)
+are written as the strings "nan", "inf" and "-inf", and `read_metrics` turns them back, so that a run that diverged
+shows it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, TextIO
+
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_NOT_SCALARS = ("seq", "step", "phase", "time")
+
+
+# ---------------------------------------------------------------------------------------------------- reading back
+
+
+def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file; a last line that was cut off while being written is left out.
+
+    Any other line that is not a JSON object is a ValueError with file and row.
+    """
+    return [row for _, row in _rows(Path(path))]
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl, oldest first, with nan and inf as floats again."""
+    return [
+        {k: _NOT_FINITE.get(v, v) if isinstance(v, str) and k != "phase" else v for k, v in row.items()}
+        for row in read_jsonl(path)
+    ]
+
+
+def truncate_from(path: str | Path, seq: int) -> int:
+    """Drop the lines that a resumed run will write again: keep those with "seq" < `seq`. Returns how many were dropped.
+
+    The file is replaced in one move, so a crash leaves either the old or the new one. No `MetricsLog` may have it open.
+    """
+    path = Path(path)
+    if not path.exists():
+        return 0
+    kept: list[str] = []
+    dropped = 0
+    for number, (line, row) in enumerate(_rows(path), 1):
+        if not isinstance(row.get("seq"), int):
+            raise ValueError(f'{path}:{number}: no integer "seq", cannot tell whether to keep this line')
+        if row["seq"] < seq:
+            kept.append(line)
+        else:
+            dropped += 1
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.writelines(line + "\n" for line in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    return dropped
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(line, object) pairs. Only an unterminated last line may be broken; it is skipped."""
+    text = path.read_bytes().decode("utf-8", errors="replace")
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        torn = number == len(lines)
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if torn:
+                return
+            raise ValueError(f"{path}:{number}: not JSON: {error}") from error
+        if not isinstance(row, dict):
+            if torn:
+                return
+            raise ValueError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
+        yield line, row
+
+
+# --------------------------------------------------------------------------------------------------------- writing
+
+
+class Sink(Protocol):
+    """Somewhere else that metrics go to."""
+
+    def write(self, row: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MetricsLog:
+    """Appends to metrics.jsonl, flushed line by line, and hands each line on to the sinks.
+
+    Opening an existing file repairs a torn last line and continues its clock: "time" goes on from the last line.
+
+        with MetricsLog(run / "metrics.jsonl") as log:
+            log.write({"seq": 0, "phase": "grpo", "step": 1, "reward/mean": 0.25})
+    """
+
+    def __init__(self, path: str | Path, sinks: tuple[Sink, ...] = ()):
+        self.path = Path(path)
+        self.sinks = sinks
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        earlier = 0.0
+        if self.path.exists():
+            _repair_tail(self.path)
+            earlier = max((float(r.get("time", 0.0)) for r in read_metrics(self.path)), default=0.0)
+        self._started = time.monotonic() - earlier
+        self._file: TextIO = self.path.open("a", encoding="utf-8")
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one line. "time" is filled in when absent; one-element tensors and NumPy numbers become floats."""
+        plain = {key: _plain(key, value) for key, value in row.items()}
+        plain.setdefault("time", round(time.monotonic() - self._started, 3))
+        encoded = {key: _encode(value) for key, value in plain.items()}
+        self._file.write(json.dumps(encoded, ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.flush()
+        for sink in self.sinks:
+            sink.write(plain)
+
+    def close(self) -> None:
+        self._file.close()
+        for sink in self.sinks:
+            sink.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _plain(key: str, value: Any) -> str | int | float | bool | None:
+    if hasattr(value, "item"):
+        shape = tuple(getattr(value, "shape", ()))
+        if math.prod(shape) != 1:
+            raise ValueError(f"metric {key!r}: expected one number, got shape {shape}")
+        value = value.item()
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise ValueError(f"metric {key!r}: expected a number or a string, got {type(value).__name__}")
+
+
+def _encode(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _repair_tail(path: Path) -> None:
+    """Make the file end with a whole line, so that the next one starts on its own."""
+    content = path.read_bytes()
+    if not content or content.endswith(b"\n"):
+        return
+    start = content.rfind(b"\n") + 1
+    try:
+        whole = isinstance(json.loads(content[start:]), dict)
+    except ValueError:
+        whole = False
+    with path.open("r+b") as file:
+        if whole:
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n")
+        else:
+            file.truncate(start)
+
+
+class TensorBoardSink:
+    """Writes every number of a line as a TensorBoard scalar at step "seq" (or "step" when there is no "seq")."""
+
+    def __init__(self, folder: str | Path):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError('TensorBoard logging needs: pip install "audiorl[loggers]"') from error
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        for key, value in _scalars(row).items():
+            self._writer.add_scalar(key, value, _position(row))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """Logs every line to Weights & Biases; `settings` go to `wandb.init` (project, name, config, mode, …)."""
+
+    def __init__(self, **settings: Any):
+        try:
+            import wandb
+        except ImportError as error:
+            raise ImportError('Weights & Biases logging needs: pip install "audiorl[loggers]"') from error
+        self._run = wandb.init(**settings)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        self._run.log({**_scalars(row), "phase": row.get("phase", "")}, step=_position(row))
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _position(row: Mapping[str, Any]) -> int:
+    return int(row["seq"] if "seq" in row else row["step"])
+
+
+def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
+    return {k: float(v) for k, v in row.items() if k not in _NOT_SCALARS and isinstance(v, int | float)}
+
+
+# --------------------------------------------------------------------------------------------------------- display

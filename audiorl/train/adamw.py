@@ -1,0 +1,107 @@
+"""AdamW with its learning-rate schedule and its state by parameter name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from audiorl.config import OptimConfig
+from audiorl.runtime.world import World
+
+
+def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
+    """The rate of update `step` (from 0): linear warm-up over `warmup_steps`, then the schedule down to 0."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.lr
+    left = (total_steps - step) / max(total_steps - config.warmup_steps, 1)
+    left = min(max(left, 0.0), 1.0)
+    return config.lr * (left if config.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
+
+
+def adamw(parameters: Sequence[nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
+    if not parameters:
+        raise ValueError("nothing to train: every weight is frozen; set model.audio or model.lora")
+    return torch.optim.AdamW(
+        parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+    )
+
+
+def check_shape(state: Mapping[str, Tensor], name: str, shape: torch.Size, where: str) -> None:
+    """Raises ValueError when the state of a weight is of another shape."""
+    if f"exp_avg.{name}" in state and state[f"exp_avg.{name}"].shape != shape:
+        raise ValueError(f"{where}: optimizer state of {name!r} has another shape; another architecture")
+
+
+class Optimizer:
+    """AdamW over named parameters. `step` clips, refuses gradients that are not finite, and counts its updates.
+
+    Losses are sums over the ranks of `world`, so their gradients are added up, by `gather_gradients` before a step.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        config: OptimConfig,
+        total_steps: int,
+        world: World | None = None,
+    ):
+        self._parameters = dict(parameters)
+        self._config = config
+        self._total_steps = total_steps
+        self._world = world or World()
+        self.updates = 0
+        self._adamw = adamw(list(self._parameters.values()), config)
+
+    every_pass = False
+    """Whether all ranks must run equally many micro-batches in an update."""
+    loss_scale = 1.0
+    """What losses are multiplied with."""
+
+    def zero_grad(self) -> None:
+        """Begin an update."""
+        self._adamw.zero_grad(set_to_none=True)
+
+    def reduce(self) -> None:
+        """After every backward pass; gradients here wait for `gather_gradients`."""
+
+    def close(self) -> None:
+        """After the last update."""
+
+    def gather_gradients(self) -> None:
+        """Make every gradient the sum of all ranks'."""
+        self._world.sum_gradients(self._parameters)
+
+    def step(self) -> dict[str, float]:
+        """One update from the accumulated gradients. Returns grad_norm (before clipping) and lr."""
+        norm = torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self._config.max_grad_norm)
+        if not torch.isfinite(norm):
+            bad = [n for n, p in self._parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
+            what = f"the gradient of {bad[0]!r}" if bad else "the norm of the gradient"
+            raise FloatingPointError(f"{what} is not finite; the weights were not changed")
+        lr = learning_rate(self.updates, self._total_steps, self._config)
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._adamw.step()
+        self.updates += 1
+        return {"grad_norm": float(norm), "lr": lr}
+
+    def state(self) -> dict[str, Tensor]:
+        """The moments as `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, and the number of updates."""
+        out = {"updates": torch.tensor(self.updates)}
+        for name, p in self._parameters.items():
+            for key, value in self._adamw.state.get(p, {}).items():
+                out[f"{key}.{name}"] = value
+        return out
+
+    def load(self, state: Mapping[str, Tensor], where: str) -> None:
+        self.updates = int(state["updates"])
+        for name, p in self._parameters.items():
+            own = {key: state[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in state}
+            check_shape(state, name, p.shape, where)
+            if own:
+                self._adamw.state[p] = {k: v.clone() if k == "step" else v.to(p.device) for k, v in own.items()}

@@ -1,0 +1,400 @@
+"""DeepSpeed ZeRO (Rajbhandari et al., arXiv 1910.02054) behind the interface of `train.optim.Optimizer`.
+
+DeepSpeed partitions, sums, steps and gathers. Three things are done here, because a batch of rollouts is not what it
+expects, equally long passes through equal modules on every rank:
+
+- Gradients are summed in an order of ours. DeepSpeed sums a gradient when it arrives, but which ones arrive, and when,
+  depends on what is in a rank's micro-batch: audio or none, text or frames. Every pass goes through all decoder layers,
+  so a layer's gradients are summed when its backward pass is over, all others after the whole pass.
+- From stage 2 on summing is part of every micro-batch, so all ranks run equally many (`every_pass`).
+- At stage 3 weights are partitioned only during an update. Between updates every rank holds all of them, so that
+  rollouts, log-probs, evaluation and checkpoints need not go in step. During an update the decoder's layers are
+  gathered one by one; what lies outside of them (embeddings, heads, the audio encoder) stays whole, because passes use
+  it differently, or outside of its module's forward.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from audiorl.config import OptimConfig
+from audiorl.models.policy import AudioPolicy
+from audiorl.models.value import ValueModel
+from audiorl.runtime.torchrun import backend
+from audiorl.runtime.world import World
+from audiorl.train.adamw import adamw, check_shape, learning_rate
+
+BUCKET = 5 * 10**8
+"""The most numbers that are summed or gathered at once; a model that is smaller is one bucket."""
+MASTER = "master"
+"""The key of float32 weights in a state, beside AdamW's own."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+_HOLDER = "audiorl"
+_LINEAR = nn.functional.linear
+"""torch's own. At stage 3 DeepSpeed puts another one there, for all modules, which keeps no weight for the way back."""
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What DeepSpeed must know of a model: the module, its trained weights, its layers, and what a pass uses beside."""
+
+    module: nn.Module
+    trained: Mapping[str, nn.Parameter]
+    layers: Sequence[nn.Module]
+    beside: Sequence[nn.Parameter]
+
+    @classmethod
+    def of(cls, model: AudioPolicy | ValueModel) -> Anatomy:
+        if isinstance(model, AudioPolicy):
+            return cls(model.model, model.trainable(), *_passed(model))
+        if model.shared:
+            return cls(model.head, model.trainable(), (), tuple(model.head.parameters()))
+        layers, beside = _passed(model.trunk)
+        both = nn.ModuleList([model.trunk.model, model.head])
+        return cls(both, model.trainable(), layers, (*beside, *model.head.parameters()))
+
+
+def _passed(policy: AudioPolicy) -> tuple[Sequence[nn.Module], Sequence[nn.Parameter]]:
+    """The decoder's layers, and the other weights that passes go through. A tower for images is none of them."""
+    backbone, model = policy.backbone, policy.model
+    decoder = backbone.decoder(model)
+    parts = [decoder, backbone.head(model)]
+    if policy.speech is not None:
+        parts.append(policy.code_head)
+    if backbone.audio_token is not None:
+        parts += [backbone.tower(model), *backbone.projector(model)]
+    inside = {id(p) for layer in decoder.layers for p in layer.parameters()}
+    beside = {id(p): p for part in parts for p in part.parameters() if id(p) not in inside}
+    return list(decoder.layers), list(beside.values())
+
+
+class ZeroOptimizer:
+    """AdamW with its state (1), the gradients (2) and the weights (3) partitioned over the ranks of `world`.
+
+    Made after whatever copies the model: at stage 3 copies of its modules are useless. `close` gives the model back.
+    Weights that no rank reached get a gradient of zeros, where `Optimizer` would leave them as they are.
+    """
+
+    def __init__(
+        self,
+        model: AudioPolicy | ValueModel,
+        config: OptimConfig,
+        total_steps: int,
+        world: World,
+        stage: int,
+        offload: bool = False,
+    ):
+        deepspeed = _deepspeed()
+        if isinstance(model, ValueModel) and not model.shared and stage == 3:
+            _own_weights(model.trunk.model)
+        anatomy = Anatomy.of(model)
+        self._parameters = dict(anatomy.trained)
+        self._shapes = {name: p.shape for name, p in self._parameters.items()}
+        self._names = {id(p): name for name, p in self._parameters.items()}
+        self._config, self._total_steps, self._world, self._stage = config, total_steps, world, stage
+        self.updates = 0
+        self.every_pass = stage >= 2
+        self.loss_scale = float(world.size)  # DeepSpeed divides gradients by it
+        self._before = _Before(anatomy.module)
+        weights = list(self._parameters.values())
+        if stage == 3:
+            for layer in anatomy.layers:
+                deepspeed.utils.set_z3_leaf_module(layer, True)  # gathered whole, whatever a pass uses of it
+        self._low = any(p.dtype == torch.bfloat16 for p in anatomy.module.parameters())
+        size = sum(p.numel() for p in anatomy.module.parameters())
+        self._engine, *_ = deepspeed.initialize(
+            model=anatomy.module,
+            optimizer=adamw(weights, config),
+            config=_config(stage, offload, self._low, config.max_grad_norm, min(size + -size % 64, BUCKET)),
+        )
+        self._zero = self._engine.optimizer
+        # DeepSpeed's own hooks sum gradients as they arrive, and tell passes by calls of the whole module.
+        calls = (self._engine.module_forward_pre_hook, self._engine.module_forward_post_hook)
+        for hook in (*calls, *self._zero._grad_acc_hooks, *getattr(self._zero, "_leaf_module_hooks", ())):
+            hook.remove()
+        self._summed: set[int] = set()
+        self._hooks = []
+        # The first layer's inputs may need no gradient, and its hook then would come too early.
+        for layer in anatomy.layers[1:] if self.every_pass else ():
+            own = [p for p in layer.parameters() if id(p) in self._names]
+            self._hooks.append(layer.register_full_backward_hook(self._layer_done(own)))
+        self._all = list(dict.fromkeys(anatomy.module.parameters()))
+        self._beside = list(dict.fromkeys(anatomy.beside))
+        self._gather(self._all)
+
+    # -- an update -------------------------------------------------------------------------------------------------
+
+    def zero_grad(self) -> None:
+        """Begin an update."""
+        self._zero.zero_grad(set_to_none=True)
+        self._summed.clear()
+        self._zero.set_gradient_accumulation_boundary(False)
+        if self._stage == 3:
+            # Else a weight that is not in the first micro-batch would keep what it had in the update before.
+            self._zero.grad_partitions_flat_buffer.zero_()
+            self._zero.micro_step_id = 1
+            kept = {id(p) for p in self._beside}
+            self._release([p for p in self._all if id(p) not in kept])
+
+    def reduce(self) -> None:
+        """After the backward pass of a micro-batch, on all ranks."""
+        if self.every_pass:
+            self._sum_the_rest(everything=False)
+
+    def gather_gradients(self) -> None:
+        """After the last backward pass: what came since `reduce`, such as the gradients of a tower trained once."""
+        if self.every_pass:
+            self._sum_the_rest(everything=False)
+            self._zero.finalize_gradient_accumulation_boundary()
+        else:
+            self._zero.set_gradient_accumulation_boundary(True)
+            self._sum_the_rest(everything=True)
+
+    def step(self) -> dict[str, float]:
+        """One update from the accumulated gradients. Returns grad_norm (before clipping) and lr.
+
+        Raises FloatingPointError, on all ranks and before a weight changes, for gradients that are not finite.
+        """
+        lr = learning_rate(self.updates, self._total_steps, self._config)
+        self._zero.set_lr(lr)
+        self._zero.step()
+        self._zero.zero_grad(set_to_none=True)
+        self._gather(self._all)
+        if self._zero.overflow:
+            raise FloatingPointError("the norm of the gradient is not finite; the weights were not changed")
+        self.updates += 1
+        return {"grad_norm": float(self._zero._global_grad_norm), "lr": lr}
+
+    def _layer_done(self, own: Sequence[nn.Parameter]) -> Any:
+        def done(*_: Any) -> None:
+            self._sum(own)
+
+        return done
+
+    def _sum_the_rest(self, everything: bool) -> None:
+        """Sum what some rank has a gradient for, or `everything`, and has not summed in this pass."""
+        weights = list(self._parameters.values())
+        own = [p.grad is not None or id(p) in self._summed for p in weights]
+        found = self._world.sum(torch.tensor(own, dtype=torch.int32, device=weights[0].device)).tolist()
+        self._sum([p for p, n in zip(weights, found, strict=True) if n or everything])
+        with torch.no_grad():
+            if self._stage < 3:
+                self._zero.setup_buckets()
+            self._zero.overlapping_partition_gradients_reduce_epilogue()
+            if self._stage == 3:
+                self._zero.backward_epilogue()
+        self._summed.clear()
+
+    @torch.no_grad()
+    def _sum(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Hand gradients over to be summed, in this order on all ranks."""
+        for p in parameters:
+            if id(p) in self._summed:
+                continue
+            self._summed.add(id(p))
+            if p.grad is None:
+                _set_zero_gradient(p, self._shapes[self._names[id(p)]])
+            if self._stage == 3:
+                self._zero.reduce_ready_partitions_and_remove_grads(p)
+            else:
+                self._zero.setup_buckets()
+                self._zero.reduce_ready_partitions_and_remove_grads(p, 0)
+
+    # -- whole weights ---------------------------------------------------------------------------------------------
+
+    def _gather(self, parameters: Sequence[Any]) -> None:
+        """Make weights whole and keep them so."""
+        if self._stage < 3:
+            return
+        parts = [p for p in parameters if p.ds_status.name == "NOT_AVAILABLE"]
+        if parts:
+            parts[0].all_gather(parts)
+        for p in parameters:
+            p.ds_active_sub_modules.add(_HOLDER)
+
+    def _release(self, parameters: Sequence[Any], changed: bool = False) -> None:
+        """Keep this rank's part only, of the weights as they are now if they have `changed`."""
+        for p in parameters:
+            p.ds_active_sub_modules.discard(_HOLDER)
+        if parameters:
+            parameters[0].partition(parameters, has_been_updated=changed)
+
+    def close(self) -> None:
+        """Give the model back as it was made: whole weights, no hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._stage == 3:
+            setattr(nn.functional, "linear", _LINEAR)  # noqa: B010
+            for p in self._all:
+                p.data = p.data.clone()
+        self._engine.destroy()
+        self._before.restore()
+        del self._engine, self._zero
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """As `Optimizer.state`, on the CPU of the first rank; of bfloat16 weights also `master.NAME` in float32.
+
+        All ranks call it.
+        """
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        out = {"updates": torch.tensor(self.updates)}
+        steps = [slot["step"] for _, slot in self._slots() if slot]
+        for name, p in self._parameters.items():
+            found = {key: safe_get_full_optimizer_state(p, key) for key in MOMENTS} if steps else {}
+            if found and not bool(found["exp_avg_sq"].any()):  # never reached by any gradient
+                found = {}
+            if found:
+                found["step"] = torch.as_tensor(steps[0])
+            if self._low:
+                found[MASTER] = safe_get_full_fp32_param(p)
+            if self._world.rank == 0:
+                out |= {f"{key}.{name}": tensor.detach().cpu().clone() for key, tensor in found.items()}
+        return out
+
+    def load(self, state: Mapping[str, Tensor], where: str) -> None:
+        """Take the model's weights as they are now, and `state` of any stage and number of ranks. All ranks call it."""
+        self.updates = int(state["updates"])
+        if self._stage == 3:
+            self._release(self._all, changed=True)
+            self._gather(self._all)
+        self._zero.refresh_fp32_params()
+        for name, shape in self._shapes.items():
+            check_shape(state, name, shape, where)
+        steps = [float(value) for key, value in state.items() if key.startswith("step.")]
+        if steps:
+            for flat, slot in self._slots():
+                slot |= {key: torch.zeros_like(flat) for key in MOMENTS} | {"step": torch.tensor(max(steps))}
+            if self._stage < 3:
+                self._zero._lazy_init_hp_params_optimizer_state()
+        for name, p in self._parameters.items():
+            for key in (*MOMENTS, MASTER):
+                if f"{key}.{name}" in state and (self._low or key != MASTER):
+                    self._set(p, state[f"{key}.{name}"], None if key == MASTER else key)
+
+    def _slots(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+        """This rank's flat parts of the float32 weights, and AdamW's state of each."""
+        zero = self._zero
+        for flat in zero.fp32_partitioned_groups_flat if self._stage == 3 else zero.single_partition_of_fp32_groups:
+            yield flat, zero.optimizer.state[flat]
+
+    def _set(self, p: Any, value: Tensor, key: str | None) -> None:
+        from deepspeed.utils import (
+            safe_set_full_fp32_param,
+            safe_set_full_optimizer_state,
+            safe_set_local_fp32_param,
+            safe_set_local_optimizer_state,
+        )
+
+        value = value.to(device=p.device, dtype=torch.float32)
+        if self._stage == 3:  # a rank's part, with the last one filled up
+            size = math.ceil(value.numel() / self._world.size)
+            flat = nn.functional.pad(value.flatten(), (0, size * self._world.size - value.numel()))
+            value = flat.narrow(0, size * self._world.rank, size)
+        if key is None:
+            (safe_set_local_fp32_param if self._stage == 3 else safe_set_full_fp32_param)(p, value)
+        else:
+            (safe_set_local_optimizer_state if self._stage == 3 else safe_set_full_optimizer_state)(p, value, key)
+
+
+def _set_zero_gradient(p: nn.Parameter, shape: torch.Size) -> None:
+    """Of a weight that is not here now, too, whose tensor is empty: torch wants a gradient to be of its size."""
+    here = p.data
+    p.data = here.new_zeros(1).expand(shape)
+    p.grad = torch.zeros(shape, dtype=p.dtype, device=p.device)
+    p.data = here
+
+
+class _Before:
+    """What a module and its weights had in them, so that what DeepSpeed adds can be taken away."""
+
+    def __init__(self, module: nn.Module):
+        self._modules = [(m, dict(m.__dict__)) for m in module.modules()]
+        self._parameters = [(p, set(p.__dict__)) for p in module.parameters()]
+
+    def restore(self) -> None:
+        for module, known in self._modules:
+            for name in set(module.__dict__) - set(known):
+                del module.__dict__[name]
+            module.__dict__["_parameters"] = known["_parameters"]
+        for parameter, names in self._parameters:
+            for name in set(parameter.__dict__) - names:
+                del parameter.__dict__[name]
+
+
+def _own_weights(module: nn.Module) -> None:
+    """Copies of the frozen weights, which another model may partition, too."""
+    copies: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, p in part._parameters.items():
+            if p is not None and not p.requires_grad:
+                copies.setdefault(id(p), nn.Parameter(p.detach().clone(), requires_grad=False))
+                part._parameters[name] = copies[id(p)]
+
+
+def _config(stage: int, offload: bool, low: bool, max_grad_norm: float, bucket: int) -> dict[str, Any]:
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "overlap_comm": False,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+        "stage3_param_persistence_threshold": 0,
+        "stage3_prefetch_bucket_size": 0,
+    }
+    if offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": max_grad_norm,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": low, "check_grad_overflow": True},
+    }
+
+
+def _deepspeed() -> Any:
+    """The package, ready to work in torch's process group. Makes one of this process alone where there is none."""
+    cuda = torch.cuda.is_available()
+    if not cuda:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("LOCAL_RANK", str(torch.cuda.current_device() if cuda else 0))
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)
+    try:
+        import deepspeed
+        import deepspeed.ops
+    except ImportError as error:
+        raise ValueError('runtime.zero needs DeepSpeed: pip install "audiorl[scale]"') from error
+    if not cuda:  # or it compiles an operation of its own for gloo's sums at first use, with a C++ compiler
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if not dist.is_initialized():
+        dist.init_process_group(backend(), store=dist.HashStore(), rank=0, world_size=1)
+    _forget_group_before(deepspeed)
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
+    return deepspeed
+
+
+_group: Any = None
+
+
+def _forget_group_before(deepspeed: Any) -> None:
+    """DeepSpeed keeps the first process group that it sees, also when that one is gone."""
+    global _group
+    if _group is not None and _group is not dist.group.WORLD:
+        deepspeed.comm.comm.cdb = None
+        deepspeed.utils.groups._release_process_group_references()
+    _group = dist.group.WORLD
