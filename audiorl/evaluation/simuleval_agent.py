@@ -1,6 +1,6 @@
 """A policy as an agent of SimulEval 1.1.4, which then drives it chunk by chunk:
 
-    simuleval --agent-class audiorl.simulst.agent.InterpreterAgent --model runs/simul/checkpoints/stage2/step_000040 \\
+    simuleval --agent-class audiorl.evaluation.simuleval_agent.InterpreterAgent --model runs/simul/checkpoints/stage2/step_000040 \\
         --source-language en --target-language es --source-segment-size 960 \\
         --source wavs.txt --target references.txt --output results --quality-metrics BLEU
 
