@@ -19,8 +19,8 @@ packages will do; without TRL only audiorl's side is timed::
     /tmp/trl/bin/python bench/grpo_step.py
 
 Audio: groups of 8 answers of 64 tokens to 20 s of speech, for the tiny Qwen2.5-Omni with Whisper tiny as its audio
-tower. `RLWorker.optimise` on prepared experiences, against the usual form: the prompt repeated for every sample, right
-padding, transformers' own forward with the tower on every sample, full logits. Both step the optimizer.
+tower. `Trainer.update_policy` on prepared experiences, against the usual form: the prompt repeated for every
+sample, right padding, transformers' own forward with the tower on every sample, full logits. Both step the optimizer.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ from audiorl.models import AudioPolicy, qwen_omni
 from audiorl.models.features import log_mel
 from audiorl.models.text import TextDecoder
 from audiorl.models.tiny import tiny_tokenizer
-from audiorl.rl.advantages import assign
+from audiorl.rl.advantages import compute_advantages
 from audiorl.rl.collect import collect
 from audiorl.rl.train import scored_experiences
-from audiorl.rl.trainer import RLWorker, Shard
+from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Experience, Message, Rollout, Sample, Score
 
@@ -182,7 +182,7 @@ def audiorl_side(length: int, beta: float, steps: int, micro_batch_tokens: int) 
         micro_batch_tokens=micro_batch_tokens,
     )
     sampling = SamplingConfig(max_new_tokens=ANSWER)
-    worker = RLWorker(policy, config, OptimConfig(lr=LR), sampling.temperature, sampling.max_new_tokens)
+    worker = Trainer(policy, config, OptimConfig(lr=LR), sampling.temperature, sampling.max_new_tokens)
     engine = HFEngine(policy, sampling)
 
     def reward(rollouts: Sequence[Rollout]) -> list[Score]:
@@ -192,7 +192,7 @@ def audiorl_side(length: int, beta: float, steps: int, micro_batch_tokens: int) 
     for step in range(steps):
         meter.start()
         found = collect(engine, samples, reward, step, config, seed=0)
-        trained = worker.train(Shard(scored_experiences(found, config)))
+        trained = worker.train(TrainBatch(scored_experiences(found, config)))
         assert trained.metrics["policy/engine_gap"] < 1e-5, "sampled and trained log-probs differ"
         engine.update_weights(worker.weights(), step + 1)
         meter.stop(sum(r.num_sampled for r in found.rollouts))
@@ -373,7 +373,7 @@ def prepared(policy: AudioPolicy, clips: Sequence[AudioClip]) -> list[Experience
                     score=float(torch.rand((), generator=generator)),
                 )
             )
-    return assign(found, RLConfig(), BETA)
+    return compute_advantages(found, RLConfig(), BETA)
 
 
 def padded_update(
@@ -440,9 +440,9 @@ def audio_updates(batch: Sequence[Experience], base: AudioPolicy, rows: int) -> 
         policy = kind(base.model, base.tokenizer, extractor, base.backbone, base.config)
         # a pack as long as a shared group in either form
         config = RLConfig(kl_beta=BETA, share_prompts=share, micro_batch_tokens=longest + GROUP * ANSWER)
-        worker = RLWorker(policy, config, OptimConfig(lr=STANDSTILL, max_grad_norm=UNCLIPPED), 1.0, ANSWER)
+        worker = Trainer(policy, config, OptimConfig(lr=STANDSTILL, max_grad_norm=UNCLIPPED), 1.0, ANSWER)
         began = time.perf_counter()
-        worker.optimise(batch)
+        worker.update_policy(batch)
         return time.perf_counter() - began
 
     return {

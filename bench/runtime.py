@@ -32,7 +32,7 @@ from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.corpus import bundled_speech
 from audiorl.models.policy import Weights, named
 from audiorl.models.qwen_omni import tiny
-from audiorl.rl.train import rl
+from audiorl.rl.train import train_rl
 from audiorl.rollout.weight_transfer import WeightReceiver, WeightSender
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
@@ -101,7 +101,7 @@ def run_of(out: Path, steps: int, seed: int) -> list[float]:
     torch.manual_seed(seed)
     run = Run.create(out, "bench", [], config)
     sampling = SamplingConfig(max_new_tokens=16)
-    rl(tiny(TEXTS), samples, vowels, run, config=config, optim=OptimConfig(lr=1e-3), sampling=sampling, seed=seed)
+    train_rl(tiny(TEXTS), samples, vowels, run, config=config, optim=OptimConfig(lr=1e-3), sampling=sampling, seed=seed)
     return [row["time/rollout"] + row["time/train"] for row in read_metrics(out / "metrics.jsonl")]
 
 

@@ -21,7 +21,7 @@ from audiorl.evaluation.phases import evaluate_phase
 from audiorl.recipe.common import RecipeConfig, measured, policy_from, read_sets, split_held_out, with_reward_file
 from audiorl.report import write_report
 from audiorl.rewards import CharAccuracy, Repetition, WeightedSum, WordAccuracy
-from audiorl.rl.train import Evaluate, rl
+from audiorl.rl.train import Evaluate, train_rl
 from audiorl.run.folder import Run
 from audiorl.types import Sample
 
@@ -69,7 +69,7 @@ def main(config: Config, run: Run) -> None:
     tokens = config.sampling.max_new_tokens
 
     def train(evaluate: Evaluate) -> None:
-        rl(
+        train_rl(
             policy,
             samples,
             scored,

@@ -25,7 +25,7 @@ from audiorl.recipe.common import (
     with_reward_file,
 )
 from audiorl.report import write_report
-from audiorl.rl.train import Evaluate, rl
+from audiorl.rl.train import Evaluate, train_rl
 from audiorl.run.folder import Run
 from audiorl.types import Sample
 
@@ -63,7 +63,7 @@ def main(config: Config, run: Run) -> None:
     reward = with_reward_file(answer_reward(config.think), config.reward_file, config.reward_weight)
 
     def train(evaluate: Evaluate) -> None:
-        rl(
+        train_rl(
             policy,
             samples,
             reward,

@@ -27,7 +27,7 @@ from audiorl.recipe.common import (
 )
 from audiorl.report import write_report
 from audiorl.rewards import ModelReward, Term, WeightedSum
-from audiorl.rl.train import Evaluate, rl
+from audiorl.rl.train import Evaluate, train_rl
 from audiorl.run.folder import Run
 from audiorl.types import Sample
 
@@ -91,7 +91,7 @@ def main(config: Config, run: Run) -> None:
     reward = with_reward_file(reward, config.reward_file, config.reward_weight)
 
     def train(evaluate: Evaluate) -> None:
-        rl(
+        train_rl(
             policy,
             samples,
             reward,

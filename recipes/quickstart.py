@@ -33,7 +33,7 @@ from audiorl.models.examples import Example
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.report import write_report
 from audiorl.rewards import AnswerAccuracy, AnswerFormat, ThinkFormat, WeightedSum
-from audiorl.rl.train import rl
+from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
 from audiorl.train.sft import sft
 
@@ -92,7 +92,7 @@ def main(config: Config, run: Run) -> None:
     examples = [] if all(run.finished(phase) for phase in supervised) else synthetic(human, config)
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     evaluate_phase(run, "before", policy, measured, reward, tokens)
-    rl(
+    train_rl(
         policy,
         trained,
         reward,

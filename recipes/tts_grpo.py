@@ -22,7 +22,7 @@ from audiorl.recipe.common import with_reward_file
 from audiorl.recipe.speech import SpeechConfig, measurement, speaking_policy, texts_of
 from audiorl.recipe.tiny_speech import tiny_part
 from audiorl.report import write_report
-from audiorl.rl.train import rl
+from audiorl.rl.train import train_rl
 from audiorl.rollout.speech_decoder import CodecVoice
 from audiorl.run.folder import Run
 from audiorl.tts.prompts import to_say
@@ -84,7 +84,7 @@ def main(config: Config, run: Run) -> None:
     reward = speech_reward(options, voice, samples, config.language)
     measure = measurement(config, run, policy, held_out)
     measure("before")
-    rl(
+    train_rl(
         policy,
         samples,
         with_reward_file(reward, config.reward_file, config.reward_weight),

@@ -41,7 +41,7 @@ from audiorl.models.text import tiny as tiny_text
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.speech import Duration, Finished, Intelligibility, Listener
-from audiorl.rl.train import rl
+from audiorl.rl.train import train_rl
 from audiorl.rollout.speech_decoder import CodecVoice
 from audiorl.run.folder import Run
 from audiorl.train.codec import CodecConfig, quick_training, small_tokenizer, train_codec
@@ -173,7 +173,7 @@ def main(config: Config, run: Run) -> None:
         length=(Duration(listener), 0.2),
         finished=(Finished(listener), 0.1),
     )
-    rl(
+    train_rl(
         policy,
         [prompt(words, known) for words in practice],
         reward,

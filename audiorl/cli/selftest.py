@@ -8,7 +8,7 @@ def self_test() -> dict[str, float]:
     from audiorl.config import OptimConfig, RLConfig, SamplingConfig
     from audiorl.data.corpus import bundled_speech
     from audiorl.models.qwen_omni import tiny
-    from audiorl.rl.trainer import RLWorker, Shard
+    from audiorl.rl.trainer import TrainBatch, Trainer
     from audiorl.rollout.hf import HFEngine
     from audiorl.types import Experience, Message, Request, Sample, Score
 
@@ -17,6 +17,6 @@ def self_test() -> dict[str, float]:
     sample = Sample(utterance.id, (Message("user", (utterance.clip, "What is said?")),), (utterance.text,))
     rollouts = HFEngine(policy, SamplingConfig(max_new_tokens=16)).generate([Request(sample, n=4)])
     scored = [r.with_score(Score(float(r.num_sampled) + r.index)) for r in rollouts]
-    worker = RLWorker(policy, RLConfig(prompts_per_step=1, group_size=4), OptimConfig(lr=1e-4), 1.0, 16)
-    metrics = worker.train(Shard([Experience.from_rollout(r) for r in scored])).metrics
+    worker = Trainer(policy, RLConfig(prompts_per_step=1, group_size=4), OptimConfig(lr=1e-4), 1.0, 16)
+    metrics = worker.train(TrainBatch([Experience.from_rollout(r) for r in scored])).metrics
     return {name: metrics[name] for name in ("policy/ratio", "policy/engine_gap", "policy/entropy", "grad_norm")}

@@ -9,7 +9,7 @@ from typing import Literal
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.evaluation.streams import probe_streams
 from audiorl.models import AudioPolicy
-from audiorl.rl.train import rl
+from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
 from audiorl.types import Reward, Voice
@@ -53,7 +53,7 @@ def train_stages(
         config = stage.config
         if beta is not None and config.kl_control != "fixed":
             config = replace(config, kl_beta=beta)
-        rl(
+        train_rl(
             policy,
             asked,
             stage.reward,

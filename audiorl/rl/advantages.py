@@ -31,7 +31,7 @@ from audiorl.types import Experience, Score
 Reduce = Callable[[Tensor], Tensor]
 
 
-def shape_scores(scores: Sequence[Score], clip: float | None, normalize: bool) -> list[Score]:
+def normalize_scores(scores: Sequence[Score], clip: float | None, normalize: bool) -> list[Score]:
     """Scores clipped to ± `clip`, then brought to mean 0 and standard deviation 1 over the step.
 
     Values per segment or token are clipped and scaled likewise; the shift to mean 0 goes onto the last of them, where
@@ -48,7 +48,7 @@ def shape_scores(scores: Sequence[Score], clip: float | None, normalize: bool) -
     return out
 
 
-def assign(
+def compute_advantages(
     experiences: Sequence[Experience], config: RLConfig, beta: float, reduce: Reduce | None = None
 ) -> list[Experience]:
     """The experiences with advantages (and, for `gae`, returns) [L], 0 where nothing was sampled.

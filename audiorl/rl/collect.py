@@ -21,7 +21,7 @@ class Writer(Protocol):
 
 
 @dataclass(frozen=True)
-class Collected:
+class RolloutBatch:
     """Scored rollouts, group by group. `greedy`: per group the score of the greedy answer, where it was asked for.
 
     `dropped` and `refilled` count groups.
@@ -35,7 +35,7 @@ class Collected:
 
 def collect(
     engine: Writer, samples: Sequence[Sample], reward: Reward, step: int, config: RLConfig, seed: int
-) -> Collected:
+) -> RolloutBatch:
     """`group_size` answers to each of `prompts_per_step` prompts.
 
     With dynamic sampling (DAPO, arXiv 2503.14476) a group whose scores are all equal is dropped, and in up to
@@ -65,7 +65,7 @@ def collect(
         if len(kept) >= config.prompts_per_step:
             break
     kept = kept or first
-    return Collected(
+    return RolloutBatch(
         rollouts=[r for group in kept for r in group],
         greedy=_greedy(engine, [g[0] for g in kept], reward) if config.advantage == "remax" else [],
         dropped=dropped,

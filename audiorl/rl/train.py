@@ -19,9 +19,9 @@ from audiorl.data.schedule import batch_of_step
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.models.policy import Reference
-from audiorl.rl.advantages import shape_scores
-from audiorl.rl.collect import Collected, collect
-from audiorl.rl.trainer import Shard, in_order
+from audiorl.rl.advantages import normalize_scores
+from audiorl.rl.collect import RolloutBatch, collect
+from audiorl.rl.trainer import TrainBatch, in_order
 from audiorl.rl.workers import actors
 from audiorl.run.folder import Run
 from audiorl.run.phase import checkpoint, pull, restore
@@ -33,7 +33,7 @@ Evaluate = Callable[[], Mapping[str, float]]
 """Held-out metrics of the policy as it is now."""
 
 
-def rl(
+def train_rl(
     policy: AudioPolicy,
     samples: Sequence[Sample],
     reward: Reward,
@@ -63,7 +63,7 @@ def rl(
     # Reference and critic begin as the policy does, so the workers are made before weights are restored.
     trainers, engine, references = actors(run, phase, policy, config, optim, sampling, reference)
     start = restore(run, phase, policy, trainers)
-    ahead: Collected | None = None
+    ahead: RolloutBatch | None = None
     with run.interruptible(), Progress(phase, config.steps, start) as progress:
         for step in range(start, config.steps):
             began = time.monotonic()
@@ -78,7 +78,7 @@ def rl(
             ranks = split_groups(experiences, trainers.size)
             parts = in_order(len(experiences), config.mini_batches)
             shards = [
-                Shard([experiences[i] for i in own], beside[r :: len(ranks)], [parts[i] for i in own])
+                TrainBatch([experiences[i] for i in own], beside[r :: len(ranks)], [parts[i] for i in own])
                 for r, own in enumerate(ranks)
             ]
             engine.rest()
@@ -126,15 +126,15 @@ def written_ahead(step: int, config: RLConfig) -> bool:
     return config.overlap and step % config.save_every != 0 and step < config.steps
 
 
-def staleness(found: Collected, step: int) -> float:
+def staleness(found: RolloutBatch, step: int) -> float:
     """By how many steps the weights that wrote a segment are older than those that are trained with it, on average."""
     return _mean([step - s.policy_version for r in found.rollouts for s in r.segments if len(s.ids)])
 
 
-def scored_experiences(found: Collected, config: RLConfig) -> list[Experience]:
+def scored_experiences(found: RolloutBatch, config: RLConfig) -> list[Experience]:
     """The experiences of a step with their shaped scores; the greedy answers' scores are shaped with them."""
     own = [r.score for r in found.rollouts if r.score]
-    shaped = shape_scores([*own, *found.greedy], config.score_clip, config.score_normalize)
+    shaped = normalize_scores([*own, *found.greedy], config.score_clip, config.score_normalize)
     out = [Experience.from_rollout(r.with_score(s)) for r, s in zip(found.rollouts, shaped, strict=False)]
     if not found.greedy:
         return out
@@ -166,7 +166,7 @@ def split_groups(experiences: Sequence[Experience], ranks: int) -> list[list[int
     return [[i for g in share for i in members[g]] for share in shares]
 
 
-def rollout_metrics(found: Collected, config: RLConfig) -> dict[str, float]:
+def rollout_metrics(found: RolloutBatch, config: RLConfig) -> dict[str, float]:
     """Means over the rollouts of a step: reward/mean, reward/std, reward/PART, response/*, group/*."""
     scores = [r.score for r in found.rollouts if r.score]
     totals = np.array([s.total for s in scores])

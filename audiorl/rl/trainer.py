@@ -32,7 +32,7 @@ from audiorl.config import OptimConfig, RLConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
 from audiorl.models.value import ValueModel, critic_of
-from audiorl.rl.advantages import assign, mean_advantage
+from audiorl.rl.advantages import compute_advantages, mean_advantage
 from audiorl.run.checkpoint import load_checkpoint
 from audiorl.runtime.world import World
 from audiorl.train.adamw import Optimizer
@@ -43,12 +43,12 @@ from audiorl.train.batches import (
     check_gradients,
     check_loss,
     counts,
-    drawn_codes,
     fill,
     frames,
     gather,
-    joint,
+    gather_code_mask,
     spread,
+    sum_codebooks,
 )
 from audiorl.train.ema import EMA
 from audiorl.train.optim import backward, idle_passes, optimizer_for
@@ -62,7 +62,7 @@ Sums = dict[str, float]
 
 
 @dataclass(frozen=True, eq=False)
-class Shard:
+class TrainBatch:
     """One rank's part of a step: whole groups with their scores, and examples for the supervised term."""
 
     experiences: Sequence[Experience]
@@ -72,14 +72,14 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainOutput:
     """What a step gave: means of metrics, and the mean advantage of each experience in order."""
 
     metrics: dict[str, float]
     advantages: list[float]
 
 
-class RLWorker:
+class Trainer:
     """Updates a policy from scored experiences.
 
     `temperature` (and `audio_temperature`, of codes, where it is another) is the one that rollouts are sampled at:
@@ -124,11 +124,11 @@ class RLWorker:
         self.optimizer = optimizer_for(policy, optim, updates, self.world)
         self.ema = None if config.ema_decay is None else EMA(trained, config.ema_decay)
 
-    def train(self, shard: Shard) -> Trained:
+    def train(self, shard: TrainBatch) -> TrainOutput:
         """One step: log-probs and values, credit, then `epochs` passes over `mini_batches`."""
-        experiences = assign(self.prepare(shard.experiences), self.config, self.kl.beta, self.world.sum)
-        metrics = self.optimise(experiences, shard.supervised, shard.mini_batches)
-        return Trained(metrics, [mean_advantage(e) for e in experiences])
+        experiences = compute_advantages(self.prepare(shard.experiences), self.config, self.kl.beta, self.world.sum)
+        metrics = self.update_policy(experiences, shard.supervised, shard.mini_batches)
+        return TrainOutput(metrics, [mean_advantage(e) for e in experiences])
 
     @property
     def waiting(self) -> bool:
@@ -159,7 +159,7 @@ class RLWorker:
 
     # -- the update -----------------------------------------------------------------------------------------------
 
-    def optimise(
+    def update_policy(
         self,
         experiences: Sequence[Experience],
         supervised: Sequence[Experience] = (),
@@ -199,7 +199,7 @@ class RLWorker:
         everywhere, own = self.world.gather_list(lengths)
         per_token = token_weights(everywhere, self.config.aggregation, self.max_tokens)[own]
         mean_weights = token_weights(everywhere, "token-mean")[own]
-        kinds = self._share_of_frames(experiences)
+        frame_fraction = self._share_of_frames(experiences)
         with ExitStack() as hearing:
             for model in {id(m): m for m in (self.policy, self.critic and self.critic.trunk) if m}.values():
                 hearing.enter_context(model.hear_once())
@@ -210,7 +210,7 @@ class RLWorker:
                 n = [lengths[i] for i in indices]
                 weights = spread([per_token[i] for i in indices], n).to(self.policy.device)
                 means = spread([mean_weights[i] for i in indices], n).to(self.policy.device)
-                for name, value in self._backward(part, weights, means, kinds, waiting).items():
+                for name, value in self._backward(part, weights, means, frame_fraction, waiting).items():
                     sums[name] += float(value)
             for _ in range(idle):
                 self._idle(waiting)
@@ -232,30 +232,30 @@ class RLWorker:
         return totals
 
     def _backward(
-        self, part: Sequence[Experience], weights: Tensor, means: Tensor, kinds: float | None, waiting: bool
+        self, part: Sequence[Experience], weights: Tensor, means: Tensor, frame_fraction: float | None, waiting: bool
     ) -> dict[str, Tensor]:
         """Add one pack's gradients. Losses are sums of tokens weighted by the counts of the whole mini-batch.
 
         `means` [N] are the weights under which the metrics are plain means over all tokens of the mini-batch, of which
-        a share of `kinds` are frames.
+        a share of `frame_fraction` are frames.
         """
         packed = pack_experiences(part, self.config.share_prompts)
         losses: list[Tensor] = []
         metrics: dict[str, Tensor] = {}
-        joint = self.critic is not None and self.critic.shared and not waiting
+        shared_trunk = self.critic is not None and self.critic.shared and not waiting
         values: Tensor | None = None
         if not waiting:
-            head = self.critic.head if joint and self.critic is not None else None
+            head = self.critic.head if shared_trunk and self.critic is not None else None
             out = self.policy.forward(packed, self.temperature, head, self.audio_temperature)
             logprobs = by_code(out)
             check_finite(part, logprobs.detach(), "the log-prob")
             values = out.values
-            loss, metrics = self._policy_loss(part, logprobs, out.entropy, weights, means, kinds)
+            loss, metrics = self._policy_loss(part, logprobs, out.entropy, weights, means, frame_fraction)
             losses.append(loss)
         if self.critic is not None:
             values = self._values(packed, waiting) if values is None else values
             loss, sums = self._value_loss(part, values, means)
-            losses.append(self.config.critic.coef * loss if joint else loss)
+            losses.append(self.config.critic.coef * loss if shared_trunk else loss)
             metrics |= sums
         total = torch.stack(losses).sum()
         check_loss(part, total.detach())
@@ -299,7 +299,7 @@ class RLWorker:
         entropy: Tensor,
         weights: Tensor,
         means: Tensor,
-        kinds: float | None,
+        frame_fraction: float | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """`logprobs` [N], or [N, Q] by code; the rest [N]."""
         config = self.config
@@ -310,21 +310,21 @@ class RLWorker:
         assert advantages is not None and engine is not None
         counted = weights
         if config.engine_cap is not None:
-            counted = weights * engine_correction(joint(old), joint(engine), config.engine_cap)
+            counted = weights * engine_correction(sum_codebooks(old), sum_codebooks(engine), config.engine_cap)
         loss, sums = self._surrogate(logprobs, old, advantages, counted, means, part)
         metrics = {
             "policy/loss": loss.detach(),
             "policy/clip_frac": sums["clip_frac"],
             "policy/approx_kl": sums["approx_kl"],
             "policy/ratio": sums["ratio"],
-            "policy/engine_gap": (means * (joint(old) - joint(engine)).abs()).sum(),
-            **_by_kind("policy/entropy", entropy.detach(), means, part, kinds),
+            "policy/engine_gap": (means * (sum_codebooks(old) - sum_codebooks(engine)).abs()).sum(),
+            **_by_kind("policy/entropy", entropy.detach(), means, part, frame_fraction),
         }
         ref = gather(part, "ref_logprobs", logprobs.device)
         if ref is not None and config.kl_in == "loss":
-            kl = joint(kl_estimate(logprobs, ref, config.kl_kind))
+            kl = sum_codebooks(kl_estimate(logprobs, ref, config.kl_kind))
             loss = loss + self.kl.beta * (weights * kl).sum()
-            metrics |= _by_kind("kl", kl.detach(), means, part, kinds)
+            metrics |= _by_kind("kl", kl.detach(), means, part, frame_fraction)
         if config.entropy_coef:
             loss = loss - config.entropy_coef * (weights * entropy).sum()
         return loss, metrics
@@ -341,14 +341,14 @@ class RLWorker:
         """The loss, and this pack's share of what are means over the mini-batch, whatever the loss's own weights."""
         config = self.config
         sequence = spread(range(len(part)), counts(part)).to(logprobs.device)
-        drawn = drawn_codes(part, logprobs.device)
+        drawn = gather_code_mask(part, logprobs.device)
         if drawn is not None and config.frame_ratio == "code":
             # Every drawn code is an action with its frame's advantage and weight.
             of_code = drawn.nonzero()[:, 0]
             logprobs, old = logprobs[drawn], old[drawn]
             advantages, weights, sequence = advantages[of_code], weights[of_code], sequence[of_code]
         else:
-            logprobs, old = joint(logprobs), joint(old)
+            logprobs, old = sum_codebooks(logprobs), sum_codebooks(old)
         if config.loss == "gspo":
             loss, sums = gspo_loss(logprobs, old, advantages, weights, sequence, config.clip_low, config.clip_high)
         elif config.loss == "cispo":
@@ -383,13 +383,13 @@ class RLWorker:
 
     def _mean_kl(self, experiences: Sequence[Experience]) -> dict[str, float]:
         everywhere, _ = self.world.gather_list(counts(experiences))
-        kinds, sums = self._share_of_frames(experiences), {}
+        frame_fraction, sums = self._share_of_frames(experiences), {}
         if experiences:
             old, ref = (gather(experiences, name, torch.device("cpu")) for name in ("old_logprobs", "ref_logprobs"))
             assert old is not None and ref is not None
-            kl = joint(kl_estimate(old, ref, self.config.kl_kind))
+            kl = sum_codebooks(kl_estimate(old, ref, self.config.kl_kind))
             means = torch.full_like(kl, 1 / max(sum(everywhere), 1))
-            sums = {name: float(x) for name, x in _by_kind("kl", kl, means, experiences, kinds).items()}
+            sums = {name: float(x) for name, x in _by_kind("kl", kl, means, experiences, frame_fraction).items()}
         return self.world.add_up(sums)
 
     def _share_of_frames(self, experiences: Sequence[Experience]) -> float | None:
@@ -507,18 +507,18 @@ def _copy_into(critic: ValueModel, weights: dict[str, Tensor], where: str) -> No
 
 
 def _by_kind(
-    name: str, values: Tensor, means: Tensor, part: Sequence[Experience], kinds: float | None
+    name: str, values: Tensor, means: Tensor, part: Sequence[Experience], frame_fraction: float | None
 ) -> dict[str, Tensor]:
     """Sums of `values` [N] weighted by `means`; of a model that speaks also over text tokens and frames alone.
 
-    The latter are scaled to the means of their kind, whose shares of all rows are 1 - `kinds` and `kinds`.
+    The latter are scaled to the means of their kind; `frame_fraction` is the share of frames among all rows.
     """
     weighted = means * values
     out = {name: weighted.sum()}
-    if kinds is not None:
+    if frame_fraction is not None:
         spoken = frames(part, values.device)
         text = torch.ones_like(weighted, dtype=torch.bool) if spoken is None else ~spoken
-        for kind, rows, share in (("text", text, 1 - kinds), ("audio", ~text, kinds)):
+        for kind, rows, share in (("text", text, 1 - frame_fraction), ("audio", ~text, frame_fraction)):
             out[f"{name}_{kind}"] = weighted[rows].sum() / max(share, 1e-9)
     return out
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference, Weights, named
-from audiorl.rl.trainer import RLWorker, State, with_logprobs
+from audiorl.rl.trainer import State, Trainer, with_logprobs
 from audiorl.rl.weight_sync import EngineApart, GroupEngine, Source, free_cached, node_address
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.vllm import VLLMConfig, VLLMEngine, served_weights
@@ -29,7 +29,7 @@ from audiorl.runtime.world import World
 from audiorl.types import Experience, Request, Rollout
 
 
-class Actor(RLWorker):
+class Actor(Trainer):
     """A trainer with an engine: on the same weights, or vLLM beside it, which takes them before it writes."""
 
     def __init__(

@@ -42,7 +42,7 @@ def widened(streams: Sequence[Tensor]) -> list[Tensor]:
     return [s if s.dim() == 2 or not width else nn.functional.pad(s[:, None], (0, width - 1)) for s in streams]
 
 
-def joint(values: Tensor) -> Tensor:
+def sum_codebooks(values: Tensor) -> Tensor:
     """Log-probs [N] of tokens and frames from those of their codes [N, Q], which are independent given the past."""
     return values if values.dim() == 1 else values.sum(-1)
 
@@ -52,7 +52,7 @@ def by_code(out: PolicyOutput) -> Tensor:
     return out.logprobs if out.code_logprobs is None else out.code_logprobs
 
 
-def drawn_codes(experiences: Sequence[Experience], device: torch.device) -> Tensor | None:
+def gather_code_mask(experiences: Sequence[Experience], device: torch.device) -> Tensor | None:
     """[N, Q] bool, the codes that were drawn (a text token's column 0); None when no experience has frames."""
     if all(e.drawn is None for e in experiences):
         return None

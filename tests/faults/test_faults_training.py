@@ -13,8 +13,8 @@ from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import CriticConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.rl.advantages import with_advantage
-from audiorl.rl.train import rl
-from audiorl.rl.trainer import RLWorker, Shard
+from audiorl.rl.train import train_rl
+from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
 from audiorl.types import Experience, Rollout, Sample, Score
@@ -33,14 +33,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def worker(**config: object) -> RLWorker:
+def worker(**config: object) -> Trainer:
     """One that has an optimizer state, and a critic and an average where asked."""
     critic = CriticConfig(shared=bool(config.pop("shared", False)), optim=OptimConfig(lr=1e-3))
     settings = RLConfig(**({"steps": 9, "prompts_per_step": 2, "group_size": 3, "critic": critic} | config))  # type: ignore[arg-type]
-    return RLWorker(make_omni(), settings, OptimConfig(lr=1e-3), 1.0, 8)
+    return Trainer(make_omni(), settings, OptimConfig(lr=1e-3), 1.0, 8)
 
 
-def everything(learner: RLWorker) -> dict[str, Tensor]:
+def everything(learner: Trainer) -> dict[str, Tensor]:
     """All weights and all state, by name."""
     out = {f"weights/{n}": p.detach().clone() for n, p in learner.policy.model.named_parameters()}
     for part, tensors in learner.state().items():
@@ -48,7 +48,7 @@ def everything(learner: RLWorker) -> dict[str, Tensor]:
     return out
 
 
-def assert_untouched(learner: RLWorker, before: dict[str, Tensor]) -> None:
+def assert_untouched(learner: Trainer, before: dict[str, Tensor]) -> None:
     after = everything(learner)
     assert after.keys() == before.keys()
     for name, tensor in after.items():
@@ -80,14 +80,14 @@ KINDS = pytest.mark.parametrize(
 def test_an_engines_logprob_that_is_not_finite(samples: list[Sample], config: dict[str, object]) -> None:
     learner = worker(**config)
     batch = batch_of(learner.policy, samples)
-    learner.train(Shard(batch))
+    learner.train(TrainBatch(batch))
     before = everything(learner)
     for value, text in ((NAN, "nan"), (INF, "inf"), (-INF, "-inf")):
         wrong = [*batch[:4], spoiled(batch[4], "engine_logprobs", value), batch[5]]
         with pytest.raises(FloatingPointError, match=rf"'sample-1': the engine's log-prob is {text} at .* token 1;"):
-            learner.train(Shard(wrong))
+            learner.train(TrainBatch(wrong))
         assert_untouched(learner, before)
-    learner.train(Shard(batch))  # it goes on as if nothing had been
+    learner.train(TrainBatch(batch))  # it goes on as if nothing had been
 
 
 @KINDS
@@ -96,13 +96,13 @@ def test_a_poisoned_weight(samples: list[Sample], config: dict[str, object], pla
     """An embedding that one answer reads: that one is named, whether its pack is among the first or the last."""
     learner = worker(**config, micro_batch_tokens=1)
     batch = batch_of(learner.policy, samples)
-    learner.train(Shard(batch))
+    learner.train(TrainBatch(batch))
     batch[place] = poisoned(batch, place, learner.policy)
     before = everything(learner)
     with pytest.raises(
         FloatingPointError, match=r"rollout 'poisoned': (the log-prob|old_logprobs|values) is nan at its"
     ):
-        learner.train(Shard(batch))
+        learner.train(TrainBatch(batch))
     assert_untouched(learner, before)
 
 
@@ -110,12 +110,12 @@ def test_a_poisoned_critic(samples: list[Sample]) -> None:
     """Its value would make every advantage of the step nan by whitening; yet one answer alone is named."""
     learner = worker(advantage="gae", micro_batch_tokens=1)
     batch = batch_of(learner.policy, samples)
-    learner.train(Shard(batch))
+    learner.train(TrainBatch(batch))
     assert learner.critic is not None
     batch[1] = poisoned(batch, 1, learner.critic.trunk)
     before = everything(learner)
     with pytest.raises(FloatingPointError, match=r"rollout 'poisoned': values is nan at its sampled token"):
-        learner.train(Shard(batch))
+        learner.train(TrainBatch(batch))
     assert_untouched(learner, before)
 
 
@@ -135,7 +135,7 @@ def test_a_loss_that_is_infinite(samples: list[Sample], epochs: int) -> None:
     """By an advantage, or by old log-probs from which the ratio overflows."""
     learner = worker(kl_beta=0.0, micro_batch_tokens=1, epochs=epochs)
     batch = [with_advantage(e, -1.0) for e in learner.prepare(batch_of(learner.policy, samples))]
-    learner.optimise(batch)
+    learner.update_policy(batch)
     before = everything(learner)
     far = batch[3].replace(old_logprobs=torch.full((len(batch[3]),), -200.0))
     for wrong, what in (
@@ -144,7 +144,7 @@ def test_a_loss_that_is_infinite(samples: list[Sample], epochs: int) -> None:
         (far, "inf"),
     ):
         with pytest.raises(FloatingPointError, match=rf"the loss of 'sample-1' is -?({what}); the weights were not"):
-            learner.optimise([*batch[:3], wrong.replace(name="'sample-1'"), *batch[4:]])
+            learner.update_policy([*batch[:3], wrong.replace(name="'sample-1'"), *batch[4:]])
         assert_untouched(learner, before)
 
 
@@ -152,11 +152,11 @@ def test_a_loss_of_the_critic_that_is_infinite(samples: list[Sample]) -> None:
     for shared in (False, True):
         learner = worker(advantage="gae", shared=shared, micro_batch_tokens=1, ema_decay=0.5)
         batch = batch_of(learner.policy, samples)
-        learner.train(Shard(batch))
+        learner.train(TrainBatch(batch))
         before = everything(learner)
         wrong = [*batch[:4], batch[4].replace(rewards=spoiled(batch[4], "rewards", 1e30).rewards), batch[5]]
         with pytest.raises(FloatingPointError, match=r"the loss of 'sample-1' is inf"):
-            learner.train(Shard(wrong))
+            learner.train(TrainBatch(wrong))
         assert_untouched(learner, before)
 
 
@@ -165,17 +165,17 @@ def test_a_gradient_that_is_not_finite_though_its_loss_is(samples: list[Sample],
     """Neither the policy nor its critic moves when the gradient of one of them cannot be used."""
     learner = worker(advantage="gae", ema_decay=0.5)
     batch = batch_of(learner.policy, samples)
-    learner.train(Shard(batch))
+    learner.train(TrainBatch(batch))
     before = everything(learner)
     assert learner.critic is not None
     own = learner.policy.trainable() if part == "policy" else learner.critic.trainable()
     name, weight = next((n, p) for n, p in own.items() if "layers.1.mlp" in n)
     hook = weight.register_hook(lambda grad: grad * INF)
     with pytest.raises(FloatingPointError, match=f"gradient of '{name}' is not finite; the weights were not changed"):
-        learner.train(Shard(batch))
+        learner.train(TrainBatch(batch))
     assert_untouched(learner, before)
     hook.remove()
-    learner.train(Shard(batch))
+    learner.train(TrainBatch(batch))
 
 
 def test_a_supervised_loss_that_is_not_finite(samples: list[Sample]) -> None:
@@ -189,7 +189,7 @@ def test_a_supervised_loss_that_is_not_finite(samples: list[Sample]) -> None:
         rows[free] = NAN
     before = everything(learner)
     with pytest.raises(FloatingPointError, match="the loss of 'example' is nan"):
-        learner.train(Shard(batch, [example]))
+        learner.train(TrainBatch(batch, [example]))
     assert_untouched(learner, before)
 
 
@@ -202,7 +202,7 @@ def test_a_long_answer_that_fails_is_named_alone(samples: list[Sample]) -> None:
     assert [2] in micro_batches(batch, 100) and len(pack_experiences([batch[2]]).ids) > 100
     before = everything(learner)
     with pytest.raises(FloatingPointError, match=r"the loss of 'long' is -?inf"):
-        learner.optimise(batch)
+        learner.update_policy(batch)
     assert_untouched(learner, before)
 
 
@@ -239,7 +239,9 @@ class Even:
 def train(run: Run, samples: Sequence[Sample], reward: Even) -> dict[str, Tensor]:
     policy = make_omni()
     optim = OptimConfig(lr=3e-3, schedule="linear")
-    rl(policy, samples, reward, run, config=CONFIG, optim=optim, sampling=SamplingConfig(max_new_tokens=6), seed=3)
+    train_rl(
+        policy, samples, reward, run, config=CONFIG, optim=optim, sampling=SamplingConfig(max_new_tokens=6), seed=3
+    )
     return {n: p.detach().clone() for n, p in policy.model.named_parameters()}
 
 

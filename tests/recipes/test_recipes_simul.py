@@ -17,7 +17,7 @@ import tokenizers_audio
 from audiorl.cli import main
 from audiorl.models import load_policy
 from audiorl.rewards.replay import read_rollouts
-from audiorl.rl.trainer import RLWorker
+from audiorl.rl.trainer import Trainer
 from audiorl.run.metrics_log import read_metrics
 from audiorl.simulst.bundled import bundled_streams
 from audiorl.simulst.formats import read_streams, write_streams
@@ -132,16 +132,16 @@ def test_simul_ppo_on_streams_of_a_file_interrupted_in_stage_two(
 ) -> None:
     options = ("--data", str(streams), "--target-language", "fr", "--optim.lr", "1e-3", "--sft-epochs", "1")
     whole = train("simul_ppo", tmp_path / "whole", *options)
-    original, calls = RLWorker.train, 0
+    original, calls = Trainer.train, 0
 
-    def interrupted(self: RLWorker, shard: Any) -> Any:
+    def interrupted(self: Trainer, shard: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:  # the first step of stage 2
             os.kill(os.getpid(), signal.SIGINT)
         return original(self, shard)
 
-    monkeypatch.setattr(RLWorker, "train", interrupted)
+    monkeypatch.setattr(Trainer, "train", interrupted)
     capsys.readouterr()
     run = tmp_path / "run"
     assert main(["train", "recipes/simul_ppo.py", "--tiny", *options, "--out", str(run)]) == 130

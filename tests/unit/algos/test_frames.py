@@ -20,8 +20,8 @@ from torch import Tensor
 from audiorl.algos.kl import kl_estimate
 from audiorl.algos.packing import micro_batches, pack_experiences, shared_groups
 from audiorl.config import RLConfig
-from audiorl.rl.advantages import assign
-from audiorl.train.batches import check_finite, counts, drawn_codes, fill, frames, gather, joint, widened
+from audiorl.rl.advantages import compute_advantages
+from audiorl.train.batches import check_finite, counts, fill, frames, gather, gather_code_mask, sum_codebooks, widened
 from audiorl.types import Experience, PackedBatch, Rollout, Sample, Score, Segment
 
 H, I, OPEN, F, CLOSE = 1, 2, 3, 9, 4
@@ -134,12 +134,12 @@ def test_gather_and_joint() -> None:
     mixed = [Experience.from_rollout(rollout(spoken())), Experience.from_rollout(rollout(written()))]
     flat = gather(mixed, "engine_logprobs", torch.device("cpu"))
     assert flat is not None and flat.shape == (8, 2)
-    assert joint(flat).tolist() == pytest.approx([-1, -2, -3, -0.1, -0.5, -0.9, -1, -2])
+    assert sum_codebooks(flat).tolist() == pytest.approx([-1, -2, -3, -0.1, -0.5, -0.9, -1, -2])
     spoke = frames(mixed, torch.device("cpu"))
     assert spoke is not None and spoke.int().tolist() == [0, 0, 0, 1, 1, 1, 0, 0]
-    drawn = drawn_codes(mixed, torch.device("cpu"))
+    drawn = gather_code_mask(mixed, torch.device("cpu"))
     assert drawn is not None and drawn.sum(1).tolist() == [1, 1, 1, 1, 2, 2, 1, 1]
-    assert frames(mixed[1:], torch.device("cpu")) is None and drawn_codes(mixed[1:], torch.device("cpu")) is None
+    assert frames(mixed[1:], torch.device("cpu")) is None and gather_code_mask(mixed[1:], torch.device("cpu")) is None
 
 
 def test_fill_keeps_the_columns() -> None:
@@ -169,7 +169,7 @@ def test_the_kl_in_the_reward_is_the_sum_over_a_frames_codes() -> None:
     reference = torch.where(e.drawn, e.engine_logprobs - 0.5, 0.0)
     filled = e.replace(old_logprobs=e.engine_logprobs, ref_logprobs=reference, values=torch.zeros(len(e)))
     config = RLConfig(advantage="gae", kl_in="reward", kl_kind="k1", gamma=1.0, lam=0.0, whiten=False)
-    (given,) = assign([filled], config, beta=0.1)
+    (given,) = compute_advantages([filled], config, beta=0.1)
     assert given.advantages is not None
     # k1 is 0.5 for every drawn code; two are drawn in the last two frames
     expected = [0, 0, -0.05, -0.05, -0.05, 0, -0.05, -0.1, -0.1 + 1, 0, 0]
@@ -183,7 +183,7 @@ def test_credit_of_text_beside_frames() -> None:
     ]
     filled = [e.replace(old_logprobs=e.engine_logprobs, ref_logprobs=e.engine_logprobs) for e in both]
     config = RLConfig(advantage="group", kl_in="reward", kl_kind="k1")
-    given = assign(filled, config, beta=0.1)
+    given = compute_advantages(filled, config, beta=0.1)
     assert given[0].advantages is not None and given[1].advantages is not None
     assert bool((given[0].advantages[given[0].loss_mask] > 0).all()) and float(given[0].advantages[3 + 2]) == 0
     assert bool((given[1].advantages[given[1].loss_mask] < 0).all())

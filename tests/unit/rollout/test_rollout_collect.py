@@ -10,7 +10,7 @@ from torch import Tensor
 
 from audiorl.config import RLConfig, SamplingConfig
 from audiorl.data.schedule import batch_of_step
-from audiorl.rl.collect import Collected, collect
+from audiorl.rl.collect import RolloutBatch, collect
 from audiorl.rl.train import rollout_metrics, scored_experiences
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Request, Rollout, Sample, Score, Segment
@@ -59,13 +59,13 @@ class Known:
 
 def run(
     signal: str, *, step: int = 0, seed: int = 0, samples: Sequence[Sample] = SAMPLES, **config: object
-) -> tuple[Collected, Engine]:
+) -> tuple[RolloutBatch, Engine]:
     engine = Engine()
     settings = RLConfig(**({"prompts_per_step": 3, "group_size": 2} | config))  # type: ignore[arg-type]
     return collect(engine, samples, Known(signal), step, settings, seed), engine
 
 
-def groups(found: Collected) -> dict[str, str]:
+def groups(found: RolloutBatch) -> dict[str, str]:
     """Group id: the sample that its members answer."""
     out: dict[str, str] = {}
     for r in found.rollouts:

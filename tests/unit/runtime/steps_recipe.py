@@ -13,7 +13,7 @@ from audiorl.data.corpus import bundled_speech
 from audiorl.models import qwen_omni
 from audiorl.models.examples import Example
 from audiorl.rewards import RemoteReward
-from audiorl.rl.train import rl
+from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
 from audiorl.train.sft import sft
 from audiorl.types import Message, Rollout, Sample, Score
@@ -100,7 +100,7 @@ def main(config: Config, run: Run) -> None:
     )
     examples = [Example(s, s.references[0]) for s in samples]
     sft(policy, examples, run, config=SFTConfig(steps=2, batch_size=5, save_every=1), optim=OPTIM, seed=config.seed)
-    rl(
+    train_rl(
         policy,
         samples,
         served(config.rewards) if config.rewards else vowels,

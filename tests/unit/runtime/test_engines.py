@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from audiorl.train_rl import train as loop
 
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig
 from audiorl.models import AudioPolicy, load_policy, qwen_omni
 from audiorl.models.policy import Weights, named
-from audiorl.rl import train as loop
-from audiorl.rl.train import rl
-from audiorl.rl.trainer import RLWorker, Shard, Trained
+from audiorl.rl.train import train_rl
+from audiorl.rl.trainer import TrainBatch, Trainer, TrainOutput
 from audiorl.rl.weight_sync import EngineApart, GroupEngine
 from audiorl.rl.workers import Actor, _actor, _reference
 from audiorl.rollout.hf import HFEngine
@@ -72,7 +72,7 @@ def test_overlap_with_an_engine_apart_that_dies_is_overlap_in_one_process(
         set_current(runtime)
         trained[name] = make_omni(ModelConfig(audio="full"))
         run = Run.create(tmp_path / name, "overlap", [], config)
-        rl(trained[name], samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
+        train_rl(trained[name], samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
     assert cluster.restarts == RAY.restarts - 2
     assert_same(trained["apart"], trained["local"], 1e-5)
     for metric in ("rollout/staleness", "reward/mean", "policy/engine_gap", "grad_norm"):
@@ -181,7 +181,7 @@ class Noting(Actor):
         super().make_room()
         self.diary.note("room")
 
-    def train(self, shard: Shard) -> Trained:
+    def train(self, shard: TrainBatch) -> TrainOutput:
         self.diary.note("train")
         return super().train(shard)
 
@@ -222,7 +222,7 @@ def test_engines_sleep_while_trainers_train_and_wake_to_write(
         trained[name] = make_omni(ModelConfig(audio="full"))
         run = Run.create(tmp_path / name, "together", [], config)
         reward = EvenAndDeadly(cluster, {"1": 1} if name == "together" else {})
-        rl(trained[name], samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
+        train_rl(trained[name], samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
     assert cluster.restarts == 0
     assert_same(trained["together"], trained["local"], 1e-5)
     step = ["room", "wake", "receive", "write", "write", "sleep", "train"]
@@ -234,7 +234,7 @@ def test_what_takes_turns_cannot_overlap(cluster: Cluster, samples: list[Sample]
     set_current(TOGETHER)
     run = Run.create(tmp_path / "run", "together", [], CONFIG)
     with pytest.raises(ValueError, match=r"overlap: .* runtime.placement together they take turns .* put the engines"):
-        rl(make_omni(), samples, even, run, config=CONFIG, optim=OPTIM, sampling=SAMPLING)
+        train_rl(make_omni(), samples, even, run, config=CONFIG, optim=OPTIM, sampling=SAMPLING)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_reference_apart_that_dies_and_is_not_the_policys_start(
         set_current(runtime)
         policy = trained[name] = make_omni(ModelConfig(audio="full"))
         run = Run.create(tmp_path / name, "reference", [], config)
-        rl(policy, samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING, reference=reference)
+        train_rl(policy, samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING, reference=reference)
     assert cluster.restarts == 0
     assert_same(trained["apart"], trained["local"], 1e-5)
     for metric in ("kl", "policy/loss", "grad_norm"):
@@ -289,7 +289,7 @@ def test_a_reference_apart_below_an_adapter(learned: bool, samples: list[Sample]
     run = Run.create(tmp_path / "run", "reference", [], CONFIG)
     start = ModelFile.save(run, "rl", "start", policy)
     found = [Experience.from_rollout(r) for r in HFEngine(policy, SAMPLING).generate([Request(s, 2) for s in samples])]
-    worker = RLWorker(policy, replace(CONFIG, kl_beta=0.5), OPTIM, 1.0, 8, reference)
+    worker = Trainer(policy, replace(CONFIG, kl_beta=0.5), OPTIM, 1.0, 8, reference)
     apart = _reference(start, worker.config, SAMPLING, "base" if learned else None)
     for e, logprobs in zip(worker.prepare(found), apart.logprobs(found), strict=True):
         assert e.ref_logprobs is not None
@@ -300,7 +300,7 @@ def test_a_reference_apart_below_an_adapter(learned: bool, samples: list[Sample]
 
 def test_trainers_hold_no_reference_that_is_apart() -> None:
     config = replace(CONFIG, kl_beta=0.5)
-    worker = RLWorker(make_omni(), config, OPTIM, 1.0, 8, "apart")
+    worker = Trainer(make_omni(), config, OPTIM, 1.0, 8, "apart")
     assert worker.reference is None and worker.has_kl
     experience = Experience(
         torch.tensor([3, 4]), torch.tensor([False, True]), prompt_length=1, engine_logprobs=torch.zeros(2)
@@ -330,7 +330,7 @@ def test_vllm_writes_with_the_trainers_weights(
     audio = ModelConfig(audio="full")
     policy = qwen_omni.tiny(TEXTS, hidden=128, layers=2, vocab_size=400, whisper=False, config=audio)
     run = Run.create(tmp_path / "run", "vllm", [], config)
-    rl(policy, samples, even, run, config=config, optim=OptimConfig(lr=1e-2), sampling=SAMPLING)
+    train_rl(policy, samples, even, run, config=config, optim=OptimConfig(lr=1e-2), sampling=SAMPLING)
     staleness = column(tmp_path / "run", "rollout/staleness")
     assert staleness == ([0, 0, 0] if where == "beside" else [0, 1, 1, 0])
     for stale, gap in zip(staleness, column(tmp_path / "run", "policy/engine_gap"), strict=True):

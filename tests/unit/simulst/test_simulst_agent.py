@@ -66,7 +66,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def driven(folder: Path) -> Path:
     """SimulEval's own output."""
     out = folder / "simuleval"
-    command = [sys.executable, "-m", "simuleval.cli", "--agent-class", "audiorl.evaluation.simuleval_agent.InterpreterAgent"]
+    command = [
+        sys.executable,
+        "-m",
+        "simuleval.cli",
+        "--agent-class",
+        "audiorl.evaluation.simuleval_agent.InterpreterAgent",
+    ]
     command += ["--model", folder / "model", "--source-language", "en", "--target-language", "es", "--output", out]
     command += ["--source-segment-size", str(CHUNK), "--max-new-tokens", str(CAP), "--no-progress-bar"]
     command += ["--source", folder / "wavs.txt", "--target", folder / "references.txt"]

@@ -16,9 +16,9 @@ import torch
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
-from audiorl.rl.collect import Collected, collect
-from audiorl.rl.train import rl, scored_experiences
-from audiorl.rl.trainer import RLWorker, Shard
+from audiorl.rl.collect import RolloutBatch, collect
+from audiorl.rl.train import scored_experiences, train_rl
+from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.types import Rollout, Sample, Score
@@ -45,7 +45,7 @@ def train(
 ) -> AudioPolicy:
     run = Run.open(folder) if resume else Run.create(folder, "overlap", [], config)
     trained = policy()
-    rl(trained, samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
+    train_rl(trained, samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
     return trained
 
 
@@ -65,22 +65,22 @@ def assert_same(one: AudioPolicy, two: AudioPolicy, tolerance: float = 0.0) -> N
 
 def by_hand(samples: list[Sample]) -> AudioPolicy:
     trained = policy()
-    worker = RLWorker(trained, CONFIG, OPTIM, 1.0, SAMPLING.max_new_tokens)
+    worker = Trainer(trained, CONFIG, OPTIM, 1.0, SAMPLING.max_new_tokens)
     engine = HFEngine(trained, SAMPLING)
 
-    def written(step: int) -> Collected:
+    def written(step: int) -> RolloutBatch:
         return collect(engine, samples, even, step, CONFIG, 0)
 
     first = written(0)
     second = written(1)
-    worker.train(Shard(scored_experiences(first, CONFIG)))
+    worker.train(TrainBatch(scored_experiences(first, CONFIG)))
     third = written(2)
     for found in (second, third):
-        worker.train(Shard(scored_experiences(found, CONFIG)))
+        worker.train(TrainBatch(scored_experiences(found, CONFIG)))
     fourth = written(3)  # after the checkpoint of three steps
     fifth = written(4)
     for found in (fourth, fifth):
-        worker.train(Shard(scored_experiences(found, CONFIG)))
+        worker.train(TrainBatch(scored_experiences(found, CONFIG)))
     return trained
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from audiorl.algos.kl import KLKind
 from audiorl.config import RLConfig
-from audiorl.rl.advantages import assign, mean_advantage, shape_scores
-from audiorl.rl.collect import Collected
+from audiorl.rl.advantages import compute_advantages, mean_advantage, normalize_scores
+from audiorl.rl.collect import RolloutBatch
 from audiorl.rl.train import scored_experiences
 from audiorl.types import Experience, Rollout, Sample, Score, Segment
 
@@ -55,7 +55,7 @@ def filled(batch: Sequence[Experience], name: str, tokens: Sequence[Sequence[flo
 
 def advantages(batch: Sequence[Experience], beta: float = 0.0, **config: object) -> list[list[float]]:
     """On the sampled tokens; elsewhere there must be none."""
-    found = assign(batch, RLConfig(**config), beta)  # type: ignore[arg-type]
+    found = compute_advantages(batch, RLConfig(**config), beta)  # type: ignore[arg-type]
     for e, before in zip(found, batch, strict=True):
         assert e.advantages is not None and e.advantages.shape == e.ids.shape
         assert not e.advantages[~e.loss_mask].any()
@@ -122,18 +122,18 @@ def test_gae_by_hand() -> None:
     batch = filled(step(), "values", [[1], [0, 0, 0], [2, 1, 4], [3, 2]])
     # b1: δ 0 + ½·2 - 3 = -2, 4 - 2
     expected = [[2], [1 / 16, 1 / 4, 1], [-1.5 + 0.25 * 0, 1 - 1, -4], [-2 + 0.5, 2]]
-    found = assign(batch, RLConfig(advantage="gae", gamma=0.5, lam=0.5, whiten=False), 0.0)
+    found = compute_advantages(batch, RLConfig(advantage="gae", gamma=0.5, lam=0.5, whiten=False), 0.0)
     assert_close([e.advantages[e.loss_mask].tolist() for e in found], expected)  # type: ignore[index]
     returns = [[3], [1 / 16, 1 / 4, 1], [0.5, 1, 0], [1.5, 4]]
     assert_close([e.returns[e.loss_mask].tolist() for e in found], returns)  # type: ignore[index]
     assert all(not e.returns[~e.loss_mask].any() for e in found)  # type: ignore[index]
-    white = assign(batch, RLConfig(advantage="gae", gamma=0.5, lam=0.5), 0.0)
+    white = compute_advantages(batch, RLConfig(advantage="gae", gamma=0.5, lam=0.5), 0.0)
     assert_close([e.advantages[e.loss_mask].tolist() for e in white], whitened(expected))  # type: ignore[index]
     assert_close([e.returns[e.loss_mask].tolist() for e in white], returns)  # type: ignore[index]
 
 
 def test_only_gae_has_returns() -> None:
-    assert [e.returns for e in assign(step(), RLConfig(), 0.0)] == [None] * 4
+    assert [e.returns for e in compute_advantages(step(), RLConfig(), 0.0)] == [None] * 4
 
 
 def test_the_order_of_experiences_does_not_matter() -> None:
@@ -271,7 +271,7 @@ def test_an_empty_answer_counts_in_its_group_and_has_no_tokens() -> None:
     )
     valued = filled(batch, "values", [[0], [0] * 3, [0] * 3, [0] * 2, [1, 1], []])
     assert_close(advantages(valued, advantage="gae", lam=1.0, whiten=False)[4:], [[1, 1], []])
-    (found,) = assign([empty], RLConfig(advantage="reinforce"), 0.0)
+    (found,) = compute_advantages([empty], RLConfig(advantage="reinforce"), 0.0)
     assert mean_advantage(found) == 0
     assert Experience.from_rollout(rollout("c", ((2, 0),), Score(5.0, per_segment=(5.0,)))).rewards.tolist() == [0, 0]  # type: ignore[union-attr]
 
@@ -290,21 +290,21 @@ def totals(scores: Sequence[Score]) -> list[float]:
 
 def test_shaping_by_hand() -> None:
     scores = [Score(-9.0, {"part": -9.0}), Score(1.0), Score(5.0)]
-    clipped = shape_scores(scores, 3.0, False)
+    clipped = normalize_scores(scores, 3.0, False)
     assert totals(clipped) == [-3, 1, 3] and clipped[0].parts == {"part": -9.0}
     # of -3, 1, 3: mean 1/3, variance (9 + 1 + 9)/3 - 1/9 = 56/9
     std = math.sqrt(56) / 3
     expected = [(x - 1 / 3) / std for x in (-3, 1, 3)]
-    assert totals(shape_scores(scores, 3.0, True)) == pytest.approx(expected, abs=1e-12)
-    assert shape_scores(scores, None, False) == scores
-    assert totals(shape_scores([Score(0.3)] * 3, None, True)) == [0, 0, 0]
-    assert shape_scores([], 1.0, True) == []
+    assert totals(normalize_scores(scores, 3.0, True)) == pytest.approx(expected, abs=1e-12)
+    assert normalize_scores(scores, None, False) == scores
+    assert totals(normalize_scores([Score(0.3)] * 3, None, True)) == [0, 0, 0]
+    assert normalize_scores([], 1.0, True) == []
 
 
 @pytest.mark.parametrize("field", ["per_segment", "per_token"])
 def test_shaped_fine_values_still_add_up_to_the_total(field: str) -> None:
     scores = [Score(sum(v), **{field: v}) for v in ((1.0, 2.0), (0.5,), (-2.0, 0.0, -1.0))]  # type: ignore[arg-type]
-    shaped = shape_scores(scores, None, True)
+    shaped = normalize_scores(scores, None, True)
     assert torch.tensor(totals(shaped)).std(unbiased=False).item() == pytest.approx(1, abs=1e-6)
     # totals 3, 0.5, -3: mean 1/6
     std = math.sqrt((9 + 0.25 + 9) / 3 - 1 / 36)
@@ -316,18 +316,18 @@ def test_shaped_fine_values_still_add_up_to_the_total(field: str) -> None:
 
 
 def test_fine_values_are_clipped_each() -> None:
-    (found,) = shape_scores([Score(1.0, per_segment=(5.0, -4.0), per_token=(0.5, -9.0, 9.5))], 2.0, False)
+    (found,) = normalize_scores([Score(1.0, per_segment=(5.0, -4.0), per_token=(0.5, -9.0, 9.5))], 2.0, False)
     assert (found.total, found.per_segment, found.per_token) == (1.0, (2.0, -2.0), (0.5, -2.0, 2.0))
 
 
 def test_an_answer_without_tokens_may_have_empty_fine_values() -> None:
-    shaped = shape_scores([Score(0.0, per_token=()), Score(2.0)], None, True)
+    shaped = normalize_scores([Score(0.0, per_token=()), Score(2.0)], None, True)
     assert shaped[0].per_token == () and totals(shaped) == [-1, 1]
 
 
 def test_greedy_scores_are_shaped_with_the_others_and_reach_their_group() -> None:
     answers = [rollout(g, A0, Score(s), i) for g, i, s in (("x", 0, 1.0), ("x", 1, 5.0), ("y", 0, 1.0), ("y", 1, 1.0))]
-    found = Collected(answers, [Score(9.0), Score(-5.0)])
+    found = RolloutBatch(answers, [Score(9.0), Score(-5.0)])
     batch = scored_experiences(found, RLConfig(advantage="remax", score_clip=5.0))
     assert [e.greedy_score for e in batch] == [5, 5, -5, -5]
     assert [e.score for e in batch] == [1, 5, 1, 1]
@@ -339,7 +339,7 @@ def test_greedy_scores_are_shaped_with_the_others_and_reach_their_group() -> Non
 
 
 def test_shaped_scores_become_the_rewards() -> None:
-    found = Collected([rollout("x", B0, Score(1.0, per_segment=(3.0, -2.0))), rollout("x", B1, Score(-1.0), 1)], [])
+    found = RolloutBatch([rollout("x", B0, Score(1.0, per_segment=(3.0, -2.0))), rollout("x", B1, Score(-1.0), 1)], [])
     first, second = scored_experiences(found, RLConfig(score_clip=2.0))
     assert first.rewards.tolist() == [0, 2, 0, 0, 0, -2] and second.rewards.tolist() == [0, 0, -1]  # type: ignore[union-attr]
 
@@ -367,5 +367,5 @@ def test_whitening_sums_over_ranks() -> None:
         seen.append(x)
         return x
 
-    assign(step(), RLConfig(advantage="reinforce++"), 0.0, reduce)
+    compute_advantages(step(), RLConfig(advantage="reinforce++"), 0.0, reduce)
     assert seen[0].tolist() == [9, 3 + 3 + 8] and len(seen) == 2

@@ -17,9 +17,9 @@ from audiorl.audio import AudioClip
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
-from audiorl.rl.advantages import assign, with_advantage
-from audiorl.rl.train import rl
-from audiorl.rl.trainer import RLWorker, Shard
+from audiorl.rl.advantages import compute_advantages, with_advantage
+from audiorl.rl.train import train_rl
+from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
@@ -75,22 +75,22 @@ def logprobs(policy: AudioPolicy, e: Experience) -> Tensor:
 
 
 @torch.no_grad()
-def values(learner: RLWorker, e: Experience) -> Tensor:
+def values(learner: Trainer, e: Experience) -> Tensor:
     assert learner.critic is not None
     return learner.critic(pack_experiences([e]))
 
 
 def worker(
     policy: AudioPolicy, *, lr: float = 1e-3, critic: CriticConfig | None = None, warmup: int = 0, **config: object
-) -> RLWorker:
+) -> Trainer:
     """Does not clip gradients, so that they can be read after its update."""
     critic = critic or CriticConfig(optim=OptimConfig(lr=1e-3, max_grad_norm=1e9))
     settings = {"steps": 4, "prompts_per_step": 2, "group_size": 3, "kl_beta": 0.0, "critic": critic} | config
     optim = OptimConfig(lr=lr, max_grad_norm=1e9, warmup_steps=warmup)
-    return RLWorker(policy, RLConfig(**settings), optim, 1.0, TOKENS)  # type: ignore[arg-type]
+    return Trainer(policy, RLConfig(**settings), optim, 1.0, TOKENS)  # type: ignore[arg-type]
 
 
-def ppo(policy: AudioPolicy, shared: bool = False, head: float = 0.05, **config: object) -> RLWorker:
+def ppo(policy: AudioPolicy, shared: bool = False, head: float = 0.05, **config: object) -> Trainer:
     """PPO whose value head is not zero."""
     critic = CriticConfig(shared=shared, optim=OptimConfig(lr=1e-3, max_grad_norm=1e9))
     learner = worker(policy, **({"advantage": "gae", "critic": critic} | config))  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ def moved(before: dict[str, Tensor], parameters: dict[str, torch.nn.Parameter]) 
     return {name for name, p in parameters.items() if not torch.equal(before[name], p)}
 
 
-def all_gradients(learner: RLWorker) -> dict[str, Tensor]:
+def all_gradients(learner: Trainer) -> dict[str, Tensor]:
     out = {f"policy/{n}": g for n, g in gradients(learner.policy).items()}
     if learner.critic is not None:
         out |= {f"critic/{n}": p.grad.clone() for n, p in learner.critic.trainable().items() if p.grad is not None}
@@ -164,7 +164,7 @@ def test_a_step_with_everything_in_it_does_not_depend_on_the_cut(samples: list[S
         disturb(policy.trainable().values())  # away from the reference
         examples = [experience(policy, Example(s, t)) for s, t in zip(samples, ("yes", "no", "why"), strict=True)]
         mixed = [e for g in order for e in batch[3 * g : 3 * g + 3]]
-        trained = learner.train(Shard(mixed, examples if order == (0, 1) else examples[::-1]))
+        trained = learner.train(TrainBatch(mixed, examples if order == (0, 1) else examples[::-1]))
         advantages = [trained.advantages[3 * order.index(g) + i] for g in (0, 1) for i in range(3)]
         results.append((trained.metrics, advantages, all_gradients(learner)))
     metrics, advantages, expected = results[0]
@@ -184,7 +184,7 @@ def test_an_answer_longer_than_the_budget_has_a_pack_of_its_own_and_its_gradient
         if budget == 80:
             assert len(batch[1]) > budget and [1] in micro_batches(batch, budget)
         learner = ppo(policy, micro_batch_tokens=budget)
-        learner.train(Shard(batch))
+        learner.train(TrainBatch(batch))
         found.append(all_gradients(learner))
     assert_same_gradients(found[1], found[0])
 
@@ -196,14 +196,14 @@ def test_answers_without_tokens_train_nothing_and_disturb_nothing(samples: list[
     for budget in (10_000, 1):
         policy = make_omni()
         learner = ppo(policy, shared, micro_batch_tokens=budget)
-        trained = learner.train(Shard(batch_of(policy, samples, ((5, 0, 3),), ((1.0, 0.0, -1.0),))))
+        trained = learner.train(TrainBatch(batch_of(policy, samples, ((5, 0, 3),), ((1.0, 0.0, -1.0),))))
         assert trained.advantages[1] == 0
         found.append(all_gradients(learner))
     assert_same_gradients(found[1], found[0])
     policy = make_omni()
     learner = ppo(policy, shared, micro_batch_tokens=1)
     before = snapshot(policy.trainable())
-    trained = learner.train(Shard(batch_of(policy, samples, ((0, 0),), ((0.0, 1.0),))))
+    trained = learner.train(TrainBatch(batch_of(policy, samples, ((0, 0),), ((0.0, 1.0),))))
     assert trained.metrics["grad_norm"] == 0 and not moved(before, policy.trainable())
 
 
@@ -211,10 +211,10 @@ def test_a_step_with_missing_groups_has_no_more_updates_than_mini_batches(sample
     """Dynamic sampling may leave fewer groups than were asked for: five answers for three mini-batches."""
     policy = make_omni()
     learner = worker(policy, mini_batches=3)
-    metrics = learner.train(Shard(batch_of(policy, samples, ((3, 2, 2), (2, 4)), ((1, 0, 2), (0, 1))))).metrics
+    metrics = learner.train(TrainBatch(batch_of(policy, samples, ((3, 2, 2), (2, 4)), ((1, 0, 2), (0, 1))))).metrics
     assert learner.optimizer.updates == 3 and metrics["lr"] == pytest.approx(1e-3)
     few = worker(make_omni(), mini_batches=3)
-    few.train(Shard(batch_of(few.policy, samples, ((3, 2),), ((1, 0),))))
+    few.train(TrainBatch(batch_of(few.policy, samples, ((3, 2),), ((1, 0),))))
     assert few.optimizer.updates == 2  # no empty one
 
 
@@ -227,11 +227,11 @@ def test_a_critic_begins_at_zero(make_policy: Make, samples: list[Sample], share
     learner = ppo(policy, shared, head=0.0)
     batch = learner.prepare(batch_of(policy, samples))
     assert all(e.values is not None and not e.values.any() for e in batch)
-    metrics = learner.train(Shard(batch_of(policy, samples))).metrics
+    metrics = learner.train(TrainBatch(batch_of(policy, samples))).metrics
     assert metrics["critic/value"] == 0 and metrics["critic/explained_variance"] == pytest.approx(0, abs=1e-6)
     # γ = 1 and V = 0: λ-returns are sums of what follows, weighted; at λ = 1 the score itself
     full = ppo(make_policy(), shared, head=0.0, lam=1.0)
-    loss = full.train(Shard(batch_of(full.policy, samples))).metrics["critic/loss"]
+    loss = full.train(TrainBatch(batch_of(full.policy, samples))).metrics["critic/loss"]
     squares = [n * s**2 for ns, ss in zip(LENGTHS, SCORES, strict=True) for n, s in zip(ns, ss, strict=True)]
     assert loss == pytest.approx(0.5 * sum(squares) / sum(map(sum, LENGTHS)), rel=1e-6)
 
@@ -247,7 +247,7 @@ def test_a_critic_with_its_own_trunk_and_the_policy_leave_each_other_alone(sampl
         assert learner.critic is not None
         assert not own & {p.data_ptr() for p in learner.critic.trainable().values()}
         start = snapshot(policy.trainable()), snapshot(learner.critic.trainable())
-        learner.train(Shard(batch_of(policy, samples)))
+        learner.train(TrainBatch(batch_of(policy, samples)))
         assert moved(start[0], policy.trainable()) and moved(start[1], learner.critic.trainable())
         after.append((snapshot(policy.trainable()), snapshot(learner.critic.trainable())))
     same = [
@@ -269,7 +269,7 @@ def test_in_its_warm_up_only_the_critic_moves(samples: list[Sample], shared: boo
     start, average = snapshot(policy.trainable()), {n: t.clone() for n, t in learner.ema.state().items()}
     for _ in range(2):
         before = snapshot(learner.critic.trainable())
-        metrics = learner.train(Shard(batch, examples)).metrics
+        metrics = learner.train(TrainBatch(batch, examples)).metrics
         names = moved(before, learner.critic.trainable())
         assert "value_head.linear.weight" in names and "value_head.linear.bias" in names
         assert not moved(start, policy.trainable()) and learner.optimizer.updates == 0
@@ -277,7 +277,7 @@ def test_in_its_warm_up_only_the_critic_moves(samples: list[Sample], shared: boo
         assert all(torch.equal(t, average[n]) for n, t in learner.ema.state().items())
     trunk = {n for n in names if not n.startswith("value_head")}
     assert bool(trunk) != shared
-    metrics = learner.train(Shard(batch, examples)).metrics
+    metrics = learner.train(TrainBatch(batch, examples)).metrics
     assert moved(start, policy.trainable()) and learner.optimizer.updates == 1 and "policy/loss" in metrics
 
 
@@ -288,7 +288,7 @@ def test_a_shared_trunk_has_the_values_gradient_times_its_coefficient(samples: l
     mate = ppo(twin, shared=True)
     batch = learner.prepare(batch_of(policy, samples))
     returns = [torch.full((len(e),), float(i)) for i, e in enumerate(batch)]
-    learner.optimise([with_advantage(e, 0.0).replace(returns=r) for e, r in zip(batch, returns, strict=True)])
+    learner.update_policy([with_advantage(e, 0.0).replace(returns=r) for e, r in zip(batch, returns, strict=True)])
     n = sum(int(e.loss_mask.sum()) for e in batch)
     assert mate.critic is not None
     for i, e in enumerate(batch):
@@ -312,7 +312,7 @@ def test_the_value_loss_in_float64(samples: list[Sample], shared: bool) -> None:
     policy = make_omni()
     learner = ppo(policy, shared, lam=0.9, gamma=0.95)
     raw = batch_of(policy, samples)
-    batch = assign(learner.prepare(raw), learner.config, 0.0)
+    batch = compute_advantages(learner.prepare(raw), learner.config, 0.0)
     assert learner.critic is not None
     disturb(learner.critic.head.parameters(), 0.03)
     total, clipped, n = 0.0, 0, 0
@@ -331,7 +331,7 @@ def test_the_value_loss_in_float64(samples: list[Sample], shared: bool) -> None:
             clipped += (near - r) ** 2 > (v - r) ** 2
             n += 1
     assert clipped  # the clip is part of it
-    metrics = learner.optimise(batch)
+    metrics = learner.update_policy(batch)
     assert metrics["critic/loss"] == pytest.approx(total / n, rel=1e-5)
     assert metrics["critic/clip_frac"] == pytest.approx(clipped / n, abs=1e-6)
 
@@ -343,7 +343,7 @@ def test_the_critic_learns_what_returns_depend_on(samples: list[Sample], shared:
     critic = CriticConfig(shared=shared, clip=None, optim=OptimConfig(lr=5e-3))
     learner = worker(policy, lr=5e-3, advantage="gae", lam=1.0, critic=critic, steps=40)
     batch = batch_of(policy, samples, ((3, 3), (3, 3)), ((1.0, 1.0), (-1.0, -1.0)))
-    explained = [learner.train(Shard(batch)).metrics["critic/explained_variance"] for _ in range(40)]
+    explained = [learner.train(TrainBatch(batch)).metrics["critic/explained_variance"] for _ in range(40)]
     assert explained[0] == pytest.approx(0, abs=1e-6) and max(explained[-3:]) > 0.9
 
 
@@ -359,7 +359,7 @@ def test_explained_variance_by_hand(samples: list[Sample]) -> None:
 
     # returns 0, 3, 6: variance 6; left 0, 1, 2: variance 2/3
     filled = zip(batch, tokens(0, 2, 4), tokens(0, 3, 6), strict=True)
-    metrics = learner.optimise([e.replace(values=v, returns=r) for e, v, r in filled])
+    metrics = learner.update_policy([e.replace(values=v, returns=r) for e, v, r in filled])
     assert metrics["critic/explained_variance"] == pytest.approx(1 - (2 / 3) / 6)
     assert metrics["critic/value"] == pytest.approx(2)
 
@@ -383,7 +383,7 @@ def test_the_critic_hears_the_right_audio(make_policy: Make, samples: list[Sampl
         batch = [e.replace(audio=(sounds[i // 2],)) for i, e in enumerate(batch)]
         heard = [e.values for e in learner.prepare(batch)]
         fixed = [with_advantage(e, 0.0).replace(values=torch.zeros(len(e)), returns=torch.ones(len(e))) for e in batch]
-        found[name] = [v for v in heard if v is not None], learner.optimise(fixed)["critic/loss"]
+        found[name] = [v for v in heard if v is not None], learner.update_policy(fixed)["critic/loss"]
     before, loss = found["same"]
     for name, touched in (("other", {1}), ("swapped", {0, 1})):
         after, changed = found[name]
@@ -401,13 +401,13 @@ def test_a_toy_reward_rises(samples: list[Sample], advantage: str, loss: str) ->
     policy = make_omni()
     critic = CriticConfig(warmup_steps=1, optim=OptimConfig(lr=3e-3))
     config = RLConfig(steps=20, kl_beta=0.0, advantage=advantage, loss=loss, critic=critic)  # type: ignore[arg-type]
-    learner = RLWorker(policy, config, OptimConfig(lr=3e-3), 1.0, TOKENS)
+    learner = Trainer(policy, config, OptimConfig(lr=3e-3), 1.0, TOKENS)
     engine = HFEngine(policy, SamplingConfig(max_new_tokens=TOKENS))
     means = []
     for step in range(20):
         rollouts = engine.generate([Request(s, 8, seed=step, group_id=s.id) for s in samples])
         scored = [r.with_score(Score(float((r.segments[0].ids % 2 == 0).float().mean()))) for r in rollouts]
-        learner.train(Shard([Experience.from_rollout(r) for r in scored]))
+        learner.train(TrainBatch([Experience.from_rollout(r) for r in scored]))
         means.append(sum(r.score.total for r in scored if r.score) / len(scored))
     assert sum(means[-3:]) / 3 > sum(means[:3]) / 3 + 0.15, means
 
@@ -415,7 +415,7 @@ def test_a_toy_reward_rises(samples: list[Sample], advantage: str, loss: str) ->
 # -- the KL --------------------------------------------------------------------------------------------------------
 
 
-def kl_by_hand(learner: RLWorker, reference: AudioPolicy, batch: Sequence[Experience]) -> float:
+def kl_by_hand(learner: Trainer, reference: AudioPolicy, batch: Sequence[Experience]) -> float:
     """k3 over all sampled tokens, one answer at a time, in float64."""
     gap = torch.cat([logprobs(learner.policy, e).double() - logprobs(reference, e).double() for e in batch])
     return float(((-gap).exp() + gap - 1).mean())
@@ -433,7 +433,7 @@ def test_the_controller_follows_the_kl_that_is_logged(samples: list[Sample], whe
         beta, seen = 0.2, []
         for _ in range(3):
             expected = kl_by_hand(learner, start, batch)
-            metrics = learner.train(Shard(batch)).metrics
+            metrics = learner.train(TrainBatch(batch)).metrics
             assert metrics["kl"] == pytest.approx(expected, rel=1e-3, abs=1e-7)
             assert metrics["kl/beta"] == pytest.approx(beta, rel=1e-12)  # the one that this step used
             beta *= 1 + gain * min(max(metrics["kl"] / 0.01 - 1, -0.2), 0.2)
@@ -462,7 +462,7 @@ def test_the_penalty_uses_the_controllers_coefficient(samples: list[Sample]) -> 
             assert e.old_logprobs is not None and e.ref_logprobs is not None
             gap = (e.old_logprobs - e.ref_logprobs)[e.loss_mask].double()
             costs.append(float(((-gap).exp() + gap - 1).sum()))
-        trained = learner.train(Shard(batch))
+        trained = learner.train(TrainBatch(batch))
         expected = beta * (costs[1] - costs[0])
         assert trained.advantages == pytest.approx([expected, -expected], rel=1e-3, abs=1e-7)
         assert abs(expected) > 1e-6
@@ -509,7 +509,7 @@ def test_a_worker_averages_after_each_update(samples: list[Sample]) -> None:
         return out
 
     learner.optimizer.step = spy  # type: ignore[method-assign]
-    learner.train(Shard(batch))
+    learner.train(TrainBatch(batch))
     assert learner.optimizer.updates == 2
     weights = snapshot(policy.trainable())
     with learner.ema.swapped_in():
@@ -527,8 +527,8 @@ def test_the_supervised_gradient_is_added_times_its_coefficient(samples: list[Sa
     alone, both, plain = make_omni(), make_omni(), make_omni()
     batch = batch_of(alone, samples)
     examples = [experience(alone, Example(s, t)) for s, t in zip(samples, ("yes", "no no", "English"), strict=True)]
-    worker(alone).train(Shard(batch))
-    metrics = worker(both, ptx_coef=0.6, ptx_batch=3).train(Shard(batch, examples)).metrics
+    worker(alone).train(TrainBatch(batch))
+    metrics = worker(both, ptx_coef=0.6, ptx_batch=3).train(TrainBatch(batch, examples)).metrics
     losses = torch.cat([-plain.forward(pack_experiences([e])).logprobs for e in examples])
     losses.mean().backward()
     assert metrics["ptx/loss"] == pytest.approx(float(losses.mean().detach()), rel=1e-6)
@@ -542,7 +542,7 @@ def test_the_supervised_gradient_is_added_times_its_coefficient(samples: list[Sa
 def test_the_supervised_term_needs_examples(samples: list[Sample], tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", "test", [], RLConfig())
     with pytest.raises(ValueError, match="ptx_coef is set, but there are no supervised examples"):
-        rl(
+        train_rl(
             make_omni(),
             samples,
             lambda rollouts: [Score(0.0) for _ in rollouts],
@@ -560,7 +560,7 @@ def test_the_supervised_term_needs_examples(samples: list[Sample], tmp_path: Pat
 def test_ppo_continues_bit_by_bit(samples: list[Sample], tmp_path: Path, shared: bool) -> None:
     """Critic in its warm-up's last step, average, controlled KL, schedule: all come back."""
 
-    def fresh() -> RLWorker:
+    def fresh() -> Trainer:
         critic = CriticConfig(shared=shared, warmup_steps=2, optim=OptimConfig(lr=1e-3, warmup_steps=3))
         return worker(
             make_omni(),
@@ -574,9 +574,9 @@ def test_ppo_continues_bit_by_bit(samples: list[Sample], tmp_path: Path, shared:
             warmup=3,
         )
 
-    def step(w: RLWorker, k: int) -> dict[str, float]:
+    def step(w: Trainer, k: int) -> dict[str, float]:
         scores = [[s + k for s in row] for row in SCORES]
-        return w.train(Shard(batch_of(w.policy, samples, LENGTHS, scores))).metrics
+        return w.train(TrainBatch(batch_of(w.policy, samples, LENGTHS, scores))).metrics
 
     straight = fresh()
     for k in range(4):
@@ -603,7 +603,7 @@ def test_ppo_continues_bit_by_bit(samples: list[Sample], tmp_path: Path, shared:
 
 def test_a_checkpoint_without_a_critic_is_refused(samples: list[Sample], tmp_path: Path) -> None:
     grpo = worker(make_omni())
-    grpo.train(Shard(batch_of(grpo.policy, samples)))
+    grpo.train(TrainBatch(batch_of(grpo.policy, samples)))
     save_checkpoint(tmp_path / "grpo", grpo.policy, grpo.state(), {"step": 1})
     for learner, missing in ((ppo(make_omni()), "critic"), (worker(make_omni(), ema_decay=0.9), "ema")):
         trainer, _ = load_checkpoint(tmp_path / "grpo", learner.policy)
@@ -637,7 +637,7 @@ def test_a_trained_tower_hears_each_clip_once_an_update(
         calls.append([])
         with monkeypatch.context() as patched:
             patched.setattr(type(policy.backbone), "hear", spy)
-            learner.train(Shard(batch))
+            learner.train(TrainBatch(batch))
         assert learner.critic is not None
         for model in (policy.model, learner.critic.trunk.model):
             assert calls[-1].count(id(model)) == 2 * 2  # two prompts, two updates
@@ -660,7 +660,7 @@ def test_hearing_once_gives_the_gradient_of_hearing_for_every_pack(
         with monkeypatch.context() as patched:
             if not once:
                 patched.setattr(AudioPolicy, "hear_once", lambda self: nullcontext())
-            learner.train(Shard(batch, examples))
+            learner.train(TrainBatch(batch, examples))
         found.append(all_gradients(learner))
     for other in found[1:]:
         assert_same_gradients(other, found[0])
@@ -673,11 +673,11 @@ def test_a_failed_update_leaves_no_hearing_behind(samples: list[Sample]) -> None
     broken = [*batch[:5], batch[5].replace(advantages=torch.full((len(batch[5]),), torch.inf))]
     before = snapshot(policy.trainable())
     with pytest.raises(FloatingPointError, match=repr(samples[1].id)):
-        learner.optimise(broken)
+        learner.update_policy(broken)
     assert not moved(before, policy.trainable())
     twin = worker(make_omni(ModelConfig(audio="full")))
-    learner.optimise(batch)
-    twin.optimise(batch)
+    learner.update_policy(batch)
+    twin.update_policy(batch)
     assert not moved(snapshot(policy.trainable()), twin.policy.trainable())
 
 
@@ -691,7 +691,7 @@ def test_random_orders_of_groups_train_alike(samples: list[Sample]) -> None:
         if seed is not None:
             random.Random(seed).shuffle(starts)
         learner = worker(policy, kl_beta=0.01, micro_batch_tokens=150)
-        learner.train(Shard([e for a, b in starts for e in batch[a:b]]))
+        learner.train(TrainBatch([e for a, b in starts for e in batch[a:b]]))
         found.append(all_gradients(learner))
     for other in found[1:]:
         assert_same_gradients(other, found[0])

@@ -16,7 +16,7 @@ from audiorl.models import AudioPolicy, higgs
 from audiorl.models.dual_branch import dualize
 from audiorl.models.examples import Example, experience
 from audiorl.rl.advantages import with_advantage
-from audiorl.rl.trainer import RLWorker, Shard
+from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecVoice
 from audiorl.train.sft import SFTWorker
@@ -45,18 +45,18 @@ def given(found: Sequence[Rollout]) -> list[Experience]:
     return [with_advantage(Experience.from_rollout(r), a) for r, a in zip(found, ADVANTAGES, strict=True)]
 
 
-def worker(of: AudioPolicy, lr: float = 1e-3, audio_temperature: float | None = None, **changes: object) -> RLWorker:
+def worker(of: AudioPolicy, lr: float = 1e-3, audio_temperature: float | None = None, **changes: object) -> Trainer:
     config = RLConfig(**({"steps": 4, "prompts_per_step": 2, "group_size": 3} | changes))  # type: ignore[arg-type]
     optim = OptimConfig(lr=lr, max_grad_norm=1e9)
-    return RLWorker(of, config, optim, 1.0, 16, audio_temperature=audio_temperature)
+    return Trainer(of, config, optim, 1.0, 16, audio_temperature=audio_temperature)
 
 
 def gradients(of: AudioPolicy) -> dict[str, Tensor]:
     return {n: p.grad.clone() for n, p in of.trainable().items() if p.grad is not None}
 
 
-def learn(learner: RLWorker, batch: Sequence[Experience]) -> dict[str, float]:
-    return learner.optimise(learner.prepare(batch))
+def learn(learner: Trainer, batch: Sequence[Experience]) -> dict[str, float]:
+    return learner.update_policy(learner.prepare(batch))
 
 
 def test_the_first_update_is_on_policy() -> None:
@@ -110,7 +110,7 @@ def test_a_frame_is_clipped_as_one_or_code_by_code() -> None:
         for e in batch:
             assert e.old_logprobs is not None and e.drawn is not None
             moved.append(e.replace(old_logprobs=torch.where(e.drawn, e.old_logprobs - 0.15, 0.0)))
-        shares[kind] = learner.optimise(moved)["policy/clip_frac"]
+        shares[kind] = learner.update_policy(moved)["policy/clip_frac"]
     assert shares["code"] == 0 and shares["frame"] > 0.3
 
 
@@ -141,7 +141,7 @@ def test_ppo_values_every_row_and_frames_are_steps() -> None:
     own = policy()
     found = [r.with_score(Score(a)) for r, a in zip(rollouts(own), ADVANTAGES, strict=True)]
     learner = worker(own, advantage="gae", kl_in="reward", kl_kind="k1", critic=CriticConfig(), kl_beta=0.1)
-    trained = learner.train(Shard([Experience.from_rollout(r) for r in found]))
+    trained = learner.train(TrainBatch([Experience.from_rollout(r) for r in found]))
     assert trained.metrics["kl_audio"] == pytest.approx(0, abs=1e-6)
     assert np.isfinite(trained.metrics["critic/loss"]) and trained.metrics["grad_norm"] > 0
 

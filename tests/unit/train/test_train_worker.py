@@ -14,7 +14,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.rl.advantages import with_advantage
-from audiorl.rl.trainer import RLWorker
+from audiorl.rl.trainer import Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Experience, Request, Rollout, Sample
 from tests.conftest import make_omni
@@ -37,15 +37,15 @@ def experiences(policy: AudioPolicy, samples: Sequence[Sample], temperature: flo
 
 def worker(
     policy: AudioPolicy, *, lr: float = 1e-3, temperature: float = 1.0, warmup: int = 0, **grpo: object
-) -> RLWorker:
+) -> Trainer:
     """A worker that does not clip gradients, so that they can be read after its update."""
     config = RLConfig(**({"steps": 4, "prompts_per_step": 2, "group_size": 3} | grpo))  # type: ignore[arg-type]
-    return RLWorker(policy, config, OptimConfig(lr=lr, max_grad_norm=1e9, warmup_steps=warmup), temperature, TOKENS)
+    return Trainer(policy, config, OptimConfig(lr=lr, max_grad_norm=1e9, warmup_steps=warmup), temperature, TOKENS)
 
 
-def learn(learner: RLWorker, batch: Sequence[Experience]) -> dict[str, float]:
+def learn(learner: Trainer, batch: Sequence[Experience]) -> dict[str, float]:
     """A step on experiences whose advantages are given."""
-    return learner.optimise(learner.prepare(batch))
+    return learner.update_policy(learner.prepare(batch))
 
 
 def gradients(policy: AudioPolicy) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from audiorl.data.schedule import batch_of_step
 from audiorl.models import AudioPolicy, load_policy, load_weights
 from audiorl.models.examples import Example
 from audiorl.rl.advantages import with_advantage
-from audiorl.rl.trainer import RLWorker
+from audiorl.rl.trainer import Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
@@ -36,9 +36,9 @@ def rollouts_of(policy: AudioPolicy, samples: list[Sample], n: int = 4) -> list[
     return [with_advantage(Experience.from_rollout(r), float(a)) for r, a in zip(rollouts, advantages, strict=True)]
 
 
-def worker(policy: AudioPolicy, lr: float = 1e-3, **grpo: object) -> RLWorker:
+def worker(policy: AudioPolicy, lr: float = 1e-3, **grpo: object) -> Trainer:
     config = RLConfig(prompts_per_step=3, group_size=4, **grpo)  # type: ignore[arg-type]
-    return RLWorker(policy, config, OptimConfig(lr=lr), 1.0, 8)
+    return Trainer(policy, config, OptimConfig(lr=lr), 1.0, 8)
 
 
 def gradient(policy: AudioPolicy) -> torch.Tensor:
@@ -48,7 +48,7 @@ def gradient(policy: AudioPolicy) -> torch.Tensor:
 def test_toy_reward_rises(samples: list[Sample]) -> None:
     """Reward: the share of even token ids. Twenty steps of GRPO move it well up."""
     policy = make_omni()
-    w = RLWorker(policy, RLConfig(steps=20, kl_beta=0.0), OptimConfig(lr=3e-3), 1.0, 8)
+    w = Trainer(policy, RLConfig(steps=20, kl_beta=0.0), OptimConfig(lr=3e-3), 1.0, 8)
     engine = HFEngine(policy, SamplingConfig(max_new_tokens=8))
     means = []
     for step in range(20):
