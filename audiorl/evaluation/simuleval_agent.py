@@ -1,8 +1,8 @@
 """A policy as an agent of SimulEval 1.1.4, which then drives it chunk by chunk:
 
     simuleval --agent-class audiorl.evaluation.simuleval_agent.InterpreterAgent \\
-        --model runs/simul/checkpoints/stage2/step_000040 --source-language en --target-language es --source-segment-size 960 \\
-        --source wavs.txt --target references.txt --output results --quality-metrics BLEU
+        --model runs/simul/checkpoints/stage2/step_000040 --source-language en --target-language es \\
+        --source-segment-size 960 --source wavs.txt --target references.txt --output results --quality-metrics BLEU
 
 `--source-segment-size` is the chunk in ms that the policy was trained with; `--device` is where it lives. Audio of any
 rate and number of channels is heard as the rest of audiorl hears it. `python -m eval.simul --score results` computes

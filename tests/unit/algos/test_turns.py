@@ -43,7 +43,7 @@ def streamed(group: str, *turns: tuple[int, float]) -> Experience:
 
 
 def test_time_index_on_the_tokens_of_each_turn() -> None:
-    """The same numbers through `compute_advantages`: each turn's advantage on its sampled tokens, whatever their number."""
+    """`compute_advantages` gives each turn's advantage to all its sampled tokens."""
     experiences = [
         streamed("a", (1, 1.0), (2, 4.0), (1, 7.0)),
         streamed("a", (2, 0.0), (1, 2.0)),

@@ -102,10 +102,10 @@ Total = Callable[[Tensor], Tensor]
 
 
 def by_hand(
-    name: str, w: Tensor, l: Tensor, rw: Tensor, train_rl: Tensor, o: dict[str, float], draw: Tensor, total: Total
+    name: str, w: Tensor, l: Tensor, rw: Tensor, rl: Tensor, o: dict[str, float], draw: Tensor, total: Total
 ) -> Tensor:
     """One pair's loss. `draw`: SamPO's positions of the longer answer. `total`: sum or mean over an answer's tokens."""
-    h = (total(w) - total(rw)) - (total(l) - total(train_rl)) if len(rw) else torch.zeros(())
+    h = (total(w) - total(rw)) - (total(l) - total(rl)) if len(rw) else torch.zeros(())
     n = min(len(w), len(l))
     if name == "dpo":
         return -log_sigma(o["beta"] * h)
@@ -117,11 +117,11 @@ def by_hand(
     if name == "r-dpo":
         return -log_sigma(o["beta"] * h + o["alpha"] * (len(w) - len(l)))
     if name == "sampo":
-        long, short = (w - rw, l - train_rl) if len(w) > len(l) else (l - train_rl, w - rw)
+        long, short = (w - rw, l - rl) if len(w) > len(l) else (l - rl, w - rw)
         gap = long[draw[:n]].sum() - short.sum()
         return -log_sigma(o["beta"] * (gap if len(w) > len(l) else -gap))
     if name == "ld-dpo":
-        good, bad = (x[:n].sum() + o["alpha"] * x[n:].sum() for x in (w - rw, l - train_rl))
+        good, bad = (x[:n].sum() + o["alpha"] * x[n:].sum() for x in (w - rw, l - rl))
         return -log_sigma(o["beta"] * (good - bad))
     if name == "simpo":
         return -log_sigma(o["beta"] * w.mean() - o["beta"] * l.mean() - o["gamma"])
