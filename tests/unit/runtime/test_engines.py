@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from audiorl.train_rl import train as loop
+from audiorl.rl import train as loop
 
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig
 from audiorl.models import AudioPolicy, load_policy, qwen_omni
