@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from audiorl.rl import train as loop
 
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig
 from audiorl.models import AudioPolicy, load_policy, qwen_omni
 from audiorl.models.policy import Weights, named
+from audiorl.rl import train as loop
 from audiorl.rl.train import train_rl
 from audiorl.rl.trainer import TrainBatch, Trainer, TrainOutput
 from audiorl.rl.weight_sync import EngineApart, GroupEngine
