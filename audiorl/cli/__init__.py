@@ -191,7 +191,3 @@ def _take(args: list[str], name: str) -> str | None:
             del args[i]
             return arg.split("=", 1)[1]
     return None
-
-
-if __name__ == "__main__":
-    sys.exit(main())
