@@ -31,7 +31,7 @@ from audiorl.models import AudioPolicy
 from audiorl.models.qwen_omni import tiny
 from audiorl.rollout.hf import HFEngine
 from audiorl.simulst.bundled import bundled_streams
-from audiorl.simulst.streams import Stream, interpretation
+from audiorl.simulst.streams import Stream, interpretation_sample
 from audiorl.types import Request, Rollout
 
 LENGTHS = (15, 30, 60)
@@ -82,7 +82,7 @@ def streams_of(seconds: float, count: int, seed: int) -> list[Stream]:
 
 def interpret(policy: AudioPolicy, streams: Sequence[Stream]) -> list[Rollout]:
     sampling = SamplingConfig(temperature=0.0, max_new_tokens=WRITTEN, max_batch_tokens=10**9)
-    return HFEngine(policy, sampling).generate([Request(interpretation(s)) for s in streams])
+    return HFEngine(policy, sampling).generate([Request(interpretation_sample(s)) for s in streams])
 
 
 def chunk_times(rollout: Rollout) -> list[float]:

@@ -48,7 +48,7 @@ from audiorl.simulst.quality import NAMES, Quality, bleu_tokenizer
 from audiorl.simulst.schedules import Offline, WaitK, words_per_chunk
 from audiorl.simulst.scoring import Segments, score
 from audiorl.simulst.segments import match_segments, read_segments
-from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
+from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Request, RolloutEngine, Schedule
 
 TRANSCRIPTS = "asr_transcripts.txt"
@@ -271,7 +271,7 @@ def _warm_up(engine: RolloutEngine, stream: Stream, chunks: ChunkConfig) -> None
     """A chunk of silence, so that no stream's times hold what the first call of all takes."""
     silence = AudioClip(array=np.zeros(round(16_000 * chunks.seconds), np.float32), sample_rate=16_000)
     asked = replace(stream, audio=silence, seconds=chunks.seconds, units=())
-    engine.generate([Request(interpretation(asked, chunks))])
+    engine.generate([Request(interpretation_sample(asked, chunks))])
 
 
 def types_of(folder: Path, instances: list[Instance]) -> tuple[SourceType, TargetType]:

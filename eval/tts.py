@@ -49,7 +49,7 @@ from audiorl.metrics.text import CorpusErrors, ErrorCounts
 from audiorl.report.listening import Card, Take, listening_page
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecVoice
-from audiorl.tts.prompts import to_say
+from audiorl.tts.prompts import utterance_sample
 from audiorl.tts.texts import read_utterances
 
 Row = dict[str, Any]
@@ -146,7 +146,7 @@ def generate(options: Options) -> Options:
     """Let the model say what is missing; the options with the folder of its recordings."""
     assert options.model is not None
     folder = options.audio or options.out / "audio"
-    samples = [to_say(u) for u in utterances_of(options)]
+    samples = [utterance_sample(u) for u in utterances_of(options)]
     policy = load_speaking(options.model, options.codec, options.device)
     assert policy.codec is not None
     settings = {

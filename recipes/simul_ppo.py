@@ -27,7 +27,7 @@ from audiorl.rewards.simul import TimeCompliance, multi_turn, single_turn
 from audiorl.run.folder import Run
 from audiorl.simulst.bundled import bundled_streams
 from audiorl.simulst.formats import read_streams
-from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
+from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.train.sft import sft
 
 PPO = RLConfig(
@@ -123,7 +123,7 @@ def main(config: Config, run: Run) -> None:
     time: bool | TimeCompliance = options.time
     if time and voice is not None:
         time = TimeCompliance(voice.codec.frame_rate)
-    of_turns = {name: w for name, w in options.weights.items() if name not in ("latency", "whole")}
+    of_turns = {name: w for name, w in options.weights.items() if name not in ("latency", "stream_quality")}
     single = single_turn(options.quality, time, of_turns)
     both = multi_turn(options.quality, time, options.longest_wait, options.weights)
 
@@ -133,7 +133,8 @@ def main(config: Config, run: Run) -> None:
     if config.sft_epochs:
         rng = random.Random(config.seed)
         examples = [
-            Example(interpretation(s, config.chunks, [rng.randint(0, config.lag) for _ in s.units])) for s in train
+            Example(interpretation_sample(s, config.chunks, [rng.randint(0, config.lag) for _ in s.units]))
+            for s in train
         ]
         steps = max(round(config.sft_epochs * len(train) / config.sft.batch_size), 1)
         settings = replace(config.sft, steps=steps)

@@ -40,8 +40,8 @@ from audiorl.rewards.simul import TimeCompliance, multi_turn, single_turn
 from audiorl.run.folder import Run
 from audiorl.simulst.bundled import bundled_streams, prompt_pairs
 from audiorl.simulst.formats import write_streams
-from audiorl.simulst.schedules import Offline, WaitK, scheduled, words_per_chunk
-from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
+from audiorl.simulst.schedules import Offline, WaitK, delay_references, words_per_chunk
+from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.train.sft import sft
 from audiorl.types import Schedule
 
@@ -101,7 +101,7 @@ class Config:
     wait_k_optim: OptimConfig = OptimConfig(lr=5e-4, warmup_steps=20, schedule="cosine")
     stages: tuple[Literal["stage1", "stage2"], ...] = ("stage1", "stage2")
     """For ablations: one of them alone."""
-    weights: dict[str, float] = field(default_factory=lambda: {"quality": 2.0, "whole": 2.0, "latency": 0.5})
+    weights: dict[str, float] = field(default_factory=lambda: {"quality": 2.0, "stream_quality": 2.0, "latency": 0.5})
     """Of the rewards, where not 1. Each is standardised, and detection and initiative ask for speed already."""
     stage1: RLConfig = PPO
     stage2: RLConfig = PPO
@@ -144,11 +144,11 @@ def main(config: Config, run: Run) -> None:
 
     heard = [*on_disk(run, robot_streams(config), "robots"), *train]
     rng = random.Random(config.seed)
-    lagging = [Example(interpretation(s, config.chunks, _lags(s, config.lag, rng))) for s in heard]
+    lagging = [Example(interpretation_sample(s, config.chunks, _lags(s, config.lag, rng))) for s in heard]
     sft(policy, lagging, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     measured("before")
 
-    of_turns = {name: w for name, w in config.weights.items() if name not in ("latency", "whole")}
+    of_turns = {name: w for name, w in config.weights.items() if name not in ("latency", "stream_quality")}
     known = {
         "stage1": Stage("stage1", single_turn(time=time, weights=of_turns), config.stage1, "after stage1"),
         "stage2": Stage("stage2", multi_turn(time=time, weights=config.weights), config.stage2, "after"),
@@ -171,8 +171,8 @@ def main(config: Config, run: Run) -> None:
         run.load_result("sft", policy)
         rate = words_per_chunk(train, config.chunks.seconds)
         several = [
-            Example(replace(s, turns=scheduled(s.turns, WaitK(rng.choice(config.ks), rate, config.target))))
-            for s in (interpretation(s, config.chunks) for s in heard)
+            Example(replace(s, turns=delay_references(s.turns, WaitK(rng.choice(config.ks), rate, config.target))))
+            for s in (interpretation_sample(s, config.chunks) for s in heard)
         ]
         sft(policy, several, run, config=config.wait_k, optim=config.wait_k_optim, seed=config.seed, phase="wait_k")
         for k in config.ks:

@@ -25,7 +25,7 @@ from audiorl.report import write_report
 from audiorl.rl.train import train_rl
 from audiorl.rollout.speech_decoder import CodecVoice
 from audiorl.run.folder import Run
-from audiorl.tts.prompts import to_say
+from audiorl.tts.prompts import utterance_sample
 from audiorl.tts.rewards import SpeechRewards, speech_reward
 
 
@@ -70,7 +70,7 @@ def tiny() -> Config:
 
 def main(config: Config, run: Run) -> None:
     train, held_out = texts_of(config)
-    samples = [to_say(u, config.tags) for u in train]
+    samples = [utterance_sample(u, config.tags) for u in train]
     folder = run.dir / "tiny"
     options = replace(
         config.rewards,

@@ -40,13 +40,13 @@ from audiorl.models.dual_branch import dualize
 from audiorl.models.text import tiny as tiny_text
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
-from audiorl.rewards.speech import Duration, Finished, Intelligibility, Listener
+from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges
 from audiorl.rl.train import train_rl
 from audiorl.rollout.speech_decoder import CodecVoice
 from audiorl.run.folder import Run
 from audiorl.train.codec import CodecConfig, quick_training, small_tokenizer, train_codec
 from audiorl.train.sft import sft
-from audiorl.tts.prompts import spoken, to_speak
+from audiorl.tts.prompts import recorded_example, speech_sample
 from audiorl.types import Sample
 from tokenizers_audio import AudioTokenizer
 from tokenizers_audio.audio import prepare
@@ -160,18 +160,18 @@ def main(config: Config, run: Run) -> None:
     )
     policy = dualize(writer, codec.num_codebooks, codec.codebook_size, config.seed)
     policy.set_codec(codec)
-    examples = [spoken(text, text, AudioClip(array=wav, sample_rate=RATE)) for text, wav in speech]
+    examples = [recorded_example(text, text, AudioClip(array=wav, sample_rate=RATE)) for text, wav in speech]
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
 
     held_out = [prompt(words, known) for words in test]
     measure_speech(run, "before", policy, held_out, config.sampling, judge)
     policy = load_policy(run.checkpoint("sft"), ModelConfig(only=config.only), codec)
     voice = CodecVoice.of(policy)
-    listener = Listener(voice, recogniser=ear)
+    judges = SpeechJudges(voice, recogniser=ear)
     reward = WeightedSum.of(
-        understood=Intelligibility(listener, "cer"),
-        length=(Duration(listener), 0.2),
-        finished=(Finished(listener), 0.1),
+        understood=Intelligibility(judges, "cer"),
+        length=(Duration(judges), 0.2),
+        finished=(Finished(judges), 0.1),
     )
     train_rl(
         policy,
@@ -221,7 +221,7 @@ def said(words: Words, known: Mapping[str, np.ndarray]) -> np.ndarray:
 def prompt(words: Words, known: Mapping[str, np.ndarray]) -> Sample:
     """The text to say, and how long it lasts when the person says it."""
     text = " ".join(words)
-    return to_speak(text, text, metadata={"reference_seconds": len(said(words, known)) / RATE})
+    return speech_sample(text, text, metadata={"reference_seconds": len(said(words, known)) / RATE})
 
 
 def trained_codec(run: Run, waves: Sequence[np.ndarray], config: Config) -> UnifiedTokenizer:

@@ -21,8 +21,8 @@ from audiorl.recipe.speech import SpeechConfig, measurement, speaking_policy, te
 from audiorl.report import write_report
 from audiorl.run.folder import Run
 from audiorl.train.sft import sft
-from audiorl.tts.codes import encode_once
-from audiorl.tts.prompts import to_learn
+from audiorl.tts.codes import encode_corpus
+from audiorl.tts.prompts import utterance_example
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ def tiny() -> Config:
 
 def main(config: Config, run: Run) -> None:
     train, held_out = texts_of(config)
-    examples = [to_learn(u, config.tags) for u in train]
+    examples = [utterance_example(u, config.tags) for u in train]
     policy = speaking_policy(config, run, teach=True)
     measure = measurement(config, run, policy, held_out)
-    encode_once(policy, [clip for u in train for clip in (u.recording, u.prompt) if clip], run.dir / "codes")
+    encode_corpus(policy, [clip for u in train for clip in (u.recording, u.prompt) if clip], run.dir / "codes")
     measure("before")
     steps = config.steps(len(examples), config.sft.batch_size)
     sft(policy, examples, run, config=replace(config.sft, steps=steps), optim=config.optim, seed=config.seed)

@@ -54,7 +54,7 @@ def measure_speech(
             path = Path("eval") / name / f"{number:04d}.wav"
             write_wav(run.dir / path, wav, rate)
             row: dict[str, Any] = (
-                {"id": rollout.sample.id, "text": reference, "heard": text, "said": {"path": str(path)}}
+                {"id": rollout.sample.id, "text": reference, "transcript": text, "spoken_audio": {"path": str(path)}}
                 | {"cer": char_errors(reference, text, normalizer).rate}
                 | {"wer": word_errors(reference, text, normalizer).rate}
                 | {"seconds": len(wav) / rate, "cut": rollout.segments[-1].stop_reason == "length"}

@@ -34,10 +34,10 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecVoice
 from audiorl.run.folder import Run, rollout_row
 from audiorl.simulst.logs import Instance, write_log
-from audiorl.simulst.schedules import words_of
+from audiorl.simulst.schedules import split_words
 from audiorl.simulst.scoring import score
-from audiorl.simulst.speech import write_spoken
-from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
+from audiorl.simulst.speech import write_speech_log
+from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Request, Reward, Rollout, RolloutEngine, Schedule, Segment
 
 SEGMENTS = "segments.yaml"
@@ -55,7 +55,7 @@ def interpret(
     Emit times are comparable with a batch of one stream only: `sampling.max_batch_tokens` 1.
     """
     engine = HFEngine(policy, replace(sampling, temperature=0.0))
-    return engine.generate([Request(interpretation(s, chunks), schedule=schedule) for s in streams])
+    return engine.generate([Request(interpretation_sample(s, chunks), schedule=schedule) for s in streams])
 
 
 @dataclass
@@ -86,7 +86,7 @@ def interpret_into(
     A later call goes on from there, and returns the same rollouts whatever had been finished before; of their tokens
     only the number is kept. `batch_size`: streams side by side. Emit times are those of a single stream with 1 only.
     """
-    samples = [interpretation(s, chunks) for s in streams]
+    samples = [interpretation_sample(s, chunks) for s in streams]
     generate_all(
         _Scheduled(engine, schedule), samples, path, batch_size, describe=lambda rollout: rollout_row(rollout, 0, 0.0)
     )
@@ -109,14 +109,14 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
     """
     sample = rollout.sample
     language = str(sample.metadata.get("target_language", ""))
-    final = words_of(rollout.text, language)
+    final = split_words(rollout.text, language)
     seconds = float(sample.metadata.get("seconds", sample.turns[-1].end))
     delays: list[float] = []
     elapsed: list[float] = []
     computed = 0.0
     for count, segment in enumerate(rollout.segments, 1):
         assert segment.source_time is not None and segment.emit_time is not None
-        so_far = words_of(settled(rollout.segments[:count], language), language)
+        so_far = split_words(settled(rollout.segments[:count], language), language)
         computed = segment.emit_time - segment.source_time
         while len(delays) < len(so_far) and so_far[len(delays)] == final[len(delays)]:
             delays.append(1000 * segment.source_time)
@@ -194,9 +194,9 @@ def measure_streams(
         write_interpreted(run.dir / "eval" / name, streams, rollouts)
         rows = [rollout_row(r, 0, 0.0) for r in scored]
         if voice is not None:
-            tracks = write_spoken(run.dir / "eval" / name / "speech", rollouts, voice)
+            tracks = write_speech_log(run.dir / "eval" / name / "speech", rollouts, voice)
             for row, track in zip(rows, tracks, strict=True):
-                row["said"] = {"path": str(track.relative_to(run.dir))}
+                row["spoken_audio"] = {"path": str(track.relative_to(run.dir))}
         path = run.dir / "eval" / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         result = measure(streams, rollouts)

@@ -180,6 +180,6 @@ def check_delays(delays: Sequence[float], source_length: float = 1, target_lengt
         raise ValueError(f"target_length must be at least 1, got {target_length}")
 
 
-def joined(texts: Sequence[str], language: str) -> str:
+def join_texts(texts: Sequence[str], language: str) -> str:
     """Texts of one language as one text."""
     return separator(language).join(t.strip() for t in texts if t.strip())

@@ -17,7 +17,7 @@ from audiorl.recipe.common import RecipeConfig, policy_from, split_held_out, wit
 from audiorl.recipe.tiny_speech import tiny_part
 from audiorl.rl.train import Evaluate
 from audiorl.run.folder import Run
-from audiorl.tts.prompts import to_say
+from audiorl.tts.prompts import utterance_sample
 from audiorl.tts.texts import bundled_utterances, read_utterances
 from audiorl.types import Sample
 
@@ -167,7 +167,7 @@ def measurement(config: SpeechConfig, run: Run, policy: AudioPolicy, held_out: S
     return Measurement(
         run,
         policy,
-        [to_say(u, config.tags) for u in held_out],
+        [utterance_sample(u, config.tags) for u in held_out],
         config.sampling,
         config.normalizer,
         load_recogniser(tiny_part(folder, "judge", config.judge), config.language) if config.judge else None,

@@ -11,7 +11,7 @@ from audiorl.evaluation.streams import probe_streams
 from audiorl.models import AudioPolicy
 from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
-from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
+from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Reward, Voice
 
 Name = Literal["stage1", "stage2"]
@@ -48,7 +48,7 @@ def train_stages(
     """
     start = policy.reference()
     beta: float | None = None
-    asked = [interpretation(s, chunks) for s in streams]
+    asked = [interpretation_sample(s, chunks) for s in streams]
     for number, stage in enumerate(stages):
         config = stage.config
         if beta is not None and config.kl_control != "fixed":

@@ -13,7 +13,7 @@ _TEXTS = 8
 
 def is_speech(rows: Sequence[Row]) -> bool:
     """Whether these are texts that were said and written down by a judge."""
-    return bool(rows) and {"said", "heard"} <= set(rows[0])
+    return bool(rows) and ({"spoken_audio", "transcript"} <= set(rows[0]) or {"said", "heard"} <= set(rows[0]))  # 0.1
 
 
 def heard(run: Run, players: Players) -> str:
@@ -36,7 +36,7 @@ def heard(run: Run, players: Players) -> str:
 
 def said(row: Row, players: Players) -> str:
     """The sound of a rollout that spoke; empty for one that did not."""
-    clip = row.get("said")
+    clip = row.get("spoken_audio", row.get("said"))  # "said" in runs of 0.1
     return f"<div class='audio'>{players.player(clip)}</div>" if clip else ""
 
 
@@ -55,7 +55,9 @@ def _text(row: Row, takes: Mapping[str, Row], players: Players) -> str:
 
 
 def _side(name: str, row: Row, players: Players) -> str:
-    understood = escape(str(row.get("heard") or "")) or "<span class='note'>nothing was understood</span>"
+    understood = (
+        escape(str(row.get("transcript", row.get("heard")) or "")) or "<span class='note'>nothing was understood</span>"
+    )
     mark = "right" if _rate(row) == 0 else "wrong"
     return (
         f"<div class='side {mark}'><span class='when'>{escape(name)}</span>{said(row, players)}"

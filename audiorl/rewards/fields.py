@@ -11,20 +11,20 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class WireError(ValueError):
+class SerializationError(ValueError):
     """A document with something missing or wrong; the message begins with the field."""
 
 
 def get(row: Any, name: str, kind: type[T], where: str) -> T:
     """The field, if it is there and of its kind."""
     if name not in checked(row, dict, where):
-        raise WireError(f"{where}.{name}: missing")
+        raise SerializationError(f"{where}.{name}: missing")
     return checked(row[name], kind, f"{where}.{name}")
 
 
 def checked(value: Any, kind: type[T], where: str) -> T:
     if not isinstance(value, kind) or isinstance(value, bool):  # True is an int, but no number
-        raise WireError(f"{where}: is a {type(value).__name__}, expected {kind.__name__}")
+        raise SerializationError(f"{where}: is a {type(value).__name__}, expected {kind.__name__}")
     return value
 
 
@@ -32,7 +32,7 @@ def finite(value: Any, where: str) -> float:
     """A number, as a float."""
     number = float(value) if type(value) is int and abs(value) < 2**53 else checked(value, float, where)
     if not math.isfinite(number):
-        raise WireError(f"{where}: is {number}")
+        raise SerializationError(f"{where}: is {number}")
     return number
 
 
@@ -53,7 +53,7 @@ def each(values: list[Any], where: str, read: Callable[[Any, str], T]) -> list[T
 def entry(table: list[T], place: Any, where: str) -> T:
     """What a number refers to."""
     if not 0 <= checked(place, int, where) < len(table):
-        raise WireError(f"{where}: is {place}, there are {len(table)}")
+        raise SerializationError(f"{where}: is {place}, there are {len(table)}")
     return table[place]
 
 
@@ -71,14 +71,14 @@ def texts(row: Any, name: str, where: str) -> tuple[str, ...]:
 
 def number(row: Any, name: str, where: str) -> float:
     if name not in checked(row, dict, where):
-        raise WireError(f"{where}.{name}: missing")
+        raise SerializationError(f"{where}.{name}: missing")
     return finite(row[name], f"{where}.{name}")
 
 
 def one_of(row: Any, name: str, known: Sequence[str], where: str) -> Any:
     value = text(row, name, where)
     if value not in known:
-        raise WireError(f"{where}.{name}: is {value!r}, expected one of {', '.join(known)}")
+        raise SerializationError(f"{where}.{name}: is {value!r}, expected one of {', '.join(known)}")
     return value
 
 
@@ -87,4 +87,4 @@ def decoded(value: Any, where: str) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except (TypeError, ValueError, binascii.Error) as error:
-        raise WireError(f"{where}: not base64 ({error})") from None
+        raise SerializationError(f"{where}: not base64 ({error})") from None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlsplit
 
 from audiorl.rewards.check import check_scores
-from audiorl.rewards.serialization import AudioMode, digest, read_scores, write_rollouts
+from audiorl.rewards.serialization import AudioMode, deserialize_scores, digest, serialize_rollouts
 from audiorl.types import Rollout, Score
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class RemoteReward:
     ) -> list[Score]:
         """The scores of one batch, in as many tries as it takes or there are."""
         async with gate:
-            document = await asyncio.to_thread(write_rollouts, batch, self.audio)
+            document = await asyncio.to_thread(serialize_rollouts, batch, self.audio)
             rng = random.Random(f"{self.seed}/{digest(document)}")
             begin = time.monotonic()
             for done in range(1, self.tries + 1):
@@ -184,7 +184,7 @@ class RemoteReward:
 
     def _scores(self, step: _Step, url: str, answer: Any, document: bytes, batch: Sequence[Rollout]) -> list[Score]:
         try:
-            scores = check_scores("remote", read_scores(answer), batch, undefined=True)
+            scores = check_scores("remote", deserialize_scores(answer), batch, undefined=True)
         except ValueError as error:
             raise _Failure(f"an answer that is no list of scores: {error}") from None
         if answer.get("request") != digest(document):

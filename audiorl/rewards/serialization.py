@@ -35,7 +35,7 @@ from torch import Tensor
 
 from audiorl.audio import AudioClip, probe
 from audiorl.rewards import fields
-from audiorl.rewards.fields import WireError
+from audiorl.rewards.fields import SerializationError
 from audiorl.types import Message, Rollout, Sample, Score, Segment, StopReason, Turn
 
 VERSION = 1
@@ -47,7 +47,7 @@ NOT_SENT = "<audio that was not sent: RemoteReward(audio='none')>"
 T = TypeVar("T")
 
 
-class PathRefused(WireError):
+class PathNotAllowed(SerializationError):
     """Audio outside the folders from which the server may read."""
 
 
@@ -59,7 +59,7 @@ def digest(document: bytes) -> str:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def write_rollouts(rollouts: Sequence[Rollout], audio: AudioMode = "bytes") -> bytes:
+def serialize_rollouts(rollouts: Sequence[Rollout], audio: AudioMode = "bytes") -> bytes:
     """The document of some rollouts, without the scores that they may have already.
 
     With `audio` "bytes" a file travels as it is, once however many clips refer to it. A clip that is less than half of
@@ -216,7 +216,7 @@ def _tensor_row(tensor: Tensor, dtype: np.dtype[Any]) -> dict[str, Any]:
     return {"shape": list(array.shape), "data": base64.b64encode(array.tobytes()).decode()}
 
 
-def score_rows(scores: Sequence[Score]) -> list[dict[str, Any]]:
+def serialize_scores(scores: Sequence[Score]) -> list[dict[str, Any]]:
     """The `scores` of an answer; they must have passed `check_scores`."""
     return [
         {
@@ -237,21 +237,21 @@ def _defined(values: Sequence[float]) -> list[float | None]:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def read_rollouts(document: bytes, folders: Sequence[Path] = ()) -> list[Rollout]:
-    """What `write_rollouts` wrote; samples, clips and audio that were one object are one again.
+def deserialize_rollouts(document: bytes, folders: Sequence[Path] = ()) -> list[Rollout]:
+    """What `serialize_rollouts` wrote; samples, clips and audio that were one object are one again.
 
-    Audio by path must lie in one of `folders`, links followed; PathRefused otherwise. WireError names the field that is
-    missing or wrong.
+    Audio by path must lie in one of `folders`, links followed; PathNotAllowed otherwise. SerializationError names the
+    field that is missing or wrong.
     """
     try:
         root = json.loads(document, parse_constant=_not_json)
         return _Reader(root, folders).rollouts()
-    except WireError:
+    except SerializationError:
         raise
     except RecursionError:
-        raise WireError("document: nested too deeply") from None
+        raise SerializationError("document: nested too deeply") from None
     except ValueError as error:  # not JSON, or not UTF-8
-        raise WireError(f"document: not JSON ({error})") from None
+        raise SerializationError(f"document: not JSON ({error})") from None
 
 
 def _not_json(constant: str) -> Any:
@@ -262,7 +262,9 @@ class _Reader:
     def __init__(self, root: Any, folders: Sequence[Path]):
         version = fields.get(root, "version", int, "document")
         if version != VERSION:
-            raise WireError(f"document.version: is {version}, this server speaks {VERSION}; install the same audiorl")
+            raise SerializationError(
+                f"document.version: is {version}, this server speaks {VERSION}; install the same audiorl"
+            )
         self.folders = [Path(os.path.realpath(f)) for f in folders]
         self.root = root
         self.audio = self._table("audio", fields.decoded)
@@ -295,7 +297,7 @@ class _Reader:
     def metadata(self, key: str, value: Any, where: str) -> Any:
         found = self.value(value, where)
         if isinstance(_as_clip(key, found), AudioClip) and not isinstance(found, AudioClip):
-            raise WireError(f"{where}: is a text, expected a clip; a path must not get around --audio-root")
+            raise SerializationError(f"{where}: is a text, expected a clip; a path must not get around --audio-root")
         return found
 
     def message(self, row: Any, where: str) -> Message:
@@ -324,13 +326,13 @@ class _Reader:
             if tensor is None and dims == 2:
                 continue
             if tensor is None or tensor.dim() != dims:
-                raise WireError(f"{where}.{name}: expected {dims} dimension(s)")
+                raise SerializationError(f"{where}.{name}: expected {dims} dimension(s)")
         ids = tensors["ids"]
         assert ids is not None
         for name in ("logprobs", "codes", "drawn"):
             tensor = tensors[name]
             if (tensor is None and name == "logprobs") or (tensor is not None and len(tensor) != len(ids)):
-                raise WireError(f"{where}.{name}: not as long as ids, which has {len(ids)} entries")
+                raise SerializationError(f"{where}.{name}: not as long as ids, which has {len(ids)} entries")
         return Segment(
             **tensors,  # type: ignore[arg-type]
             text=fields.get(row, "text", str, where),
@@ -347,7 +349,7 @@ class _Reader:
         if not isinstance(value, dict):
             return value
         if len(value) != 1:
-            raise WireError(f"{where}: expected an object with one key that names its kind")
+            raise SerializationError(f"{where}: expected an object with one key that names its kind")
         ((kind, held),) = value.items()
         if kind == "float" and held in ("nan", "inf", "-inf"):
             return float(held)
@@ -357,13 +359,13 @@ class _Reader:
             return tuple(fields.each(held, where, self.value))
         if kind == "dict" and isinstance(held, dict):
             return {key: self.value(v, f"{where}.{key}") for key, v in held.items()}
-        raise WireError(f"{where}: {kind!r} is no kind of value")
+        raise SerializationError(f"{where}: {kind!r} is no kind of value")
 
     def clip(self, row: Any, where: str) -> AudioClip:
         path = fields.maybe(row, "path", fields.text, where)
         held = fields.maybe(row, "audio", lambda r, n, w: self._at(self.audio, r, n, w), where)
         if path is not None and held is not None:
-            raise WireError(f"{where}: has both path and audio")
+            raise SerializationError(f"{where}: has both path and audio")
         if path is not None:
             path = self._allowed(path, where)
         try:
@@ -375,16 +377,16 @@ class _Reader:
                 duration=fields.maybe(row, "duration", fields.number, where),
                 context=fields.number(row, "context", where),
             )
-        except WireError:
+        except SerializationError:
             raise
         except ValueError as error:
-            raise WireError(f"{where}: {error}") from None
+            raise SerializationError(f"{where}: {error}") from None
 
     def _allowed(self, path: str, where: str) -> str:
         real = Path(os.path.realpath(path))
         if not any(real.is_relative_to(folder) for folder in self.folders):
             allowed = ", ".join(map(str, self.folders)) or "none"
-            raise PathRefused(
+            raise PathNotAllowed(
                 f"{where}.path: {path} lies outside the folders that may be read ({allowed}); start the server with "
                 "--audio-root, or send audio='bytes'"
             )
@@ -402,18 +404,20 @@ def _tensor(row: Any, name: str, where: str) -> Tensor:
     where = f"{where}.{name}"
     shape, dtype = fields.get(held, "shape", list, where), _TENSORS[name]
     if not all(isinstance(n, int) and n >= 0 for n in shape):
-        raise WireError(f"{where}.shape: is {shape}")
+        raise SerializationError(f"{where}.shape: is {shape}")
     data = fields.decoded(fields.get(held, "data", str, where), f"{where}.data")
     if len(data) != math.prod(shape) * dtype.itemsize:
-        raise WireError(f"{where}.data: {len(data)} bytes for shape {shape}")
+        raise SerializationError(f"{where}.data: {len(data)} bytes for shape {shape}")
     flat = np.frombuffer(data, np.uint8 if dtype == _BOOL else dtype)  # any other byte than 0 and 1 is no bool
     return torch.from_numpy(flat.reshape(shape).astype(dtype))
 
 
-def read_scores(answer: Any) -> list[Score]:
-    """The scores of a parsed answer. Raises WireError; whether they fit the rollouts is for `check_scores` to say."""
+def deserialize_scores(answer: Any) -> list[Score]:
+    """The scores of a parsed answer. Raises SerializationError; `check_scores` compares them with the rollouts."""
     if fields.get(answer, "version", int, "answer") != VERSION:
-        raise WireError(f"answer.version: is {answer['version']}, expected {VERSION}; install the same audiorl")
+        raise SerializationError(
+            f"answer.version: is {answer['version']}, expected {VERSION}; install the same audiorl"
+        )
     return fields.each(fields.get(answer, "scores", list, "answer"), "scores", _score)
 
 

@@ -37,7 +37,14 @@ from audiorl import __version__
 from audiorl.rewards.check import check_scores
 from audiorl.rewards.files import FileReward, load_reward
 from audiorl.rewards.remote import TOKEN_ENV, checked_token
-from audiorl.rewards.serialization import VERSION, PathRefused, WireError, digest, read_rollouts, score_rows
+from audiorl.rewards.serialization import (
+    VERSION,
+    PathNotAllowed,
+    SerializationError,
+    deserialize_rollouts,
+    digest,
+    serialize_scores,
+)
 from audiorl.types import Rollout, Score
 
 BODY_SECONDS = 120.0
@@ -221,16 +228,16 @@ async def _read(request: Request, limit: int | None) -> bytes:
 def _scored(served: FileReward, options: Serve, body: bytes) -> list[dict[str, Any]]:
     """The rows of an answer's scores. Raises Refused for a document or a reward that is wrong."""
     try:
-        rollouts = read_rollouts(body, options.audio_root)
-    except PathRefused as error:
+        rollouts = deserialize_rollouts(body, options.audio_root)
+    except PathNotAllowed as error:
         raise Refused(403, str(error)) from None
-    except WireError as error:
+    except SerializationError as error:
         raise Refused(422, str(error)) from None
     if len(rollouts) > options.max_batch:
         raise Refused(413, f"{len(rollouts)} rollouts, at most {options.max_batch}; send smaller batches (batch_size)")
     given = _reward(served, rollouts)
     try:
-        return score_rows(check_scores(served.path, given, rollouts, undefined=True))
+        return serialize_scores(check_scores(served.path, given, rollouts, undefined=True))
     except ValueError as error:
         raise Refused(500, str(error)) from None
 

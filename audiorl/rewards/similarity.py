@@ -92,7 +92,7 @@ def _comet_model(model: str) -> Any:
     return load_from_checkpoint(model if model.endswith(".ckpt") else download_model(model))
 
 
-def cut_like(written: str, references: Sequence[str], language: str) -> list[str]:
+def split_like_references(written: str, references: Sequence[str], language: str) -> list[str]:
     """A text in as many pieces as there are references, cut where the fewest words (or characters) are wrong."""
     unit = latency_unit(language)
     units, wanted = text_units(written, unit), [text_units(r, unit) for r in references]

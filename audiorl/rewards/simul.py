@@ -23,9 +23,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from audiorl.metrics.latency import joined
+from audiorl.metrics.latency import join_texts
 from audiorl.rewards.combine import StandardisedSum, Term
-from audiorl.rewards.similarity import Metric, Pair, Similarity, cut_like, sentence_chrf, similarities
+from audiorl.rewards.similarity import Metric, Pair, Similarity, sentence_chrf, similarities, split_like_references
 from audiorl.types import Reward, Rollout, Score, Segment, Turn
 
 Weights = Mapping[str, float]
@@ -202,8 +202,8 @@ class SequenceQuality:
         references = [t.reference.strip() for t in turns]
         if not self.aligned:
             sources = " ".join(t.source for t in turns)
-            return [Pair(rollout.text.strip(), joined(references, language), sources)]
-        written = cut_like(rollout.text, references, language)
+            return [Pair(rollout.text.strip(), join_texts(references, language), sources)]
+        written = split_like_references(rollout.text, references, language)
         return [Pair(w, r, t.source) for w, r, t in zip(written, references, turns, strict=True)]
 
 
@@ -234,12 +234,14 @@ def multi_turn(
 ) -> StandardisedSum:
     """The rewards of stage 2: those of single turns, the latency penalty, and the quality of the whole stream."""
     single = {t.name: t.reward for t in single_turn(metric, time, None, pattern).terms}
-    whole: dict[str, Reward] = {"latency": LatencyPenalty(longest), "whole": SequenceQuality(metric)}
-    return _weighted(single | whole, weights)
+    stream: dict[str, Reward] = {"latency": LatencyPenalty(longest), "stream_quality": SequenceQuality(metric)}
+    return _weighted(single | stream, weights)
 
 
 def _weighted(terms: Mapping[str, Reward], weights: Weights | None) -> StandardisedSum:
     unknown = sorted(set(weights or {}) - set(terms))
+    if "whole" in unknown:
+        raise ValueError("weights: 'whole' is now called 'stream_quality'")
     if unknown:
         raise ValueError(f"weights: no reward is called {unknown[0]!r}; there are {', '.join(terms)}")
     return StandardisedSum(tuple(Term(name, reward, (weights or {}).get(name, 1.0)) for name, reward in terms.items()))

@@ -1,6 +1,6 @@
 """Rewards of rollouts that spoke: can it be understood, is it the right voice, how long is it, is it silent or clipped.
 
-A `Listener` says what a rollout's audio is and asks the judges about it, all rollouts of a step at once and each
+A `SpeechJudges` says what a rollout's audio is and asks the judges about it, all rollouts of a step at once and each
 rollout only once, however many rewards share the listener::
 
     listener = Listener(voice, recogniser=load_recogniser("judges/whisper-base", "en"))
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Listener:
+class SpeechJudges:
     """What judges hear in rollouts; every answer is kept for as long as its rollout is.
 
     Frames of 25 ms below `silence` dB are silent; a rollout without any other is not shown to the judges, which tend to
@@ -47,7 +47,9 @@ class Listener:
     encoder: SpeakerEncoder | None = None
     quality: QualityModel | None = None
     silence: float = -50.0
-    _kept: WeakKeyDictionary[Rollout, dict[str, Any]] = field(default_factory=WeakKeyDictionary, init=False, repr=False)
+    _cache: WeakKeyDictionary[Rollout, dict[str, Any]] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False
+    )
     _references: dict[str, NDArray[Any]] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -58,7 +60,7 @@ class Listener:
         """What each said, [T]; T = 0 for nothing. ValueError naming the rollout for samples that are not finite."""
         return self._once("waveform", rollouts, lambda new: [self._decoded(r) for r in new])
 
-    def speaks(self, rollout: Rollout) -> bool:
+    def has_speech(self, rollout: Rollout) -> bool:
         """Whether it said anything but silence."""
         return silent_share(self.waveforms([rollout])[0], self.sample_rate, self.silence) < 1.0
 
@@ -67,21 +69,21 @@ class Listener:
         if self.recogniser is None:
             raise ValueError("Listener: has no recogniser; give it one to have speech transcribed")
         recogniser = self.recogniser
-        return self._judged("transcript", rollouts, lambda w: recogniser.transcribe(w, self.sample_rate), "")
+        return self._ask_judge("transcript", rollouts, lambda w: recogniser.transcribe(w, self.sample_rate), "")
 
-    def voices(self, rollouts: Sequence[Rollout]) -> list[NDArray[Any] | None]:
+    def speaker_embeddings(self, rollouts: Sequence[Rollout]) -> list[NDArray[Any] | None]:
         """The speaker's embedding [D]; None for silence."""
         encoder = self._encoder()
-        return self._judged("voice", rollouts, lambda w: list(encoder.embed(w, self.sample_rate)), None)
+        return self._ask_judge("voice", rollouts, lambda w: list(encoder.embed(w, self.sample_rate)), None)
 
-    def opinions(self, rollouts: Sequence[Rollout]) -> list[float]:
+    def mos_scores(self, rollouts: Sequence[Rollout]) -> list[float]:
         """Mean opinion scores from 1 to 5; 1 for silence."""
         if self.quality is None:
             raise ValueError("Listener: has no quality model; give it one to have speech rated")
         quality = self.quality
-        return self._judged("opinion", rollouts, lambda w: quality.rate(w, self.sample_rate), 1.0)
+        return self._ask_judge("opinion", rollouts, lambda w: quality.rate(w, self.sample_rate), 1.0)
 
-    def reference_voice(self, clip: AudioClip) -> NDArray[Any]:
+    def reference_embedding(self, clip: AudioClip) -> NDArray[Any]:
         """The embedding [D] of a recording."""
         if clip.key not in self._references:
             wav = clip.load(self.sample_rate)
@@ -104,13 +106,13 @@ class Listener:
             )
         return wav
 
-    def _judged(
+    def _ask_judge(
         self, question: str, rollouts: Sequence[Rollout], ask: Callable[[list[Waveform]], Sequence[T]], silent: T
     ) -> list[T]:
         """The judge's answers, in one call for all that speak and were not asked about before."""
 
         def answer(new: list[Rollout]) -> list[T]:
-            speaking = [r for r in new if self.speaks(r)]
+            speaking = [r for r in new if self.has_speech(r)]
             found = dict(zip(map(id, speaking), ask(self.waveforms(speaking)), strict=True)) if speaking else {}
             return [found.get(id(r), silent) for r in new]
 
@@ -119,10 +121,10 @@ class Listener:
     def _once(
         self, question: str, rollouts: Sequence[Rollout], answer: Callable[[list[Rollout]], Sequence[T]]
     ) -> list[T]:
-        new = list({id(r): r for r in rollouts if question not in self._kept.setdefault(r, {})}.values())
+        new = list({id(r): r for r in rollouts if question not in self._cache.setdefault(r, {})}.values())
         for rollout, found in zip(new, answer(new), strict=True):
-            self._kept[rollout][question] = found
-        return [self._kept[r][question] for r in rollouts]
+            self._cache[rollout][question] = found
+        return [self._cache[r][question] for r in rollouts]
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class Intelligibility:
     Normaliser and languages as in `audiorl.rewards.asr`. `parts` hold the error rate, which may exceed 1.
     """
 
-    listener: Listener
+    judges: SpeechJudges
     metric: Literal["wer", "cer"] = "wer"
     normalizer: Normalizer = "basic"
     against: Literal["reference", "text"] = "reference"
@@ -145,7 +147,7 @@ class Intelligibility:
             raise ValueError(f"Intelligibility: against {self.against!r} is not one of 'reference', 'text'")
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [self._score(r, heard) for r, heard in zip(rollouts, self.listener.transcripts(rollouts), strict=True)]
+        return [self._score(r, heard) for r, heard in zip(rollouts, self.judges.transcripts(rollouts), strict=True)]
 
     def _score(self, rollout: Rollout, heard: str) -> Score:
         rate = self._rate(rollout, heard)
@@ -192,14 +194,14 @@ def reference_seconds(sample: Sample) -> float:
 class SpeakerSimilarity:
     """Cosine between the voice of a rollout and that of `reference(sample)`, negative ones as 0."""
 
-    listener: Listener
+    judges: SpeechJudges
     reference: Callable[[Sample], AudioClip] = reference_clip
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        voices = self.listener.voices(rollouts)
+        speaker_embeddings = self.judges.speaker_embeddings(rollouts)
         return [
-            Score(0.0 if v is None else max(0.0, cosine(v, self.listener.reference_voice(self.reference(r.sample)))))
-            for r, v in zip(rollouts, voices, strict=True)
+            Score(0.0 if v is None else max(0.0, cosine(v, self.judges.reference_embedding(self.reference(r.sample)))))
+            for r, v in zip(rollouts, speaker_embeddings, strict=True)
         ]
 
 
@@ -210,13 +212,13 @@ class Duration:
     Nothing said is 0, against a reference of 0 s it is 1. `parts` hold the seconds.
     """
 
-    listener: Listener
+    judges: SpeechJudges
     reference: Callable[[Sample], float] = reference_seconds
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         scores = []
-        for rollout, wav in zip(rollouts, self.listener.waveforms(rollouts), strict=True):
-            said = len(wav) / self.listener.sample_rate
+        for rollout, wav in zip(rollouts, self.judges.waveforms(rollouts), strict=True):
+            said = len(wav) / self.judges.sample_rate
             scores.append(Score(duration_ratio(said, self.reference(rollout.sample)), {"seconds": said}))
         return scores
 
@@ -225,7 +227,7 @@ class Duration:
 class NotSilent:
     """1 where at most `most` of the 25 ms frames are silent, else 0. `parts` hold the share of silent ones."""
 
-    listener: Listener
+    judges: SpeechJudges
     most: float = 0.7
 
     def __post_init__(self) -> None:
@@ -233,8 +235,8 @@ class NotSilent:
             raise ValueError(f"NotSilent: most must be in [0, 1), got {self.most}")
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        listener = self.listener
-        shares = [silent_share(w, listener.sample_rate, listener.silence) for w in listener.waveforms(rollouts)]
+        judges = self.judges
+        shares = [silent_share(w, judges.sample_rate, judges.silence) for w in judges.waveforms(rollouts)]
         return [Score(float(share <= self.most), {"silent": share}) for share in shares]
 
 
@@ -242,7 +244,7 @@ class NotSilent:
 class NotClipped:
     """1 where at most `most` of the samples are at the limits, else 0. `parts` hold their share; nothing said is 0."""
 
-    listener: Listener
+    judges: SpeechJudges
     most: float = 1e-3
 
     def __post_init__(self) -> None:
@@ -250,10 +252,10 @@ class NotClipped:
             raise ValueError(f"NotClipped: most must be in [0, 1), got {self.most}")
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        waves = self.listener.waveforms(rollouts)
+        waves = self.judges.waveforms(rollouts)
         shares = [clipped_share(wav) for wav in waves]
         return [
-            Score(float(share <= self.most and self.listener.speaks(r)), {"clipped": share})
+            Score(float(share <= self.most and self.judges.has_speech(r)), {"clipped": share})
             for r, share in zip(rollouts, shares, strict=True)
         ]
 
@@ -262,21 +264,21 @@ class NotClipped:
 class Finished:
     """1 where the rollout ended by itself, 0 where any segment ran into its token limit, or nothing was said."""
 
-    listener: Listener
+    judges: SpeechJudges
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [
-            Score(float(self.listener.speaks(r) and all(s.stop_reason != "length" for s in r.segments)))
+            Score(float(self.judges.has_speech(r) and all(s.stop_reason != "length" for s in r.segments)))
             for r in rollouts
         ]
 
 
 @dataclass(frozen=True)
-class ListeningQuality:
+class PredictedMOS:
     """A mean opinion score of 1 to 5 as (mos - 1) / 4, kept in [0, 1]. `parts` hold the score itself."""
 
-    listener: Listener
+    judges: SpeechJudges
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        opinions = self.listener.opinions(rollouts)
-        return [Score(min(max((mos - 1.0) / 4.0, 0.0), 1.0), {"mos": mos}) for mos in opinions]
+        mos_scores = self.judges.mos_scores(rollouts)
+        return [Score(min(max((mos - 1.0) / 4.0, 0.0), 1.0), {"mos": mos}) for mos in mos_scores]

@@ -200,9 +200,9 @@ class Run:
         for number, (rollout, row) in enumerate(zip(rollouts, rows, strict=True)):
             wav = None if voice is None else voice.waveform(rollout)
             if voice is not None and wav is not None:
-                said = Path("rollouts") / path.stem / f"{number:04d}.wav"
-                write_wav(self.dir / said, wav, voice.sample_rate)
-                row["said"] = {"path": str(said)}
+                spoken_audio = Path("rollouts") / path.stem / f"{number:04d}.wav"
+                write_wav(self.dir / spoken_audio, wav, voice.sample_rate)
+                row["spoken_audio"] = {"path": str(spoken_audio)}
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
     def write_eval(self, name: str, results: Mapping[str, Any], rollouts: Sequence[Rollout], metric: str) -> None:

@@ -126,7 +126,7 @@ def prompt_pairs(
     ]
 
 
-def lay_out(
+def build_stream(
     id: str,
     prompts: Sequence[tuple[np.ndarray, Utterance, Utterance]],
     pauses: tuple[float, float],
@@ -237,7 +237,7 @@ def spoken(utterance: Utterance) -> AudioClip:
     return _spoken[key]
 
 
-def spoken_seconds(utterance: Utterance) -> float:
+def recording_seconds(utterance: Utterance) -> float:
     """How long the recording's speech lasts, without silence around it."""
     duration = spoken(utterance).duration
     assert duration is not None

@@ -47,7 +47,7 @@ def clauses(text: str) -> list[str]:
     return out
 
 
-def units_of(source: str, target: str, words: Sequence[Word]) -> tuple[Unit, ...]:
+def align_clauses(source: str, target: str, words: Sequence[Word]) -> tuple[Unit, ...]:
     """The units of a sentence pair by the rule above. Raises ValueError for words that are not those of `source`."""
     parts, said = clauses(source), clauses(target)
     if len(parts) != len(said):

@@ -38,11 +38,11 @@ from audiorl.audio import AudioClip, AudioError, load_clip, probe
 from audiorl.data.formats import AUDIO_FIELDS, FieldError, Style, audio_field, clip_of
 from audiorl.data.manifest import Loaded
 from audiorl.data.rows import BadRow, Row, read_rows
-from audiorl.simulst.clauses import Word, units_of
-from audiorl.simulst.drafts import Asked, Draft, text, time
+from audiorl.simulst.clauses import Word, align_clauses
 from audiorl.simulst.mustc import mustc
+from audiorl.simulst.parsed import ParsedStream, StreamDefaults, text, time
 from audiorl.simulst.realsi import is_realsi, realsi
-from audiorl.simulst.streams import Stream, Unit, cut
+from audiorl.simulst.streams import Stream, Unit, split_stream
 
 SILENT = 1e-4
 """A stream whose greatest sample stays below this (-80 dB relative to full scale) holds no speech."""
@@ -65,7 +65,8 @@ def read_streams(
     audio_root: where relative audio paths start, by default the file's folder. on_error: stop at the first unusable
     row, or skip its stream, count it and list it. check_audio: decode the audio now; a stream whose audio is broken,
     silent, shorter than 0.1 s or than its units, or not of the declared length and rate is unusable. Otherwise nothing
-    is opened and the length is what the file claims. max_seconds: cut longer streams where units begin (`cut`).
+    is opened and the length is what the file claims. max_seconds: longer streams are cut where
+    units begin (`split_stream`).
 
     Raises ValueError naming file, row and field. A file that cannot be read at all raises whatever on_error says.
     """
@@ -76,17 +77,17 @@ def read_streams(
         raise ValueError(f"max_seconds must be positive, got {max_seconds}")
     if audio_root is not None and not Path(audio_root).is_dir():
         raise ValueError(f"audio_root {audio_root}: no such folder")
-    asked = Asked(source_language, target_language, None if audio_root is None else Path(audio_root))
+    defaults = StreamDefaults(source_language, target_language, None if audio_root is None else Path(audio_root))
     streams: list[Stream] = []
     skipped: list[BadRow] = []
-    rows: dict[str, Draft] = {}
+    rows: dict[str, ParsedStream] = {}
     for file in _files(path):
-        for draft in _drafts(file, asked):
+        for parsed in _parse_file(file, defaults):
             if limit is not None and len(streams) >= limit:
                 break
-            made = draft if isinstance(draft, BadRow) else _stream(draft, rows, check_audio)
+            made = parsed if isinstance(parsed, BadRow) else _stream(parsed, rows, check_audio)
             if isinstance(made, Stream):
-                streams += [made] if max_seconds is None else cut(made, max_seconds)
+                streams += [made] if max_seconds is None else split_stream(made, max_seconds)
             elif on_error == "skip":
                 skipped.append(made)
             else:
@@ -137,20 +138,20 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _drafts(path: Path, asked: Asked) -> Iterator[Draft | BadRow]:
+def _parse_file(path: Path, defaults: StreamDefaults) -> Iterator[ParsedStream | BadRow]:
     if path.suffix in (".yaml", ".yml"):
-        yield from mustc(path, asked)
+        yield from mustc(path, defaults)
         return
     document = _json(path)
     if is_realsi(document):
-        yield from realsi(path, document, asked)
+        yield from realsi(path, document, defaults)
         return
     for row in read_rows(path):
         if isinstance(row, BadRow):
             yield row
             continue
         try:
-            yield _draft(row, asked)
+            yield _parse_row(row, defaults)
         except FieldError as error:
             yield BadRow(row.file, row.number, error.field, error.message)
 
@@ -169,12 +170,12 @@ def _json(path: Path) -> Any:
         return None
 
 
-def _draft(row: Row, asked: Asked) -> Draft:
+def _parse_row(row: Row, defaults: StreamDefaults) -> ParsedStream:
     data = row.data
     if "units" not in data and not {"source", "target"} <= data.keys():
         others = f"or source and target, or a RealSI or MuST-C file (the columns are {', '.join(data)})"
         raise FieldError("units", f"missing; give units, {others}")
-    root = asked.root if asked.root is not None else Path(row.file).parent
+    root = defaults.root if defaults.root is not None else Path(row.file).parent
     field = audio_field(row)
     clip = clip_of(row, Style(root), field)
     claimed = next((time(data, name) for name in ("seconds", "duration") if data.get(name) is not None), None)
@@ -182,7 +183,7 @@ def _draft(row: Row, asked: Asked) -> Draft:
     if not isinstance(kept, Mapping):
         raise FieldError("metadata", f"{kept!r} is no object; give {{…}}, or leave it out")
     name = str(data.get("id") or "").strip() or _name(row, field)
-    return Draft(
+    return ParsedStream(
         row.file,
         row.number,
         field,
@@ -190,8 +191,8 @@ def _draft(row: Row, asked: Asked) -> Draft:
         clip,
         _units(data["units"], root) if "units" in data else _pair(data),
         claimed,
-        asked.language(data.get("source_language"), "source_language"),
-        asked.language(data.get("target_language"), "target_language"),
+        defaults.language(data.get("source_language"), "source_language"),
+        defaults.language(data.get("target_language"), "target_language"),
         {**kept, **{k: v for k, v in data.items() if k not in _OWN and v is not None}},
         "units" if "units" in data else "words",
     )
@@ -248,56 +249,56 @@ def _pair(data: Mapping[str, Any]) -> tuple[Unit, ...] | Unit:
     if not isinstance(words, list | tuple) or not all(isinstance(w, Mapping) for w in words):
         raise FieldError("words", f"{words!r} is no list of words; give [{{word, start, end}}, …]")
     try:
-        return units_of(source, target, [Word(text(w, "word"), time(w, "start"), time(w, "end")) for w in words])
+        return align_clauses(source, target, [Word(text(w, "word"), time(w, "start"), time(w, "end")) for w in words])
     except FieldError as error:
         raise FieldError("words", f"{error.field}: {error.message}") from error
     except ValueError as error:
         raise FieldError("words", str(error)) from error
 
 
-def _stream(draft: Draft, known: dict[str, Draft], check_audio: bool) -> Stream | BadRow:
+def _stream(parsed: ParsedStream, known: dict[str, ParsedStream], check_audio: bool) -> Stream | BadRow:
     """`known`: the drafts so far by id; this one is added if it can be used."""
     try:
-        if draft.id in known:
-            other = known[draft.id]
+        if parsed.id in known:
+            other = known[parsed.id]
             raise FieldError(
-                "id", f"{draft.id!r} also names row {other.row} of {other.file}; give every stream its own"
+                "id", f"{parsed.id!r} also names row {other.row} of {other.file}; give every stream its own"
             )
-        seconds = _heard(draft) if check_audio else _claimed(draft)
-        units = draft.units
+        seconds = _heard(parsed) if check_audio else _claimed(parsed)
+        units = parsed.units
         if isinstance(units, Unit):
             units = (replace(units, end=seconds),)
         try:
             stream = Stream(
-                draft.id, draft.clip, seconds, units, draft.source_language, draft.target_language, draft.metadata
+                parsed.id, parsed.clip, seconds, units, parsed.source_language, parsed.target_language, parsed.metadata
             )
         except ValueError as error:
-            raise FieldError(draft.units_field if units and seconds >= 0.1 else draft.field, str(error)) from error
+            raise FieldError(parsed.units_field if units and seconds >= 0.1 else parsed.field, str(error)) from error
     except FieldError as error:
-        return BadRow(draft.file, draft.row, error.field, error.message)
-    known[draft.id] = draft
+        return BadRow(parsed.file, parsed.row, error.field, error.message)
+    known[parsed.id] = parsed
     return stream
 
 
-def _heard(draft: Draft) -> float:
+def _heard(parsed: ParsedStream) -> float:
     """Seconds of audio, all decoded."""
     try:
-        rate = probe(draft.clip).sample_rate
-        wav = load_clip(draft.clip, rate, max_seconds=float("inf"))
+        rate = probe(parsed.clip).sample_rate
+        wav = load_clip(parsed.clip, rate, max_seconds=float("inf"))
     except AudioError as error:
-        raise FieldError(draft.field, str(error)) from error
-    if draft.units and np.abs(wav).max() < SILENT:
-        raise FieldError(draft.field, f"{len(wav) / rate:.1f} s of silence, yet with units; name the right recording")
+        raise FieldError(parsed.field, str(error)) from error
+    if parsed.units and np.abs(wav).max() < SILENT:
+        raise FieldError(parsed.field, f"{len(wav) / rate:.1f} s of silence, yet with units; name the right recording")
     return len(wav) / rate
 
 
-def _claimed(draft: Draft) -> float:
-    if draft.clip.array is not None:
-        return len(draft.clip.array) / float(draft.clip.sample_rate or 1)
-    ends = [] if isinstance(draft.units, Unit) else [u.end for u in draft.units]
-    if draft.seconds is None and not ends:
+def _claimed(parsed: ParsedStream) -> float:
+    if parsed.clip.array is not None:
+        return len(parsed.clip.array) / float(parsed.clip.sample_rate or 1)
+    ends = [] if isinstance(parsed.units, Unit) else [u.end for u in parsed.units]
+    if parsed.seconds is None and not ends:
         raise FieldError("seconds", "missing; give the audio's length in seconds, or let check_audio measure it")
-    return max([*ends, draft.seconds or 0.0])
+    return max([*ends, parsed.seconds or 0.0])
 
 
 def _as_row(stream: Stream, folder: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.rollout.streams import LiveStream
-from audiorl.simulst.streams import SHORTEST, ChunkConfig, request_of
+from audiorl.simulst.streams import SHORTEST, ChunkConfig, instruction_sample
 from audiorl.types import Rollout, Turn
 
 RATE = 16_000
@@ -38,7 +38,7 @@ class Interpreter:
     ):
         chunks = chunks or ChunkConfig()
         sampling = sampling or SamplingConfig(temperature=0.0, max_new_tokens=48)
-        self._live = LiveStream(policy, sampling, request_of(id, source_language, target_language))
+        self._live = LiveStream(policy, sampling, instruction_sample(id, source_language, target_language))
         self._rate = rate
         self._chunk, self._context = round(chunks.seconds * rate), round(chunks.context * rate)
         self._heard = np.zeros(0, np.float32)  # the context of the next chunk

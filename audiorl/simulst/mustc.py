@@ -19,18 +19,18 @@ import yaml
 from audiorl.audio import AudioClip
 from audiorl.data.formats import FieldError
 from audiorl.data.rows import BadRow
-from audiorl.simulst.drafts import Asked, Draft, UnitError, parted, time
+from audiorl.simulst.parsed import ParsedStream, StreamDefaults, UnitError, resolve_overlaps, time
 from audiorl.simulst.streams import Unit
 
 
-def mustc(path: Path, asked: Asked) -> Iterator[Draft | BadRow]:
+def mustc(path: Path, defaults: StreamDefaults) -> Iterator[ParsedStream | BadRow]:
     """A draft a wav. The row that errors name is the segment, counted from 1; one bad segment spoils its talk.
 
     Raises ValueError for files that do not fit together: no list, a missing text, another number of lines.
     """
     segments = _segments(path)
-    source = _lines(path, asked, "source_language", len(segments), optional=True)
-    target = _lines(path, asked, "target_language", len(segments))
+    source = _lines(path, defaults, "source_language", len(segments), optional=True)
+    target = _lines(path, defaults, "target_language", len(segments))
     talks: dict[str, list[int]] = {}
     for k, segment in enumerate(segments):
         wav = segment.get("wav") if isinstance(segment, Mapping) else None
@@ -39,7 +39,7 @@ def mustc(path: Path, asked: Asked) -> Iterator[Draft | BadRow]:
         else:
             yield BadRow(str(path), k + 1, "wav", f"missing in {segment!r}; give {{wav, offset, duration}}")
     for wav, members in talks.items():
-        yield _talk(path, wav, members, segments, source, target, asked)
+        yield _talk(path, wav, members, segments, source, target, defaults)
 
 
 def _talk(
@@ -49,8 +49,8 @@ def _talk(
     segments: list[Any],
     source: list[str | FieldError],
     target: list[str | FieldError],
-    asked: Asked,
-) -> Draft | BadRow:
+    defaults: StreamDefaults,
+) -> ParsedStream | BadRow:
     units, speakers = [], []
     k = members[0]
     try:
@@ -59,16 +59,16 @@ def _talk(
             said, wanted = (_line(lines, k) for lines in (source, target))
             units.append(Unit(start, round(start + time(segments[k], "duration"), 6), wanted, said))
             speakers.append(str(segments[k].get("speaker_id", "")))
-        return Draft(
+        return ParsedStream(
             str(path),
             members[0] + 1,
             "wav",
             Path(wav).stem,
-            AudioClip(path=str(_audio(path, wav, asked.root))),
-            parted(units, "offset"),
+            AudioClip(path=str(_audio(path, wav, defaults.root))),
+            resolve_overlaps(units, "offset"),
             None,
-            asked.language(None, "source_language"),
-            asked.language(None, "target_language"),
+            defaults.language(None, "source_language"),
+            defaults.language(None, "target_language"),
             {"speaker": speakers[0]} if speakers[0] else {},
             "duration",
         )
@@ -88,9 +88,11 @@ def _segments(path: Path) -> list[Any]:
     return entries
 
 
-def _lines(path: Path, asked: Asked, field: str, count: int, optional: bool = False) -> list[str | FieldError]:
+def _lines(
+    path: Path, defaults: StreamDefaults, field: str, count: int, optional: bool = False
+) -> list[str | FieldError]:
     """The lines of the text beside the list; a line that is not UTF-8 is an error of its segment."""
-    language = getattr(asked, field)
+    language = getattr(defaults, field)
     beside = sorted(p.suffix[1:] for p in path.parent.glob(f"{path.stem}.*") if p.suffix != path.suffix)
     if not language:
         raise ValueError(f"{path}: give {field}=…; the texts beside it are in {', '.join(beside) or 'no language'}")

@@ -16,7 +16,7 @@ from typing import Any
 from audiorl.audio import AudioClip
 from audiorl.data.formats import FieldError
 from audiorl.data.rows import BadRow
-from audiorl.simulst.drafts import SUFFIXES, Asked, Draft, UnitError, parted, text, time
+from audiorl.simulst.parsed import SUFFIXES, ParsedStream, StreamDefaults, UnitError, resolve_overlaps, text, time
 from audiorl.simulst.streams import Unit
 
 
@@ -26,7 +26,7 @@ def is_realsi(document: Any) -> bool:
     return isinstance(first, Mapping) and "vid" in first and "segment" in first
 
 
-def realsi(path: Path, document: Any, asked: Asked) -> Iterator[Draft | BadRow]:
+def realsi(path: Path, document: Any, defaults: StreamDefaults) -> Iterator[ParsedStream | BadRow]:
     """A draft a talk. The row that errors name is the utterance, counted over the file, or the talk's number."""
     talks = document if isinstance(document, list) else [document]
     before = 0
@@ -34,11 +34,13 @@ def realsi(path: Path, document: Any, asked: Asked) -> Iterator[Draft | BadRow]:
         if not is_realsi(talk):
             yield BadRow(str(path), number, "vid", "no RealSI talk; give {vid, duration, segment}")
             continue
-        yield _talk(path, talk, asked, number, before)
+        yield _talk(path, talk, defaults, number, before)
         before += sum(len(s.get("utterance") or ()) for s in talk["segment"] if isinstance(s, Mapping))
 
 
-def _talk(path: Path, talk: Mapping[str, Any], asked: Asked, number: int, before: int) -> Draft | BadRow:
+def _talk(
+    path: Path, talk: Mapping[str, Any], defaults: StreamDefaults, number: int, before: int
+) -> ParsedStream | BadRow:
     row = before
     units: list[Unit] = []
     segments: list[list[float]] = []
@@ -58,19 +60,19 @@ def _talk(path: Path, talk: Mapping[str, Any], asked: Asked, number: int, before
                 terms += utterance.get("term") or []
             if len(units) > first:
                 segments.append([units[first].start, units[-1].end])
-        apart = parted(units, "sub_start_time")
+        apart = resolve_overlaps(units, "sub_start_time")
         row = number
         source, target = _languages(vid)
-        return Draft(
+        return ParsedStream(
             str(path),
             number,
             "vid",
             vid,
-            AudioClip(path=str(_audio(path, vid, asked.root))),
+            AudioClip(path=str(_audio(path, vid, defaults.root))),
             apart,
             time(talk, "duration") / 1000 if talk.get("duration") is not None else None,
-            asked.language(source, "source_language"),
-            asked.language(target, "target_language"),
+            defaults.language(source, "source_language"),
+            defaults.language(target, "target_language"),
             {"segments": segments, "terms": terms},
             "sub_end_time",
         )

@@ -25,7 +25,7 @@ class Offline:
         return None if turn == turns - 1 else 0
 
     def count(self, text: str) -> int:
-        return len(words_of(text, self.language))
+        return len(split_words(text, self.language))
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class WaitK:
         return max(ceil(self.rate * (turn + 2 - self.k) - 1e-9), 0)
 
     def count(self, text: str) -> int:
-        return len(words_of(text, self.language))
+        return len(split_words(text, self.language))
 
 
-def scheduled(turns: Sequence[Turn], schedule: WaitK) -> tuple[Turn, ...]:
+def delay_references(turns: Sequence[Turn], schedule: WaitK) -> tuple[Turn, ...]:
     """The turns with their references moved to where the schedule writes them: what a wait-k model learns."""
     language, said = schedule.language, 0
-    pieces = words_of("".join(t.reference for t in turns), language)
+    pieces = split_words("".join(t.reference for t in turns), language)
     out = []
     for i, turn in enumerate(turns):
         end = len(pieces) if i == len(turns) - 1 else min(max(schedule.due(i), said), len(pieces))
@@ -71,9 +71,9 @@ def scheduled(turns: Sequence[Turn], schedule: WaitK) -> tuple[Turn, ...]:
 
 def words_per_chunk(streams: Sequence[Stream], chunk_seconds: float) -> float:
     """Target words, or characters, a chunk of source speech."""
-    words = sum(len(words_of(s.reference, s.target_language)) for s in streams)
+    words = sum(len(split_words(s.reference, s.target_language)) for s in streams)
     return words * chunk_seconds / sum(s.seconds for s in streams)
 
 
-def words_of(text: str, language: str) -> list[str]:
+def split_words(text: str, language: str) -> list[str]:
     return text_units(text, latency_unit(language))

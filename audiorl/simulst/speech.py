@@ -18,7 +18,7 @@ from audiorl.simulst.logs import Instance, write_log
 from audiorl.types import Rollout
 
 
-def played(rollout: Rollout, voice: CodecVoice) -> tuple[np.ndarray, list[Interval]]:
+def playback_track(rollout: Rollout, voice: CodecVoice) -> tuple[np.ndarray, list[Interval]]:
     """The interpreter's track, float32 [T] from the source's beginning on, and when each turn's speech is heard (ms).
 
     A turn that said nothing has no interval. An empty track for a rollout that said nothing at all.
@@ -34,7 +34,7 @@ def played(rollout: Rollout, voice: CodecVoice) -> tuple[np.ndarray, list[Interv
     return track, intervals
 
 
-def write_spoken(
+def write_speech_log(
     folder: Path, rollouts: Sequence[Rollout], voice: CodecVoice, sources: Sequence[str] = ()
 ) -> list[Path]:
     """folder/wavs/INDEX_pred.wav, the tracks, and SimulEval's log of speech output, its delays those of the chunks.
@@ -44,7 +44,7 @@ def write_spoken(
     """
     instances, paths = [], []
     for index, rollout in enumerate(rollouts):
-        track, intervals = played(rollout, voice)
+        track, intervals = playback_track(rollout, voice)
         path = folder / "wavs" / f"{index}_pred.wav"
         write_wav(path, track, voice.sample_rate)
         paths.append(path)

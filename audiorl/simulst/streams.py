@@ -17,7 +17,7 @@ from typing import Any
 from audiorl.audio import AudioClip
 from audiorl.audio import seconds as clip_seconds
 from audiorl.data.prompts import LANGUAGES
-from audiorl.metrics.latency import joined, separator
+from audiorl.metrics.latency import join_texts, separator
 from audiorl.types import Message, Sample, Turn
 
 SHORTEST = 0.1
@@ -78,11 +78,11 @@ class Stream:
 
     @property
     def reference(self) -> str:
-        return joined([u.target for u in self.units], self.target_language)
+        return join_texts([u.target for u in self.units], self.target_language)
 
     @property
     def transcript(self) -> str:
-        return joined([u.source for u in self.units if u.source], self.source_language)
+        return join_texts([u.source for u in self.units if u.source], self.source_language)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[in
     space = separator(stream.target_language)
     out, start, begun = [], 0.0, False
     for end, units in zip(ends, said, strict=True):
-        text = joined([u.target for u in units], stream.target_language)
+        text = join_texts([u.target for u in units], stream.target_language)
         lengths = [u.target_seconds for u in units if u.target.strip()]
         spoken = None if not lengths or None in lengths else sum(x for x in lengths if x is not None)
         out.append(
@@ -150,7 +150,7 @@ def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[in
                 audio=_part(stream.audio, start, end - start, min(chunks.context, start)),
                 end=end,
                 reference=space + text if begun and text else text,
-                source=joined([u.source for u in units], stream.source_language),
+                source=join_texts([u.source for u in units], stream.source_language),
                 reference_seconds=spoken,
                 speech=tuple(u.target_audio for u in units if u.target_audio is not None),
             )
@@ -159,9 +159,9 @@ def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[in
     return tuple(out)
 
 
-def interpretation(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> Sample:
+def interpretation_sample(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> Sample:
     """The stream as a prompt: the task in words, then its turns. The whole reference is the sample's reference."""
-    asked = request_of(stream.id, stream.source_language, stream.target_language)
+    asked = instruction_sample(stream.id, stream.source_language, stream.target_language)
     about = {"seconds": stream.seconds, "transcript": stream.transcript}
     return replace(
         asked,
@@ -171,7 +171,7 @@ def interpretation(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Se
     )
 
 
-def request_of(id: str, source_language: str, target_language: str) -> Sample:
+def instruction_sample(id: str, source_language: str, target_language: str) -> Sample:
     """The task in words, before anything has been heard."""
     spoken, written = (LANGUAGES.get(code, code) for code in (source_language, target_language))
     return Sample(
@@ -182,12 +182,14 @@ def request_of(id: str, source_language: str, target_language: str) -> Sample:
     )
 
 
-def stream_of(clip: AudioClip, id: str, source_language: str, target_language: str, units: Sequence[Unit]) -> Stream:
+def stream_from_clip(
+    clip: AudioClip, id: str, source_language: str, target_language: str, units: Sequence[Unit]
+) -> Stream:
     """A stream over a whole clip, its length read from the header."""
     return Stream(id, clip, clip_seconds(clip), tuple(units), source_language, target_language)
 
 
-def cut(stream: Stream, max_seconds: float) -> list[Stream]:
+def split_stream(stream: Stream, max_seconds: float) -> list[Stream]:
     """The stream in pieces of at most `max_seconds`, cut where units begin; `ID@START` names the piece from START on.
 
     What is heard before the first unit is left out, as is what follows a unit for longer than the piece may last. A

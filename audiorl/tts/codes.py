@@ -14,7 +14,7 @@ from audiorl.models import AudioPolicy
 from tokenizers_audio import CodeShards, write_shards
 
 
-def encode_once(policy: AudioPolicy, clips: Sequence[AudioClip], folder: str | Path, per_shard: int = 500) -> int:
+def encode_corpus(policy: AudioPolicy, clips: Sequence[AudioClip], folder: str | Path, per_shard: int = 500) -> int:
     """Put the codes of `clips` into shards in `folder`, from which `policy` takes them from now on.
 
     Clips that the folder knows already are left alone; a call that was cut off loses at most one shard. Returns how

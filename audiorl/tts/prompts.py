@@ -15,7 +15,7 @@ from audiorl.models.examples import Example
 from audiorl.types import Message, Sample
 
 
-def to_speak(
+def speech_sample(
     id: str,
     text: str,
     *,
@@ -43,15 +43,15 @@ def to_speak(
     return Sample(id, tuple(messages), (text,), task="tts", metadata=about)
 
 
-def spoken(
+def recorded_example(
     id: str, text: str, clip: AudioClip, *, speaker: str = "", metadata: Mapping[str, Any] | None = None
 ) -> Example:
     """A text and how it sounds. The prompt's metadata knows the recording and its length."""
     about = {**(metadata or {}), "reference_seconds": seconds(clip), "reference_audio": clip}
-    return Example(to_speak(id, text, speaker=speaker, metadata=about), speech=(clip,))
+    return Example(speech_sample(id, text, speaker=speaker, metadata=about), speech=(clip,))
 
 
-def to_say(utterance: Utterance, tag: bool = False) -> Sample:
+def utterance_sample(utterance: Utterance, tag: bool = False) -> Sample:
     """The prompt of an utterance; `tag` puts its speaker before the text.
 
     metadata["reference_audio"] is whose voice is wanted: the prompt's, or else the recording's.
@@ -66,14 +66,14 @@ def to_say(utterance: Utterance, tag: bool = False) -> Sample:
     if u.prompt is not None:
         about["reference_audio"] = u.prompt
     voice = None if u.prompt is None else (u.prompt_text, u.prompt)
-    return to_speak(u.name, u.text, speaker=u.speaker if tag else "", voice=voice, metadata=about)
+    return speech_sample(u.name, u.text, speaker=u.speaker if tag else "", voice=voice, metadata=about)
 
 
-def to_learn(utterance: Utterance, tag: bool = False) -> Example:
+def utterance_example(utterance: Utterance, tag: bool = False) -> Example:
     """The prompt of an utterance with its recording. Raises ValueError where there is none."""
     if utterance.recording is None:
         raise ValueError(f"{utterance.name!r}: has no recording to learn from; give the row's audio")
-    return Example(to_say(utterance, tag), speech=(utterance.recording,))
+    return Example(utterance_sample(utterance, tag), speech=(utterance.recording,))
 
 
 def _letters(text: str) -> int:

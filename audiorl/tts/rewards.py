@@ -13,11 +13,11 @@ from audiorl.rewards.speech import (
     Duration,
     Finished,
     Intelligibility,
-    Listener,
-    ListeningQuality,
     NotClipped,
     NotSilent,
+    PredictedMOS,
     SpeakerSimilarity,
+    SpeechJudges,
     reference_clip,
     reference_seconds,
 )
@@ -81,19 +81,19 @@ def speech_reward(
                     look(sample)
                 except ValueError as error:
                     raise ValueError(f"{error}; {remedy}") from error
-    listener = Listener(
+    judges = SpeechJudges(
         voice,
         recogniser=load_recogniser(o.asr, language) if o.understood else None,
         encoder=load_speaker_encoder(o.speaker) if o.similarity else None,
         quality=load_quality_model("dnsmos") if o.quality else None,
     )
     rewards: dict[str, Reward] = {
-        "understood": Intelligibility(listener, o.metric, o.normalizer),
-        "similarity": SpeakerSimilarity(listener),
-        "duration": Duration(listener),
-        "finished": Finished(listener),
-        "silence": NotSilent(listener),
-        "clipping": NotClipped(listener),
-        "quality": ListeningQuality(listener),
+        "understood": Intelligibility(judges, o.metric, o.normalizer),
+        "similarity": SpeakerSimilarity(judges),
+        "duration": Duration(judges),
+        "finished": Finished(judges),
+        "silence": NotSilent(judges),
+        "clipping": NotClipped(judges),
+        "quality": PredictedMOS(judges),
     }
     return WeightedSum(tuple(Term(name, rewards[name], weight) for name, weight in o.weights().items() if weight))

@@ -56,7 +56,7 @@ def test_quickstart_writes_a_whole_run(quickstart: Path) -> None:
         assert all(len(r["segments"]) == len(r["sample"]["turns"]) for r in rows)
     metrics = {s: [m for m in read_metrics(quickstart / "metrics.jsonl") if m["phase"] == s] for s in STAGES}
     wanted = {"kl", "kl/beta", "reward/detection", "reward/initiative", "reward/quality", "reward/format"}
-    for stage, parts in (("stage1", set()), ("stage2", {"reward/latency", "reward/whole"})):
+    for stage, parts in (("stage1", set()), ("stage2", {"reward/latency", "reward/stream_quality"})):
         assert [m["step"] for m in metrics[stage]] == [1, 2]
         first, second = metrics[stage]
         assert wanted | parts <= set(first)
@@ -116,7 +116,12 @@ def test_an_interpreter_with_a_codec_speaks_its_translations(tmp_path: Path) -> 
             assert start_ms >= instance.delays[0] > 1000 and np.abs(wav[round(start_ms / 1000 * rate) :]).max() > 0
             assert len(wav) / rate == pytest.approx((start_ms + length) / 1000, abs=1e-3)
             tracks += 1
-    said = [row["said"]["path"] for f in (run / "rollouts").glob("*.jsonl") for row in rows_of(f) if row.get("said")]
+    said = [
+        row["spoken_audio"]["path"]
+        for f in (run / "rollouts").glob("*.jsonl")
+        for row in rows_of(f)
+        if row.get("spoken_audio")
+    ]
     assert said and all(soundfile.info(run / path).frames for path in said) and tracks
 
 

@@ -41,7 +41,7 @@ def test_quickstart_writes_a_whole_run(quickstart: Path) -> None:
     for name in ("before", "after"):
         assert evals[name]["n"] == 2 and 0 <= evals[name]["low"] <= evals[name]["accuracy"] <= evals[name]["high"] <= 1
         for row in rows_of(quickstart / "eval" / f"{name}.jsonl"):
-            wav, rate = soundfile.read(quickstart / row["said"]["path"])
+            wav, rate = soundfile.read(quickstart / row["spoken_audio"]["path"])
             assert rate == 24_000 and len(wav) / rate == pytest.approx(row["seconds"])
     metrics = [m for m in read_metrics(quickstart / "metrics.jsonl") if m["phase"] == "grpo"]
     assert [m["step"] for m in metrics] == [1, 2]
@@ -64,8 +64,8 @@ def test_its_parts_can_be_loaded(quickstart: Path) -> None:
 
 def test_what_was_said_is_in_the_report(quickstart: Path) -> None:
     rows = rows_of(sorted((quickstart / "rollouts").glob("step_*.jsonl"))[-1])
-    said = [row for row in rows if "said" in row]
-    assert said and all((quickstart / row["said"]["path"]).is_file() for row in said)
+    said = [row for row in rows if "spoken_audio" in row]
+    assert said and all((quickstart / row["spoken_audio"]["path"]).is_file() for row in said)
     page = (quickstart / "report.html").read_text()
     assert "What was said" in page and page.count("<audio") >= 4
 

@@ -21,7 +21,7 @@ from audiorl.models import load_policy
 from audiorl.recipe.tiny_speech import save_codec, save_model
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecVoice
-from audiorl.tts.prompts import to_say
+from audiorl.tts.prompts import utterance_sample
 from audiorl.types import Request
 from tests.conftest import make_text
 from tests.unit.judges.conftest import save_ctc, save_xvector
@@ -240,7 +240,7 @@ def spoken_by_hand(checkpoint: Path, meta: Path, seed: int) -> dict[str, np.ndar
     policy = load_policy(checkpoint, codec=load(checkpoint.parents[1] / "codec"))
     found = {}
     for u in read_meta(meta):
-        (rollout,) = HFEngine(policy, SAY).generate([Request(to_say(u), seed=seed)])
+        (rollout,) = HFEngine(policy, SAY).generate([Request(utterance_sample(u), seed=seed)])
         wav = CodecVoice.of(policy).waveform(rollout)
         found[u.name] = np.zeros(0) if wav is None else wav
     return found

@@ -46,7 +46,7 @@ def rollout(index=0, texts=("", "uno", "dos", ""), total=1.0, advantage=0.5, nam
         {"text": t, "stop_reason": "eos", "num_tokens": len(t), "source_time": end, "emit_time": end / 10}
         for t, end in zip(texts, ENDS, strict=True)
     ]
-    score = {"total": total, "parts": {"quality": 0.4, "whole": 0.7}, "per_segment": [0.1, -0.4, 0.0, 1.2]}
+    score = {"total": total, "parts": {"quality": 0.4, "stream_quality": 0.7}, "per_segment": [0.1, -0.4, 0.0, 1.2]}
     score["segment_parts"] = {"quality": [None, 0.25, None, 0.0], "detection": [1.0, 0.0, 0.0, 0.0]}
     made = {
         "step": 1,

@@ -30,11 +30,11 @@ from audiorl.rewards import RemoteReward, RewardServerError, StandardisedSum, We
 from audiorl.rewards.serialization import (
     NOT_SENT,
     AudioMode,
-    PathRefused,
-    WireError,
+    PathNotAllowed,
+    SerializationError,
+    deserialize_rollouts,
     digest,
-    read_rollouts,
-    write_rollouts,
+    serialize_rollouts,
 )
 from audiorl.rewards.serve import Serve
 from audiorl.rewards.simul import Quality, multi_turn
@@ -176,7 +176,7 @@ def test_rollouts_travel_complete(speech: list[Utterance], mode: AudioMode) -> N
         answer(stream(file), "", "hola", "x", index=2),
         Rollout(sample, (), "none", -1),
     ]
-    found = read_rollouts(write_rollouts(sent, mode), [Path(file.path).parent])
+    found = deserialize_rollouts(serialize_rollouts(sent, mode), [Path(file.path).parent])
     assert same(sent, found)
     assert found[0].sample is found[1].sample and found[0].audio[0] is found[1].audio[0]
 
@@ -185,9 +185,9 @@ def test_a_group_sends_its_audio_once(speech: list[Utterance]) -> None:
     clip = speech[0].clip
     assert clip.path is not None
     size = len(base64.b64encode(Path(clip.path).read_bytes()))
-    one, many = (len(write_rollouts([answer(stream(clip), "", "a", "b")] * n)) for n in (1, 8))
+    one, many = (len(serialize_rollouts([answer(stream(clip), "", "a", "b")] * n)) for n in (1, 8))
     assert size < one and many < one + 8 * 2000
-    document = json.loads(write_rollouts([answer(stream(clip), "", "a", "b")]))
+    document = json.loads(serialize_rollouts([answer(stream(clip), "", "a", "b")]))
     assert sum(len(a) == size for a in document["audio"]) == 1  # whatever the number of chunks
 
 
@@ -195,15 +195,15 @@ def test_a_part_of_a_long_file_travels_alone(tmp_path: Path) -> None:
     wav = np.random.default_rng(1).uniform(-1, 1, 60 * 8000)
     soundfile.write(tmp_path / "long.flac", wav, 8000)
     part = AudioClip(path=str(tmp_path / "long.flac"), start=31.7, duration=0.5)
-    document = write_rollouts([answer(question("q", part), "a")])
+    document = serialize_rollouts([answer(question("q", part), "a")])
     assert len(document) < 0.5 * 8000 * 4 * 4 / 3 + 3000
-    assert same(part, read_rollouts(document)[0].audio[0])
+    assert same(part, deserialize_rollouts(document)[0].audio[0])
 
 
 def test_audio_that_was_not_sent_says_so(speech: list[Utterance]) -> None:
-    document = write_rollouts([answer(question("q", speech[0].clip), "a")], "none")
+    document = serialize_rollouts([answer(question("q", speech[0].clip), "a")], "none")
     assert len(document) < 3000
-    (found,) = read_rollouts(document)
+    (found,) = deserialize_rollouts(document)
     with pytest.raises(ValueError, match=r"audio that was not sent: RemoteReward\(audio='none'\)"):
         found.audio[0].load()
     assert found.audio[0].path == NOT_SENT
@@ -211,10 +211,10 @@ def test_audio_that_was_not_sent_says_so(speech: list[Utterance]) -> None:
 
 def test_metadata_that_cannot_travel_is_named() -> None:
     with pytest.raises(ValueError, match=r"sample 'q': metadata\['when'\] holds a PosixPath, which cannot travel"):
-        write_rollouts([answer(question("q", when=[{"a": Path("x")}]), "a")])
+        serialize_rollouts([answer(question("q", when=[{"a": Path("x")}]), "a")])
 
 
-DOCUMENT = json.loads(write_rollouts([answer(question("q", AudioClip(data=b"x")), "a")]))
+DOCUMENT = json.loads(serialize_rollouts([answer(question("q", AudioClip(data=b"x")), "a")]))
 
 
 @pytest.mark.parametrize(
@@ -252,18 +252,18 @@ def test_a_wrong_document_is_refused_by_its_field(place: Sequence[Any], value: A
     for key in place[:-1]:
         inner = inner[key]
     inner[place[-1]] = value
-    with pytest.raises(WireError, match=message):
-        read_rollouts(json.dumps(document).encode())
+    with pytest.raises(SerializationError, match=message):
+        deserialize_rollouts(json.dumps(document).encode())
     if isinstance(place[-1], str):
         del inner[place[-1]]
-        with pytest.raises(WireError, match=r"missing|expected|there are"):
-            read_rollouts(json.dumps(document).encode())
+        with pytest.raises(SerializationError, match=r"missing|expected|there are"):
+            deserialize_rollouts(json.dumps(document).encode())
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000, b'{"version": 1}', b"1" * 10_000])
 def test_what_is_no_document_is_refused(body: bytes) -> None:
-    with pytest.raises(WireError, match="document"):
-        read_rollouts(body)
+    with pytest.raises(SerializationError, match="document"):
+        deserialize_rollouts(body)
 
 
 def test_audio_outside_the_roots_is_refused(tmp_path: Path) -> None:
@@ -274,19 +274,21 @@ def test_audio_outside_the_roots_is_refused(tmp_path: Path) -> None:
     (inside / "link.wav").symlink_to(outside / "a.wav")
 
     def read(path: Path, *roots: Path) -> Rollout:
-        return read_rollouts(write_rollouts([answer(question("q", AudioClip(path=str(path))), "a")], "path"), roots)[0]
+        return deserialize_rollouts(
+            serialize_rollouts([answer(question("q", AudioClip(path=str(path))), "a")], "path"), roots
+        )[0]
 
     assert len(read(inside / "a.wav", inside).audio[0].load(8000)) == 800
     wrong = [outside / "a.wav", inside / ".." / "inside-not" / "a.wav", inside / "link.wav", Path("/etc/passwd")]
     for path in wrong:
-        with pytest.raises(PathRefused, match=r"clips\[0\]\.path: .* lies outside the folders that may be read"):
+        with pytest.raises(PathNotAllowed, match=r"clips\[0\]\.path: .* lies outside the folders that may be read"):
             read(path, inside)
-    with pytest.raises(PathRefused, match=r"\(none\); start the server with --audio-root"):
+    with pytest.raises(PathNotAllowed, match=r"\(none\); start the server with --audio-root"):
         read(inside / "a.wav")
     assert len(read(outside / "a.wav", inside, outside).audio[0].load(8000)) == 800
-    named = write_rollouts([answer(question("q", reference_audio=str(outside / "a.wav")), "a")], "path")
-    with pytest.raises(PathRefused):  # a path in the metadata is no way around it
-        read_rollouts(named, [inside])
+    named = serialize_rollouts([answer(question("q", reference_audio=str(outside / "a.wav")), "a")], "path")
+    with pytest.raises(PathNotAllowed):  # a path in the metadata is no way around it
+        deserialize_rollouts(named, [inside])
 
 
 # -- the same scores as here -------------------------------------------------------------------------------------------
@@ -339,20 +341,20 @@ SPEECH = """
     from audiorl.judges import load_recogniser
     from audiorl.models.speech import FrameLayout
     from audiorl.rewards import AnswerAccuracy, ThinkFormat, WeightedSum, WordAccuracy
-    from audiorl.rewards.speech import Duration, Finished, Intelligibility, Listener, NotSilent
+    from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges, NotSilent
     from audiorl.rollout.speech_decoder import CodecVoice
     from tokenizers_audio import load
 
     layout = FrameLayout(4, 66, bos=64, eos=65, begin_id=1, frame_id=0, delay_id=3, end_id=2)
-    listener = Listener(CodecVoice(load("CODEC"), layout), load_recogniser("pocketsphinx", "en"))
+    judges = SpeechJudges(CodecVoice(load("CODEC"), layout), load_recogniser("pocketsphinx", "en"))
     reward = WeightedSum.of(
         accuracy=(AnswerAccuracy(), 2.0),
         words=WordAccuracy(),
         format=ThinkFormat(),
-        said=Intelligibility(listener),
-        length=Duration(listener),
-        sound=(NotSilent(listener), 0.1),
-        finished=(Finished(listener), 0.3),
+        said=Intelligibility(judges),
+        length=Duration(judges),
+        sound=(NotSilent(judges), 0.1),
+        finished=(Finished(judges), 0.3),
     )
     """
 
@@ -462,7 +464,7 @@ def test_a_reward_that_raises(reward_file: Callable[[str], Path], capfd: pytest.
         with pytest.raises(RewardServerError, match="raised RuntimeError: out of memory"):
             remote(url, tries=2)(texts("a", "b"))
         assert remote(url)(texts("a", "b")) == [Score(1.0)] * 2 and calls == [2, 2, 2]
-        response = httpx.post(f"{url}/v1/scores", content=write_rollouts(texts("a")))
+        response = httpx.post(f"{url}/v1/scores", content=serialize_rollouts(texts("a")))
         assert "Traceback" not in response.text
 
 
@@ -481,7 +483,7 @@ def test_a_reward_that_raises(reward_file: Callable[[str], Path], capfd: pytest.
 def test_bad_scores_never_leave_the_server(reward_file: Callable[[str], Path], value: Any, message: str) -> None:
     file = reward_file("def reward(rollout): return 1.0")
     with serving(app_of(file, reward=lambda rollouts: value)) as url:
-        response = httpx.post(f"{url}/v1/scores", content=write_rollouts(texts("a")))
+        response = httpx.post(f"{url}/v1/scores", content=serialize_rollouts(texts("a")))
         assert response.status_code == 500 and message in response.json()["error"]
         json.loads(response.text, parse_constant=pytest.fail)
 
@@ -501,7 +503,7 @@ def test_the_queue_is_bounded_and_the_reward_called_once_at_a_time(reward_file: 
     async def ask(url: str, count: int, refused: int = 0) -> list[httpx.Response]:
         """All at once; the reward goes on when so many were turned away."""
         async with httpx.AsyncClient(timeout=30) as client:
-            document = write_rollouts(texts("a"))
+            document = serialize_rollouts(texts("a"))
             found = []
             asked = [client.post(f"{url}/v1/scores", content=document) for _ in range(count)]
             for response in asyncio.as_completed(asked):
@@ -535,11 +537,11 @@ def test_who_has_gone_is_not_answered(reward_file: Callable[[str], Path]) -> Non
 
     async def two(url: str) -> None:
         async with httpx.AsyncClient(timeout=30) as client:
-            first = asyncio.create_task(client.post(f"{url}/v1/scores", content=write_rollouts(texts("first"))))
+            first = asyncio.create_task(client.post(f"{url}/v1/scores", content=serialize_rollouts(texts("first"))))
             while not asked:
                 await asyncio.sleep(0.01)
             with pytest.raises(httpx.ReadTimeout):
-                await client.post(f"{url}/v1/scores", content=write_rollouts(texts("second")), timeout=0.5)
+                await client.post(f"{url}/v1/scores", content=serialize_rollouts(texts("second")), timeout=0.5)
             go.set()
             assert (await first).status_code == 200
 
@@ -668,7 +670,7 @@ def test_a_broken_token_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_digests_tell_requests_apart() -> None:
-    one, same_again, other = (digest(write_rollouts(texts(t))) for t in ("a", "a", "b"))
+    one, same_again, other = (digest(serialize_rollouts(texts(t))) for t in ("a", "a", "b"))
     assert one == same_again != other
 
 

@@ -12,7 +12,7 @@ import torch
 
 from audiorl.audio import AudioClip
 from audiorl.rewards import StandardisedSum, WeightedSum
-from audiorl.rewards.similarity import Pair, cut_like, sentence_bleu, similarities
+from audiorl.rewards.similarity import Pair, sentence_bleu, similarities, split_like_references
 from audiorl.rewards.simul import (
     Detection,
     FormatMatch,
@@ -217,9 +217,9 @@ def test_quality_of_the_sequence() -> None:
     assert of(SequenceQuality(equal), silent)[0] == of(SequenceQuality(equal, aligned=False), silent)[0] == 0
     chinese = interpreted(("", "你好"), ("你好", "吗"), ("呢", ""), language="zh")
     assert of(SequenceQuality(equal), chinese)[0] == pytest.approx(2 / 3)
-    assert cut_like("uno dos seis", ["uno dos", "tres"], "es") == ["uno dos", "seis"]
-    assert cut_like("你好吗", ["你 好", "吗"], "zh") == ["你好", "吗"]
-    assert cut_like("", ["a", "b"], "es") == ["", ""]
+    assert split_like_references("uno dos seis", ["uno dos", "tres"], "es") == ["uno dos", "seis"]
+    assert split_like_references("你好吗", ["你 好", "吗"], "zh") == ["你好", "吗"]
+    assert split_like_references("", ["a", "b"], "es") == ["", ""]
 
 
 def test_single_turn_fused_by_hand() -> None:
@@ -253,8 +253,8 @@ def test_multi_turn_adds_the_whole_on_the_last_turn() -> None:
         assert one.per_segment is not None
         assert more.per_segment == pytest.approx((one.per_segment[0], one.per_segment[1] + 2 * sign))
         assert more.total == pytest.approx(one.total + 2 * sign)
-    assert multi[1].parts["latency"] == -1 and multi[0].parts["whole"] == 1
-    assert "latency" not in multi[0].segment_parts and "whole" not in multi[0].segment_parts
+    assert multi[1].parts["latency"] == -1 and multi[0].parts["stream_quality"] == 1
+    assert "latency" not in multi[0].segment_parts and "stream_quality" not in multi[0].segment_parts
     patient = multi_turn(equal, longest=1.0)([good, late])
     assert patient[1].parts["latency"] == 0
 

@@ -18,11 +18,11 @@ from audiorl.rewards.speech import (
     Duration,
     Finished,
     Intelligibility,
-    Listener,
-    ListeningQuality,
     NotClipped,
     NotSilent,
+    PredictedMOS,
     SpeakerSimilarity,
+    SpeechJudges,
     reference_clip,
     reference_seconds,
 )
@@ -98,59 +98,59 @@ def totals(reward, rollouts: Sequence[Rollout]) -> list[float]:
 def test_intelligibility_by_words_and_characters() -> None:
     voice = Said({"a": tone(1.0), "b": tone(2.0), "c": tone(0.5)})
     judge = ByLength({8000: "the cat sat", 16_000: "one two three four", 4000: "hello"})
-    listener = Listener(voice, recogniser=judge)
+    judges = SpeechJudges(voice, recogniser=judge)
     rollouts = [rollout("a", "The cat sat down."), rollout("b", "hello"), rollout("c", "nothing", "Hello!")]
-    scores = Intelligibility(listener)(rollouts)
+    scores = Intelligibility(judges)(rollouts)
     assert [s.total for s in scores] == pytest.approx([0.75, 0.0, 1.0])  # the best reference counts; never below 0
     assert [s.parts["wer"] for s in scores] == pytest.approx([0.25, 4.0, 0.0])
-    by_characters = Intelligibility(listener, metric="cer")(rollouts[:1])
+    by_characters = Intelligibility(judges, metric="cer")(rollouts[:1])
     assert by_characters[0].total == pytest.approx(1 - 5 / 16)  # " down" of "the cat sat down"
     assert judge.calls == [3]  # all at once, and only once
 
 
 def test_what_it_wrote_itself_as_the_reference() -> None:
     voice = Said({"a": tone(1.0), "b": tone(1.0), "c": None})
-    listener = Listener(voice, recogniser=ByLength({8000: "good morning"}))
-    reward = Intelligibility(listener, against="text")
+    judges = SpeechJudges(voice, recogniser=ByLength({8000: "good morning"}))
+    reward = Intelligibility(judges, against="text")
     wrote = rollout("a", text="<think>hm</think><answer>Good evening</answer>")
     assert totals(reward, [wrote, rollout("b"), rollout("c")]) == [0.5, 0.0, 0.0]  # b wrote nothing, c neither
 
 
 def test_the_language_of_the_sample_spells_digits() -> None:
     pytest.importorskip("num2words")
-    listener = Listener(Said({"a": tone(1.0)}), recogniser=ByLength({8000: "21"}))
-    assert totals(Intelligibility(listener), [rollout("a", "einundzwanzig", language="de")]) == [1.0]
+    judges = SpeechJudges(Said({"a": tone(1.0)}), recogniser=ByLength({8000: "21"}))
+    assert totals(Intelligibility(judges), [rollout("a", "einundzwanzig", language="de")]) == [1.0]
 
 
 def test_saying_nothing_never_pays() -> None:
     judge = ByLength({8000: "hello"}, {8000: [1.0, 0.0]}, {8000: 4.0})
-    listener = Listener(Said({**SILENT, "loud": tone(1.0)}), judge, judge, judge)
+    judges = SpeechJudges(Said({**SILENT, "loud": tone(1.0)}), judge, judge, judge)
     clip = AudioClip(array=tone(1.0), sample_rate=RATE)
     quiet = [rollout(id, "hello", text="hello", clips=[clip], reference_seconds=1.0) for id in SILENT]
     loud = rollout("loud", "hello", text="hello", clips=[clip], reference_seconds=1.0)
     for reward in (
-        Intelligibility(listener),
-        Intelligibility(listener, against="text"),
-        SpeakerSimilarity(listener),
-        NotSilent(listener),
-        NotClipped(listener),
-        Finished(listener),
-        ListeningQuality(listener),
+        Intelligibility(judges),
+        Intelligibility(judges, against="text"),
+        SpeakerSimilarity(judges),
+        NotSilent(judges),
+        NotClipped(judges),
+        Finished(judges),
+        PredictedMOS(judges),
     ):
         assert totals(reward, quiet) == [0.0] * 4, reward
         assert totals(reward, [loud])[0] > 0.5, reward
     assert judge.calls == [1, 1, 1, 1]  # the clip of reference is one of the four; silence was never judged
-    assert totals(Duration(listener), [*quiet, loud]) == [0.0, 0.0, 1.0, 1.0, 1.0]
+    assert totals(Duration(judges), [*quiet, loud]) == [0.0, 0.0, 1.0, 1.0, 1.0]
 
 
 def test_speaker_similarity_is_the_cosine() -> None:
     half = math.sqrt(0.5)
     judge = ByLength(vectors={8000: [1.0, 0.0], 16_000: [half, half], 4000: [-1.0, 0.0]})
     voice = Said({"same": tone(1.0), "near": tone(2.0), "far": tone(0.5)})
-    listener = Listener(voice, encoder=judge)
+    judges = SpeechJudges(voice, encoder=judge)
     clip = AudioClip(array=tone(1.0), sample_rate=RATE)
     rollouts = [rollout(id, clips=[clip]) for id in ("same", "near", "far")]
-    assert totals(SpeakerSimilarity(listener), rollouts) == pytest.approx([1.0, half, 0.0])
+    assert totals(SpeakerSimilarity(judges), rollouts) == pytest.approx([1.0, half, 0.0])
     assert judge.calls == [3, 1]  # three rollouts, and the one clip that all are compared with
 
 
@@ -165,14 +165,14 @@ def test_where_the_reference_voice_comes_from() -> None:
 
 @pytest.mark.parametrize(("said", "wanted", "score"), [(2.0, 1.0, 0.5), (1.0, 2.0, 0.5), (1.0, 1.0, 1.0)])
 def test_duration_both_ways(said: float, wanted: float, score: float) -> None:
-    (found,) = Duration(Listener(Said({"a": tone(said)})))([rollout("a", reference_seconds=wanted)])
+    (found,) = Duration(SpeechJudges(Said({"a": tone(said)})))([rollout("a", reference_seconds=wanted)])
     assert found.total == pytest.approx(score) and found.parts == {"seconds": said}
 
 
 def test_duration_against_nothing() -> None:
-    listener = Listener(Said({"a": tone(1.0), "b": None}))
+    judges = SpeechJudges(Said({"a": tone(1.0), "b": None}))
     rollouts = [rollout("a", reference_seconds=0), rollout("b", reference_seconds=0)]
-    assert totals(Duration(listener), rollouts) == [0.0, 1.0]
+    assert totals(Duration(judges), rollouts) == [0.0, 1.0]
 
 
 def test_reference_seconds_of_streams_and_of_none() -> None:
@@ -194,25 +194,25 @@ def test_reference_seconds_of_streams_and_of_none() -> None:
 def test_silence_and_clipping_have_limits() -> None:
     mostly = np.concatenate([tone(1.0), np.zeros(3 * RATE, np.float32)])  # three quarters silent
     square = np.sign(tone(1.0, 200.5)).astype(np.float32)
-    listener = Listener(Said({"mostly": mostly, "square": square, "tone": tone(1.0)}))
+    judges = SpeechJudges(Said({"mostly": mostly, "square": square, "tone": tone(1.0)}))
     rollouts = [rollout(id) for id in ("mostly", "square", "tone")]
-    assert totals(NotSilent(listener), rollouts) == [0.0, 1.0, 1.0]
-    assert totals(NotSilent(listener, most=0.75), rollouts) == [1.0, 1.0, 1.0]
-    assert NotSilent(listener)(rollouts)[0].parts["silent"] == pytest.approx(0.75)
-    assert totals(NotClipped(listener), rollouts) == [1.0, 0.0, 1.0]
+    assert totals(NotSilent(judges), rollouts) == [0.0, 1.0, 1.0]
+    assert totals(NotSilent(judges, most=0.75), rollouts) == [1.0, 1.0, 1.0]
+    assert NotSilent(judges)(rollouts)[0].parts["silent"] == pytest.approx(0.75)
+    assert totals(NotClipped(judges), rollouts) == [1.0, 0.0, 1.0]
 
 
 def test_a_generation_that_never_ended_is_scored_and_told_apart() -> None:
-    listener = Listener(Said({"a": tone(1.0), "b": tone(1.0)}), recogniser=ByLength({8000: "hello hello"}))
+    judges = SpeechJudges(Said({"a": tone(1.0), "b": tone(1.0)}), recogniser=ByLength({8000: "hello hello"}))
     cut, done = rollout("a", "hello hello", stop="length"), rollout("b", "hello hello")
-    assert totals(Intelligibility(listener), [cut, done]) == [1.0, 1.0]
-    assert totals(Finished(listener), [cut, done]) == [0.0, 1.0]
+    assert totals(Intelligibility(judges), [cut, done]) == [1.0, 1.0]
+    assert totals(Finished(judges), [cut, done]) == [0.0, 1.0]
 
 
 def test_opinions_fill_the_unit_interval() -> None:
     judge = ByLength(opinions={8000: 3.0, 16_000: 5.2, 4000: 0.9})
-    listener = Listener(Said({"a": tone(1.0), "b": tone(2.0), "c": tone(0.5)}), quality=judge)
-    scores = ListeningQuality(listener)([rollout(id) for id in "abc"])
+    judges = SpeechJudges(Said({"a": tone(1.0), "b": tone(2.0), "c": tone(0.5)}), quality=judge)
+    scores = PredictedMOS(judges)([rollout(id) for id in "abc"])
     assert [s.total for s in scores] == [0.5, 1.0, 0.0]
     assert scores[0].parts == {"mos": 3.0}
 
@@ -221,54 +221,54 @@ def test_rewards_share_what_was_heard() -> None:
     """One decoding and one transcription for a sum of rewards, again for a second call, and for new rollouts only."""
     voice = Said({"a": tone(1.0), "b": tone(2.0)})
     judge = ByLength({8000: "hello", 16_000: "hello"})
-    listener = Listener(voice, recogniser=judge)
+    judges = SpeechJudges(voice, recogniser=judge)
     reward = WeightedSum.of(
-        words=Intelligibility(listener), letters=(Intelligibility(listener, "cer"), 0.5), sound=NotSilent(listener)
+        words=Intelligibility(judges), letters=(Intelligibility(judges, "cer"), 0.5), sound=NotSilent(judges)
     )
     first = rollout("a", "hello")
     (score,) = reward([first])
     assert score.total == 2.5 and score.parts["words/wer"] == 0.0
     reward([first, rollout("b", "hello")])
     assert judge.calls == [1, 1] and voice.asked == ["a", "b"]
-    assert totals(Intelligibility(listener), [first, first]) == [1.0, 1.0]
+    assert totals(Intelligibility(judges), [first, first]) == [1.0, 1.0]
 
 
 def test_what_was_heard_goes_with_its_rollout() -> None:
-    listener = Listener(Said({"a": tone(1.0)}), recogniser=ByLength({8000: "hello"}))
-    totals(Intelligibility(listener), [rollout("a", "hello")])
-    assert len(listener._kept) == 0
+    judges = SpeechJudges(Said({"a": tone(1.0)}), recogniser=ByLength({8000: "hello"}))
+    totals(Intelligibility(judges), [rollout("a", "hello")])
+    assert len(judges._cache) == 0
 
 
 def test_broken_sound_names_the_rollout() -> None:
     for wav in (np.array([0.0, np.nan], np.float32), np.zeros((2, 4), np.float32)):
         with pytest.raises(ValueError, match=r"'a' \(group g, answer 0\): what it said has shape"):
-            NotSilent(Listener(Said({"a": wav})))([rollout("a")])
+            NotSilent(SpeechJudges(Said({"a": wav})))([rollout("a")])
 
 
 def test_judges_that_are_not_there() -> None:
-    listener = Listener(Said({"a": tone(1.0)}))
+    judges = SpeechJudges(Said({"a": tone(1.0)}))
     spoken = [rollout("a", "hello", clips=[AudioClip(array=tone(1.0), sample_rate=RATE)])]
     for reward, missing in (
-        (Intelligibility(listener), "no recogniser"),
-        (SpeakerSimilarity(listener), "no speaker encoder"),
-        (ListeningQuality(listener), "no quality model"),
+        (Intelligibility(judges), "no recogniser"),
+        (SpeakerSimilarity(judges), "no speaker encoder"),
+        (PredictedMOS(judges), "no quality model"),
     ):
         with pytest.raises(ValueError, match=missing):
             reward(spoken)
 
 
 def test_references_are_needed_and_settings_checked() -> None:
-    listener = Listener(Said({"a": tone(1.0)}), recogniser=ByLength({8000: "hello"}))
+    judges = SpeechJudges(Said({"a": tone(1.0)}), recogniser=ByLength({8000: "hello"}))
     with pytest.raises(ValueError, match="'a' has no reference transcript"):
-        Intelligibility(listener)([rollout("a")])
+        Intelligibility(judges)([rollout("a")])
     with pytest.raises(ValueError, match="metric 'mer'"):
-        Intelligibility(listener, metric="mer")  # type: ignore[arg-type]
+        Intelligibility(judges, metric="mer")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="against 'x'"):
-        Intelligibility(listener, against="x")  # type: ignore[arg-type]
+        Intelligibility(judges, against="x")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="NotSilent: most"):
-        NotSilent(listener, most=1.0)
+        NotSilent(judges, most=1.0)
     with pytest.raises(ValueError, match="NotClipped: most"):
-        NotClipped(listener, most=-0.1)
+        NotClipped(judges, most=-0.1)
 
 
 @pytest.mark.slow
@@ -282,6 +282,6 @@ def test_human_speech_is_more_intelligible_than_noise(speech: list[Utterance]) -
     judge = load_recogniser("pocketsphinx")
     rollouts = [rollout(u.id, u.text) for u in spoken]
     clear, buried = (
-        totals(Intelligibility(Listener(Said(w, 16_000), recogniser=judge)), rollouts) for w in (waves, drowned)
+        totals(Intelligibility(SpeechJudges(Said(w, 16_000), recogniser=judge)), rollouts) for w in (waves, drowned)
     )
     assert np.mean(clear) > 0.5 and np.mean(buried) < 0.2

@@ -18,7 +18,7 @@ from audiorl.models import AudioPolicy, dualize, higgs
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.samplers import repetition_aware
 from audiorl.rollout.streams import LiveStream
-from audiorl.simulst.streams import interpretation
+from audiorl.simulst.streams import interpretation_sample
 from audiorl.types import Experience, Message, Request, Rollout, Sample, Segment
 from tests.conftest import TEXTS, make_omni, make_text
 from tests.unit.models.speaking import codec
@@ -384,7 +384,7 @@ def test_a_batch_of_prompts_with_and_without_voices(codec, speech: list[Utteranc
 def test_an_interpreter_that_speaks(speech: list[Utterance]) -> None:
     """Turns of text, of speech and of both; nothing depends on the batch, and the trainer sees what the engine saw."""
     policy = dualize(make_omni(), Q, 64)
-    samples = [interpretation(stream(speech, first, count)) for first, count in ((0, 2), (40, 3))]
+    samples = [interpretation_sample(stream(speech, first, count)) for first, count in ((0, 2), (40, 3))]
     head, layout = policy.backbone.head(policy.model), policy.speech
     assert layout is not None
     likely = torch.zeros(head.weight.shape[0])
@@ -424,7 +424,7 @@ def frame_rows(e: Experience) -> Tensor:
 
 def test_a_stream_does_not_begin_with_speech(speech: list[Utterance]) -> None:
     policy = dualize(make_omni(), Q, 64)
-    sample = replace(interpretation(stream(speech, 0, 2)), metadata={"respond": "speech"})
+    sample = replace(interpretation_sample(stream(speech, 0, 2)), metadata={"respond": "speech"})
     with pytest.raises(ValueError, match="turns begin with text"):
         run(policy, [sample])
 

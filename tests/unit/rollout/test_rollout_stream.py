@@ -16,9 +16,9 @@ from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.rollout.hf import HFEngine
-from audiorl.simulst.bundled import lay_out
+from audiorl.simulst.bundled import build_stream
 from audiorl.simulst.schedules import Offline, WaitK
-from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
+from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Experience, Request, Rollout, Sample
 
 RATE = 16_000
@@ -28,7 +28,7 @@ def stream(speech: list[Utterance], first: int, count: int) -> Stream:
     """`count` human recordings with pauses; the references are their transcripts."""
     chosen = speech[first : first + count]
     prompts = [(u.clip.load(RATE), u, u) for u in chosen]
-    return lay_out(f"stream {first}", prompts, (0.2, 0.5), np.random.default_rng(first))
+    return build_stream(f"stream {first}", prompts, (0.2, 0.5), np.random.default_rng(first))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def streams(speech: list[Utterance]) -> list[Stream]:
 
 @pytest.fixture(scope="module")
 def samples(streams: list[Stream]) -> list[Sample]:
-    return [interpretation(s) for s in streams]
+    return [interpretation_sample(s) for s in streams]
 
 
 def run(policy: AudioPolicy, samples: list[Sample], n: int = 1, **sampling: Any) -> list[Rollout]:
@@ -96,13 +96,13 @@ def test_nothing_is_read_ahead(talkative: AudioPolicy, streams: list[Stream]) ->
     stream = streams[1]
     wav = stream.audio.load(RATE)
     chunks = ChunkConfig()
-    before = run(talkative, [interpretation(stream, chunks)], n=2)
+    before = run(talkative, [interpretation_sample(stream, chunks)], n=2)
     for t in (1, 4):
         other = wav.copy()
         cut = round((t + 1) * chunks.seconds * RATE)
         other[cut:] = other[cut:][::-1]
         changed = replace(stream, audio=AudioClip(array=other, sample_rate=RATE))
-        for one, two in zip(before, run(talkative, [interpretation(changed, chunks)], n=2), strict=True):
+        for one, two in zip(before, run(talkative, [interpretation_sample(changed, chunks)], n=2), strict=True):
             for a, b in list(zip(one.segments, two.segments, strict=True))[: t + 1]:
                 assert a.ids.tolist() == b.ids.tolist() and torch.equal(a.logprobs, b.logprobs)
             later = zip(one.segments[t + 1 :], two.segments[t + 1 :], strict=True)
@@ -112,7 +112,7 @@ def test_nothing_is_read_ahead(talkative: AudioPolicy, streams: list[Stream]) ->
 def test_a_chunk_is_heard_with_what_came_before_it_and_nothing_else(policy: AudioPolicy, streams: list[Stream]) -> None:
     """Chunk by chunk = the same windows cut from the whole recording, whichever way the audio is held."""
     wav = streams[0].audio.load(RATE)
-    turns = interpretation(streams[0]).turns
+    turns = interpretation_sample(streams[0]).turns
     for turn, heard in zip(turns, policy.encode_audio([t.audio for t in turns]), strict=True):
         end = round(turn.end * RATE)
         own = round((turn.audio.duration or 0) * RATE)
@@ -213,7 +213,7 @@ def test_wait_k_by_hand() -> None:
 
 
 def test_a_supervised_stream_has_the_tokens_of_a_rollout(policy: AudioPolicy, streams: list[Stream]) -> None:
-    sample = interpretation(streams[0])
+    sample = interpretation_sample(streams[0])
     e = experience(policy, Example(sample))
     targets = policy.decode(e.ids[e.loss_mask])
     assert targets == "".join(t.reference for t in sample.turns) == streams[0].reference
@@ -224,6 +224,6 @@ def test_a_supervised_stream_has_the_tokens_of_a_rollout(policy: AudioPolicy, st
     out = policy.forward(pack_experiences([e])).logprobs.detach()
     wav = streams[0].audio.load(RATE)
     other = replace(streams[0], audio=AudioClip(array=wav[::-1].copy(), sample_rate=RATE))
-    changed = experience(policy, Example(interpretation(other)))
+    changed = experience(policy, Example(interpretation_sample(other)))
     assert torch.equal(changed.ids, e.ids)
     assert not torch.allclose(policy.forward(pack_experiences([changed])).logprobs.detach(), out)

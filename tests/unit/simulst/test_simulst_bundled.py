@@ -17,9 +17,9 @@ from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance, normalised
 from audiorl.data.silence import trimmed
 from audiorl.data.synth import synthesize
-from audiorl.simulst.bundled import bundled_streams, draw_streams, lay_out, prompt_pairs, spoken_seconds
+from audiorl.simulst.bundled import build_stream, bundled_streams, draw_streams, prompt_pairs, recording_seconds
 from audiorl.simulst.formats import read_streams
-from audiorl.simulst.streams import Stream, interpretation
+from audiorl.simulst.streams import Stream, interpretation_sample
 
 RATE = 16_000
 ROOT = Path(__file__).resolve().parents[3]
@@ -65,7 +65,7 @@ def prompt(key: str, seconds: float, target_seconds: float) -> tuple[np.ndarray,
 
 
 def test_prompts_follow_each_other_with_pauses() -> None:
-    made = lay_out("x", [prompt("a", 1.0, 2.0), prompt("b", 0.5, 0.7)], (0.25, 0.25), np.random.default_rng(0))
+    made = build_stream("x", [prompt("a", 1.0, 2.0), prompt("b", 0.5, 0.7)], (0.25, 0.25), np.random.default_rng(0))
     assert [(u.source, u.target) for u in made.units] == [("a in", "a out"), ("b in", "b out")]
     # 50 ms are left on both sides of the speech, of the target's too.
     assert [(u.start, u.end) for u in made.units] == [pytest.approx((0.0, 1.1)), pytest.approx((1.35, 1.95))]
@@ -80,36 +80,38 @@ def test_prompts_follow_each_other_with_pauses() -> None:
 
 def test_pauses_are_drawn_between_their_bounds() -> None:
     prompts = [prompt(str(k), 0.2, 0.2) for k in range(40)]
-    made = lay_out("x", prompts, (0.2, 1.2), np.random.default_rng(0))
+    made = build_stream("x", prompts, (0.2, 1.2), np.random.default_rng(0))
     starts = [u.start for u in made.units[1:]] + [made.seconds]
     pauses = [start - u.end for u, start in zip(made.units, starts, strict=True)]
     assert 0.2 <= min(pauses) < 0.4 and 1.0 < max(pauses) <= 1.2
 
 
 def test_silence_fills_a_stream() -> None:
-    made = lay_out("x", [prompt("a", 1.0, 1.0)], (0.2, 0.2), np.random.default_rng(0), seconds=5.0, metadata={"n": 1})
+    made = build_stream(
+        "x", [prompt("a", 1.0, 1.0)], (0.2, 0.2), np.random.default_rng(0), seconds=5.0, metadata={"n": 1}
+    )
     assert made.seconds == 5.0 and made.units[0].end == pytest.approx(1.1) and made.metadata["n"] == 1
 
 
 def test_other_voices_say_the_prompts() -> None:
     pairs = prompt_pairs("train")[:2]
     prompts = [(synthesize(a.text, "en", voice="en-us+f3"), a, b) for a, b in pairs]
-    made = lay_out("x", prompts, (0.3, 0.5), np.random.default_rng(0))
+    made = build_stream("x", prompts, (0.3, 0.5), np.random.default_rng(0))
     assert [u.source for u in made.units] == [a.text for a, _ in pairs]
-    assert [u.target_seconds for u in made.units] == [spoken_seconds(b) for _, b in pairs]
+    assert [u.target_seconds for u in made.units] == [recording_seconds(b) for _, b in pairs]
     assert made.units[0].end == pytest.approx(len(trimmed(prompts[0][0])) / RATE)
 
 
 def test_prompts_that_cannot_be_laid_out() -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(ValueError, match="stream 'x': no prompts; give one or more"):
-        lay_out("x", [], (0.2, 0.5), rng)
+        build_stream("x", [], (0.2, 0.5), rng)
     _, a, b = prompt("a", 1.0, 1.0)
     with pytest.raises(ValueError, match=r"en/a: 1\.00 s of silence; give speech"):
-        lay_out("x", [(np.zeros(RATE, np.float32), a, b)], (0.2, 0.5), rng)
+        build_stream("x", [(np.zeros(RATE, np.float32), a, b)], (0.2, 0.5), rng)
     for pauses in ((0.5, 0.2), (-0.1, 0.2)):
         with pytest.raises(ValueError, match="pauses must be"):
-            lay_out("x", [prompt("a", 1.0, 1.0)], pauses, rng)
+            build_stream("x", [prompt("a", 1.0, 1.0)], pauses, rng)
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.0, 0.0), (0.03, 0.02), (0.5, 0.0), (0.0, 1.0), (0.3, 0.7)])
@@ -151,7 +153,7 @@ def test_units_are_where_their_recordings_are_heard(train: list[Stream]) -> None
         wav = array(s)
         for unit, key in zip(s.units, s.metadata["prompts"].split(), strict=True):
             a, b = recordings[key]
-            assert (unit.source, unit.target, unit.target_seconds) == (a.text, b.text, spoken_seconds(b))
+            assert (unit.source, unit.target, unit.target_seconds) == (a.text, b.text, recording_seconds(b))
             speech = trimmed(a.clip.load())
             start = round(unit.start * RATE)
             assert round(unit.end * RATE) == start + len(speech)
@@ -192,7 +194,7 @@ def test_a_stream_is_named_by_its_number_and_seed(train: list[Stream]) -> None:
 
 
 def test_a_stream_becomes_a_prompt(train: list[Stream]) -> None:
-    sample = interpretation(train[0])
+    sample = interpretation_sample(train[0])
     assert sample.references == (train[0].reference,)
     assert sum(t.reference_seconds or 0 for t in sample.turns) == pytest.approx(
         sum(u.target_seconds or 0 for u in train[0].units)

@@ -15,7 +15,7 @@ from audiorl.evaluation.streams import instance_of, measure, settled, write_inte
 from audiorl.simulst.logs import read_log
 from audiorl.simulst.scoring import score
 from audiorl.simulst.segments import match_segments, read_segments
-from audiorl.simulst.streams import ChunkConfig, Stream, Unit, interpretation
+from audiorl.simulst.streams import ChunkConfig, Stream, Unit, interpretation_sample
 from audiorl.types import Rollout, Segment
 
 CHUNKS = ChunkConfig(1.0, 0.0)
@@ -29,7 +29,7 @@ def stream(*units: Unit, seconds: float = 4.0, id: str = "s", target: str = "es"
 
 def wrote(stream: Stream, *texts: str, cut: tuple[int, ...] = (), compute: float = 0.1) -> Rollout:
     """A text after each chunk; `compute` seconds a chunk; turns in `cut` (from 0) had no room to end."""
-    sample = interpretation(stream, CHUNKS)
+    sample = interpretation_sample(stream, CHUNKS)
     segments = tuple(
         Segment(
             prompt_ids=torch.arange(2),

@@ -13,7 +13,7 @@ import soundfile
 
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance
-from audiorl.simulst.clauses import Word, clauses, units_of
+from audiorl.simulst.clauses import Word, align_clauses, clauses
 from audiorl.simulst.formats import read_streams, write_streams
 from audiorl.simulst.streams import ChunkConfig, Stream, Unit, turns
 
@@ -336,7 +336,7 @@ def test_clauses(text: str, found: list[str]) -> None:
 
 def test_words_may_be_cut_otherwise_than_the_text() -> None:
     spoken = [Word("你", 0.0, 0.2), Word("好", 0.2, 0.4), Word("，", 0.4, 0.5), Word("世界。", 0.6, 1.0)]
-    assert units_of("你好，世界。", "Hello, world.", spoken) == (
+    assert align_clauses("你好，世界。", "Hello, world.", spoken) == (
         Unit(0.0, 0.5, "Hello,", "你好，"),
         Unit(0.6, 1.0, "world.", "世界。"),
     )

@@ -14,9 +14,9 @@ from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
 from audiorl.rollout.hf import HFEngine
-from audiorl.simulst.bundled import lay_out
+from audiorl.simulst.bundled import build_stream
 from audiorl.simulst.live import Interpreter
-from audiorl.simulst.streams import ChunkConfig, Stream, interpretation
+from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Request, Rollout
 from tests.conftest import make_omni
 
@@ -28,7 +28,7 @@ GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=3)
 @pytest.fixture(scope="module")
 def stream(speech: list[Utterance]) -> Stream:
     prompts = [(u.clip.load(RATE), u, u) for u in speech[40:43]]
-    return lay_out("live", prompts, (0.2, 0.5), np.random.default_rng(0))
+    return build_stream("live", prompts, (0.2, 0.5), np.random.default_rng(0))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_pieces_of_any_length(
 ) -> None:
     wav = at(rate, stream)
     same = Stream("live", AudioClip(array=wav, sample_rate=rate), len(wav) / rate, (), "en", "es")
-    (whole,) = HFEngine(policy, GREEDY).generate([Request(interpretation(same, chunks))])
+    (whole,) = HFEngine(policy, GREEDY).generate([Request(interpretation_sample(same, chunks))])
     live, text = heard(policy, wav, rate, chunks, longest)
     assert text == whole.text == live.text and text
     for one, two in zip(live.segments, whole.segments, strict=True):
@@ -106,7 +106,7 @@ def test_hearing_is_part_of_computing(stream: Stream, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(type(policy.backbone), "hear", slow)
     live, _ = heard(policy, at(RATE, stream), RATE)
-    (whole,) = HFEngine(make_omni(), GREEDY).generate([Request(interpretation(stream))])
+    (whole,) = HFEngine(make_omni(), GREEDY).generate([Request(interpretation_sample(stream))])
     for rollout in (live, whole):
         for count, segment in enumerate(rollout.segments, 1):
             assert segment.emit_time is not None and segment.source_time is not None

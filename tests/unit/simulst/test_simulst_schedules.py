@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from audiorl.audio import AudioClip
-from audiorl.simulst.schedules import Offline, WaitK, scheduled, words_of, words_per_chunk
+from audiorl.simulst.schedules import Offline, WaitK, delay_references, split_words, words_per_chunk
 from audiorl.simulst.streams import Stream, Unit
 from audiorl.types import Turn
 
@@ -18,7 +18,7 @@ def turns(*references: str) -> tuple[Turn, ...]:
 
 
 def written(turns: tuple[Turn, ...], schedule: WaitK) -> list[str]:
-    return [t.reference for t in scheduled(turns, schedule)]
+    return [t.reference for t in delay_references(turns, schedule)]
 
 
 def test_offline_writes_in_the_last_turn_only() -> None:
@@ -46,7 +46,7 @@ def test_references_moved_to_a_schedule() -> None:
     assert written(talk, WaitK(2, 2.0, "es")) == ["", "a b", " c d", " e f", ""]
     assert written(talk, WaitK(1, 1.0, "es")) == ["a", " b", " c", " d", " e f"]
     assert written(talk, WaitK(9, 1.0, "es")) == ["", "", "", "", "a b c d e f"]
-    moved = scheduled(talk, WaitK(2, 2.0, "es"))
+    moved = delay_references(talk, WaitK(2, 2.0, "es"))
     assert [t.end for t in moved] == [t.end for t in talk] and moved[1].audio is talk[1].audio
     assert {t.reference_seconds for t in moved} == {None} and {t.source for t in moved} == {""}
     assert "".join(t.reference for t in moved) == "a b c d e f"
@@ -69,4 +69,4 @@ def test_words_per_chunk() -> None:
     assert words_per_chunk(spanish, 0.96) == pytest.approx(0.48)
     assert words_per_chunk([stream(4.0, "你好 吗", "zh")], 2.0) == pytest.approx(1.5)
     assert words_per_chunk([*spanish, stream(10.0, "", "es")], 1.0) == pytest.approx(0.25)
-    assert words_of(" uno  dos ", "es") == ["uno", "dos"] and words_of("你 好", "zh") == ["你", "好"]
+    assert split_words(" uno  dos ", "es") == ["uno", "dos"] and split_words("你 好", "zh") == ["你", "好"]

@@ -19,8 +19,8 @@ from audiorl.simulst.bundled import bundled_streams, spoken
 from audiorl.simulst.formats import read_streams, write_streams
 from audiorl.simulst.logs import read_log
 from audiorl.simulst.scoring import score
-from audiorl.simulst.speech import played, write_spoken
-from audiorl.simulst.streams import interpretation
+from audiorl.simulst.speech import playback_track, write_speech_log
+from audiorl.simulst.streams import interpretation_sample
 from audiorl.types import Rollout, Sample, Segment, Turn
 
 LAYOUT = FrameLayout(2, 6, 4, 5, 100, 101, 101, 102)
@@ -65,7 +65,7 @@ VOICE = CodecVoice(Steps(), LAYOUT)  # type: ignore[arg-type]
 def test_speech_is_played_when_it_is_ready_and_the_one_before_is_over() -> None:
     """At 100 Hz: 15 frames, 1.5 s, are ready after 1 s; the next 2 wait until 2.5 s; the last are on the dot at 4 s."""
     rollout = interpreted(said(1.0, *[1] * 15), said(2.0, 2, 2), said(3.0), said(4.0, 3))
-    track, intervals = played(rollout, VOICE)
+    track, intervals = playback_track(rollout, VOICE)
     assert intervals == [(1000, 1500), (2500, 200), (4000, 100)]
     assert len(track) == 410
     expected = np.concatenate([np.zeros(100), np.full(150, 0.1), np.full(20, 0.2), np.zeros(130), np.full(10, 0.3)])
@@ -74,16 +74,16 @@ def test_speech_is_played_when_it_is_ready_and_the_one_before_is_over() -> None:
 
 def test_nothing_said_is_an_empty_track(tmp_path: Path) -> None:
     silent = interpreted(said(1.0), said(2.0))
-    track, intervals = played(silent, VOICE)
+    track, intervals = playback_track(silent, VOICE)
     assert len(track) == 0 and intervals == []
-    write_spoken(tmp_path, [silent], VOICE)
+    write_speech_log(tmp_path, [silent], VOICE)
     (instance,) = read_log(tmp_path)
     assert instance.delays == () and instance.prediction_length == 0
 
 
 def test_the_log_is_one_that_the_scorers_read(tmp_path: Path) -> None:
     rollouts = [interpreted(said(1.0, *[1] * 15), said(2.0, 2, 2)), interpreted(said(1.0), said(2.0, 3, 3, 3))]
-    paths = write_spoken(tmp_path, rollouts, VOICE)
+    paths = write_speech_log(tmp_path, rollouts, VOICE)
     wav, rate = soundfile.read(paths[0])
     assert rate == 100 and len(wav) == 270
     first, second = read_log(tmp_path)
@@ -101,7 +101,7 @@ def test_streams_know_the_recordings_of_their_translations(tmp_path: Path) -> No
         assert seconds(unit.target_audio) == pytest.approx(unit.target_seconds)
         wav = unit.target_audio.load(16_000)
         assert abs(len(trimmed(wav)) - len(wav)) <= 1600 and np.abs(wav).max() > 0.01
-    sample = interpretation(stream)
+    sample = interpretation_sample(stream)
     assert [c.key for t in sample.turns for c in t.speech] == [
         u.target_audio.key for u in stream.units if u.target_audio is not None
     ]

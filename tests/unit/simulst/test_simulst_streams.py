@@ -14,8 +14,17 @@ from hypothesis import strategies as st
 from audiorl.audio import AudioClip
 from audiorl.audio import seconds as clip_seconds
 from audiorl.data.corpus import Utterance
-from audiorl.metrics.latency import joined
-from audiorl.simulst.streams import ChunkConfig, Stream, Unit, chunk_ends, cut, interpretation, stream_of, turns
+from audiorl.metrics.latency import join_texts
+from audiorl.simulst.streams import (
+    ChunkConfig,
+    Stream,
+    Unit,
+    chunk_ends,
+    interpretation_sample,
+    split_stream,
+    stream_from_clip,
+    turns,
+)
 from audiorl.types import Turn
 
 RATE = 1000  # a thousand samples a second: sample numbers are milliseconds
@@ -105,12 +114,12 @@ def test_an_unknown_length_makes_the_chunks_length_unknown() -> None:
 
 
 def test_a_stream_without_units_can_be_interpreted() -> None:
-    sample = interpretation(stream(2.0), ChunkConfig(1.0))
+    sample = interpretation_sample(stream(2.0), ChunkConfig(1.0))
     assert sample.references == () and [t.reference for t in sample.turns] == ["", ""]
 
 
 def test_the_prompt_names_both_languages() -> None:
-    sample = interpretation(TALK)
+    sample = interpretation_sample(TALK)
     assert sample.messages[0].content == ("Translate the English speech into Spanish while you hear it.",)
     assert sample.references == ("un momento, por favor adiós gracias",) and sample.task == "en-es"
     assert sample.metadata["transcript"] == "one moment please goodbye thanks" and sample.metadata["seconds"] == 5.0
@@ -133,7 +142,7 @@ def test_the_context_of_an_early_chunk_starts_with_the_stream() -> None:
 
 def test_chunks_of_a_part_of_a_clip() -> None:
     part = AudioClip(array=clip(5.0).array, sample_rate=RATE, start=1.0, duration=2.5)
-    talk = stream_of(part, "part", "en", "es", [Unit(0, 1, "a")])
+    talk = stream_from_clip(part, "part", "en", "es", [Unit(0, 1, "a")])
     said = turns(talk, ChunkConfig(1.0, 0.5))
     assert talk.seconds == 2.5
     assert [heard(t) for t in said] == [[1001, 2000, 1001], [2001, 3000, 1501], [3001, 3500, 2501]]
@@ -143,7 +152,7 @@ def test_chunks_of_a_file_are_read_from_it(speech: list[Utterance], tmp_path: Pa
     whole = speech[0].clip.load()
     path = tmp_path / "speech.flac"
     soundfile.write(path, whole, 16_000, subtype="PCM_16")
-    talk = stream_of(AudioClip(path=str(path)), "file", "en", "es", [])
+    talk = stream_from_clip(AudioClip(path=str(path)), "file", "en", "es", [])
     said = turns(talk, ChunkConfig(0.4, 0.4))
     written = talk.audio.load()
     assert len(written) == len(whole) and all(t.audio.path == str(path) for t in said)
@@ -216,7 +225,7 @@ def test_units_that_cannot_be(units: list[Unit], said: str) -> None:
 
 def test_a_talk_in_pieces() -> None:
     talk = stream(30.0, Unit(1, 4, "a"), Unit(5, 9, "b"), Unit(11, 19.5, "c"), Unit(20, 21, "d"))
-    pieces = cut(talk, 9.0)
+    pieces = split_stream(talk, 9.0)
     assert [p.id for p in pieces] == ["s@1.00", "s@11.00", "s@20.00"]
     assert [p.seconds for p in pieces] == [9.0, 9.0, 9.0], "until the next piece begins, but no longer than asked"
     assert [[(u.start, u.end, u.target) for u in p.units] for p in pieces] == [
@@ -229,13 +238,13 @@ def test_a_talk_in_pieces() -> None:
 
 
 def test_a_long_unit_is_a_piece_of_its_own() -> None:
-    pieces = cut(stream(30.0, Unit(0, 4, "a"), Unit(5, 17, "b"), Unit(20, 21, "c")), 9.0)
+    pieces = split_stream(stream(30.0, Unit(0, 4, "a"), Unit(5, 17, "b"), Unit(20, 21, "c")), 9.0)
     assert [p.seconds for p in pieces] == [5.0, 12.0, 9.0]
 
 
 def test_short_streams_and_those_without_units_stay_whole() -> None:
     short, bare = stream(5.0, Unit(1, 2, "a")), stream(30.0)
-    assert cut(short, 9.0) == [short] and cut(bare, 9.0) == [bare]
+    assert split_stream(short, 9.0) == [short] and split_stream(bare, 9.0) == [bare]
 
 
 # -------------------------------------------------------------------------------------------------------- properties
@@ -289,7 +298,7 @@ def test_every_text_appears_once_in_order_and_not_too_early(
     talk, chunks, lags = drawn
     said = turns(talk, chunks, lags)
     assert "".join(t.reference for t in said) == talk.reference
-    assert joined([t.source for t in said], "en") == talk.transcript
+    assert join_texts([t.source for t in said], "en") == talk.transcript
     for unit in talk.units:
         first = [t.end for t in said if unit.source in t.source.split()]
         assert len(first) == 1 and first[0] >= min(unit.end, said[-1].end) - 1e-6
@@ -308,6 +317,6 @@ def test_without_lags_nothing_waits_longer_than_one_chunk(
 @given(streams(), st.integers(1, 12))
 def test_pieces_hold_every_unit_once(drawn: tuple[Stream, ChunkConfig, tuple[int, ...]], most: int) -> None:
     talk = drawn[0]
-    pieces = cut(talk, float(most))
+    pieces = split_stream(talk, float(most))
     assert [u.source for p in pieces for u in p.units] == [u.source for u in talk.units]
     assert all(p.seconds <= max(most, *(u.end - u.start for u in p.units), 0) + 1e-6 for p in pieces if p.units)

@@ -20,7 +20,7 @@ from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecVoice
 from audiorl.train.sft import SFTWorker
-from audiorl.tts.prompts import to_speak
+from audiorl.tts.prompts import speech_sample
 from audiorl.types import Experience, Message, Request, Rollout, Sample, Score, Turn
 from tests.conftest import make_omni
 from tests.unit.models.speaking import codec
@@ -37,7 +37,7 @@ def policy() -> AudioPolicy:
 
 def rollouts(of: AudioPolicy, sampling: SamplingConfig = SPEAK) -> list[Rollout]:
     """Three answers that are spoken, and three to a question that asks for nothing."""
-    asked = [to_speak("spoken", "Good morning."), Sample("written", (Message("user", ("Who speaks?",)),))]
+    asked = [speech_sample("spoken", "Good morning."), Sample("written", (Message("user", ("Who speaks?",)),))]
     return HFEngine(of, sampling).generate([Request(s, 3, seed=3) for s in asked])
 
 
@@ -155,7 +155,7 @@ def test_speech_is_learned_as_it_would_be_sampled(codec: AudioTokenizer) -> None
     own = policy()
     own.set_codec(codec)
     clip = tone(0.5, 300)
-    e = experience(own, Example(to_speak("a", "Good morning."), speech=(clip,)))
+    e = experience(own, Example(speech_sample("a", "Good morning."), speech=(clip,)))
     codes = own.codes(clip)
     assert e.codes is not None and e.drawn is not None and own.speech is not None
     assert torch.equal(own.speech.spoken(e.codes)[0], codes)
@@ -174,9 +174,9 @@ def test_speech_examples_that_cannot_be_learned(codec: AudioTokenizer) -> None:
     own = policy()
     own.set_codec(codec)
     with pytest.raises(ValueError, match=r"sample 'a'.*recording to learn from"):
-        experience(own, Example(to_speak("a", "hi")))
+        experience(own, Example(speech_sample("a", "hi")))
     with pytest.raises(ValueError, match=r"sample 'a'.*no text before"):
-        experience(own, Example(to_speak("a", "hi"), "hi", (tone(0.3, 200),)))
+        experience(own, Example(speech_sample("a", "hi"), "hi", (tone(0.3, 200),)))
     with pytest.raises(ValueError, match=r"sample 'w'.*writes text only"):
         experience(make_omni(), Example(Sample("w", (Message("user", ("hi",)),)), "hi", (tone(0.3, 200),)))
 
@@ -184,7 +184,7 @@ def test_speech_examples_that_cannot_be_learned(codec: AudioTokenizer) -> None:
 def test_supervised_speech_is_learned(codec: AudioTokenizer) -> None:
     own = policy()
     own.set_codec(codec)
-    examples = [Example(to_speak(name, text), speech=(tone(0.4, hz),)) for name, text, hz in
+    examples = [Example(speech_sample(name, text), speech=(tone(0.4, hz),)) for name, text, hz in
                 (("a", "Good morning.", 220), ("b", "Who speaks?", 660))]  # fmt: skip
     learner = SFTWorker(own, SFTConfig(steps=40), OptimConfig(lr=1e-2))
     losses = [learner.train(examples)["sft/loss"] for _ in range(40)]

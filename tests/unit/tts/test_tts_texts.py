@@ -12,7 +12,7 @@ import soundfile
 
 from audiorl.audio import AudioClip
 from audiorl.data.seedtts import Utterance
-from audiorl.tts.prompts import to_learn, to_say
+from audiorl.tts.prompts import utterance_example, utterance_sample
 from audiorl.tts.texts import bundled_utterances, read_utterances
 from audiorl.types import Message
 
@@ -104,25 +104,25 @@ def clip(seconds: float) -> AudioClip:
 def test_what_a_prompt_knows_of_its_references() -> None:
     """Two letters in 0.5 s make a pace; a recording counts for more, but not for the voice."""
     voice, own = clip(0.5), clip(2.0)
-    plain = to_say(Utterance("a", "Good."))
+    plain = utterance_sample(Utterance("a", "Good."))
     assert plain.messages == (Message("user", ("Good.",)),) and plain.references == ("Good.",)
     assert plain.metadata == {"respond": "speech"}
-    cloned = to_say(Utterance("b", "Good.", "H i!", voice, speaker="A", language="en"))
+    cloned = utterance_sample(Utterance("b", "Good.", "H i!", voice, speaker="A", language="en"))
     assert [m.role for m in cloned.messages] == ["user", "assistant", "user"]
     assert cloned.messages[1].content == (voice,) and cloned.messages[0].content == ("H i!",)
     assert cloned.metadata["reference_seconds"] == pytest.approx(4 / 2 * 0.5)
     assert cloned.metadata["reference_audio"] is voice
     assert (cloned.metadata["speaker"], cloned.metadata["language"]) == ("A", "en")
-    both = to_say(Utterance("c", "Good.", "Hi.", voice, own))
+    both = utterance_sample(Utterance("c", "Good.", "Hi.", voice, own))
     assert both.metadata["reference_seconds"] == 2.0 and both.metadata["reference_audio"] is voice
-    alone = to_say(Utterance("d", "Good.", recording=own, speaker="A"), tag=True)
+    alone = utterance_sample(Utterance("d", "Good.", recording=own, speaker="A"), tag=True)
     assert alone.metadata["reference_audio"] is own and alone.messages[-1].content == ("[A] Good.",)
     assert alone.references == ("Good.",)
 
 
 def test_only_recordings_are_learned_from() -> None:
     own = clip(1.0)
-    example = to_learn(Utterance("a", "Good.", recording=own))
+    example = utterance_example(Utterance("a", "Good.", recording=own))
     assert example.speech == (own,) and example.target == ""
     with pytest.raises(ValueError, match="'a': has no recording to learn from"):
-        to_learn(Utterance("a", "Good."))
+        utterance_example(Utterance("a", "Good."))

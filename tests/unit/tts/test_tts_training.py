@@ -24,8 +24,8 @@ from audiorl.recipe.tiny_speech import save_codec, save_model, save_recogniser, 
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecVoice
 from audiorl.run.folder import Run
-from audiorl.tts.codes import encode_once
-from audiorl.tts.prompts import to_say
+from audiorl.tts.codes import encode_corpus
+from audiorl.tts.prompts import utterance_sample
 from audiorl.tts.rewards import SpeechRewards, speech_reward
 from audiorl.types import Request
 from tokenizers_audio import load
@@ -76,13 +76,13 @@ def test_codes_are_made_once(parts: Path, speech: list[Recorded], tmp_path: Path
 
     policy, codec = speaking(stop=3)
     with pytest.raises(KeyboardInterrupt):
-        encode_once(policy, clips, tmp_path / "codes", per_shard=2)
+        encode_corpus(policy, clips, tmp_path / "codes", per_shard=2)
     assert [f.name for f in sorted((tmp_path / "codes").glob("*.safetensors"))] == ["00000.safetensors"]
 
     policy, codec = speaking()
-    assert encode_once(policy, [*clips, clips[0]], tmp_path / "codes", per_shard=2) == 3 == codec.encoded
+    assert encode_corpus(policy, [*clips, clips[0]], tmp_path / "codes", per_shard=2) == 3 == codec.encoded
     policy, codec = speaking()
-    assert encode_once(policy, clips, tmp_path / "codes") == 0
+    assert encode_corpus(policy, clips, tmp_path / "codes") == 0
     found = [policy.codes(c) for c in clips]
     assert codec.encoded == 0 and all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert torch.equal(policy.copy().codes(clips[1]), expected[1]) and codec.encoded == 0
@@ -91,11 +91,11 @@ def test_codes_are_made_once(parts: Path, speech: list[Recorded], tmp_path: Path
     other = tmp_path / "other"
     save_codec(other)  # other random weights
     with pytest.raises(ValueError, match="has no codec to encode with"):
-        encode_once(load_policy(parts / "model"), clips, tmp_path / "codes")
+        encode_corpus(load_policy(parts / "model"), clips, tmp_path / "codes")
     policy, _ = speaking()
     policy._codec = (load(other),)
     with pytest.raises(ValueError, match="codes of the codec"):
-        encode_once(policy, clips, tmp_path / "codes")
+        encode_corpus(policy, clips, tmp_path / "codes")
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_voices_come_from_the_same_speaker_or_from_one_recording(manifest: Path)
 
 def test_rewards_by_their_weights(parts: Path, policy: AudioPolicy, speech: list[Recorded]) -> None:
     own = speech[0].clip
-    samples = [to_say(Utterance("a", "Good morning.", "Hi.", own, own))]
+    samples = [utterance_sample(Utterance("a", "Good morning.", "Hi.", own, own))]
     options = SpeechRewards(asr=str(parts / "asr"), speaker=str(parts / "speaker"), metric="cer", understood=2.0)
     reward = speech_reward(options, CodecVoice.of(policy), samples)
     rollouts = HFEngine(policy, SAY).generate([Request(s, 3) for s in samples])
@@ -168,7 +168,7 @@ def test_rewards_by_their_weights(parts: Path, policy: AudioPolicy, speech: list
 
 
 def test_rewards_without_a_reference_are_refused_before_training(parts: Path, policy: AudioPolicy) -> None:
-    plain, voice = [to_say(Utterance("a", "Good morning."))], CodecVoice.of(policy)
+    plain, voice = [utterance_sample(Utterance("a", "Good morning."))], CodecVoice.of(policy)
     for weights, message in (
         ({"similarity": 0}, r"'a': metadata\['reference_seconds'\].*--rewards\.duration 0"),
         ({"duration": 0}, r"'a': no metadata\['reference_audio'\].*--rewards\.similarity 0"),
@@ -200,11 +200,11 @@ class Knows:
 
 def test_measured_speech_is_compared_with_the_voice_that_is_wanted(policy: AudioPolicy, tmp_path: Path) -> None:
     own = AudioClip(array=np.zeros(16_000, np.float32), sample_rate=16_000)
-    samples = [to_say(Utterance("a", "Good.", recording=own)), to_say(Utterance("b", "Good."))]
+    samples = [utterance_sample(Utterance("a", "Good.", recording=own)), utterance_sample(Utterance("b", "Good."))]
     run, judge = Run.create(tmp_path / "run", "r.py", [], SAY), Knows(1.0)
     result = measure_speech(run, "before", policy, samples, SAY, judge, encoder=judge)
     rows = [json.loads(line) for line in (run.dir / "eval" / "before.jsonl").read_text().splitlines()]
-    said = soundfile.read(run.dir / rows[0]["said"]["path"])[0]
+    said = soundfile.read(run.dir / rows[0]["spoken_audio"]["path"])[0]
     assert rows[0]["similarity"] == pytest.approx(0.6 if np.abs(said).max(initial=0) > 0.01 else 0.0)
     assert "similarity" not in rows[1] and result["similarity"] == pytest.approx(rows[0]["similarity"])
     assert result["accuracy"] == 1.0 and result["n"] == 2

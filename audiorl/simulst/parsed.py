@@ -19,7 +19,7 @@ OVERLAP = 1.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class StreamDefaults:
     """What the caller says of every stream: languages, "" to take them from the file, and where audio paths start."""
 
     source_language: str = ""
@@ -39,7 +39,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Draft:
+class ParsedStream:
     """A stream whose audio has not been opened. `units`: one Unit alone stands for the whole clip, whatever its times.
 
     field, units_field: what errors call the audio and the units. seconds: how long the audio is said to last.
@@ -82,7 +82,7 @@ class UnitError(FieldError):
         self.index = index
 
 
-def parted(units: Sequence[Unit], field: str) -> tuple[Unit, ...]:
+def resolve_overlaps(units: Sequence[Unit], field: str) -> tuple[Unit, ...]:
     """Annotated units without overlap: one that begins up to OVERLAP before the one ahead ends begins where that ends.
 
     Its end, and with it when it can be translated, is not touched. Raises UnitError for other overlaps, units that are
