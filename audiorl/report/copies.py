@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from audiorl.report.audio import Players
-from audiorl.report.result import show
 from audiorl.report.run import Row, Run
+from audiorl.report.summary import show
 
 _RECORDINGS = 8
 

@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 
 from audiorl.report.figures import draw_lines, svg
 from audiorl.report.panels import Panel, arrange, short
-from audiorl.report.result import show
 from audiorl.report.run import Run
 from audiorl.report.series import Series, is_control, names, offsets, series
+from audiorl.report.summary import show
 from audiorl.report.theme import PAGE
 
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from typing import Any
 
 from matplotlib.figure import Figure
 
 from audiorl.report.audio import Players
 from audiorl.report.copies import is_copy
 from audiorl.report.figures import draw_bars, draw_tradeoff, svg
-from audiorl.report.result import called, changes, headline, measures, points, show
 from audiorl.report.rollouts import question
 from audiorl.report.run import Row, Run
 from audiorl.report.speech import is_speech
 from audiorl.report.streams import is_stream
+from audiorl.report.summary import (
+    EvaluationRow,
+    changes,
+    entry_names,
+    headline,
+    measures,
+    metric_name,
+    points,
+    rows_of_entries,
+)
 from audiorl.report.text import marked
 from audiorl.report.theme import PAGE
 
@@ -32,7 +40,7 @@ def bars(run: Run) -> str:
     figure = Figure(figsize=(5.0, 0.45 + 0.52 * len(found)))
     draw_bars(figure.add_axes((0.17, 0.03, 0.81, 0.94)), found, headline(run.evals) or "", PAGE)
     lines = "; lines are 95% intervals" if any(m.low is not None for m in found) else ""
-    metric = escape(called(headline(run.evals) or ""))
+    metric = escape(metric_name(headline(run.evals) or ""))
     return f"<figure class='card bars'><h3>Held-out {metric}{lines}</h3>{svg(figure)}</figure>"
 
 
@@ -45,22 +53,37 @@ def tradeoff(run: Run) -> str:
     )
 
 
-def tables(run: Run) -> str:
-    """Accuracy by task and every other number of eval.json, one column per evaluation."""
-    entries = {name: e for name, e in run.evals.items() if isinstance(e, Mapping)}
-    tasks = list(dict.fromkeys(t for e in entries.values() for t in e.get("by_task") or {}))
-    metrics = list(dict.fromkeys(k for e in entries.values() for k, v in e.items() if isinstance(v, int | float)))
-    body = ""
-    if tasks:
-        rows = [_task_row(task, list(entries.values())) for task in tasks]
-        body += _table(["task", *entries], rows, "By task")
-    others = [m for m in metrics if m not in ("low", "high")]
-    if others:
-        rows = [
-            [escape(called(m))] + [escape(show(e[m], m)) if m in e else "–" for e in entries.values()] for m in others
-        ]
-        body += _table(["number", *entries], rows, "All numbers")
-    return f"<section><h2>Held-out evaluation</h2><div class='tables'>{body}</div></section>" if body else ""
+def table(run: Run) -> str:
+    """Every number of eval.json, overall and by task, one column per evaluation; what got worse is marked."""
+    rows = rows_of_entries(run.evals)
+    if not rows:
+        return ""
+    entries = entry_names(rows)
+    compared = {"before", "after"} <= set(entries)
+    head = ["", *entries, *(["after − before"] if compared else ())]
+    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    body = "".join(_table_row(row, entries, compared) for row in rows)
+    marked = "<p class='note'>▼ is worse after training than before.</p>" if any(row.worse for row in rows) else ""
+    return (
+        "<section><h2>Held-out evaluation</h2><div class='card scroll-x'><table class='numbers'>"
+        f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>{marked}</div></section>"
+    )
+
+
+def _table_row(row: EvaluationRow, entries: Sequence[str], compared: bool) -> str:
+    """The number of samples stands at the row's name when it is the same everywhere, else at each value."""
+    shared = len(set(row.samples.values())) == 1 and len(row.samples) == len(row.values)
+    cells = [escape(row.cell(e)) + ("" if shared else _samples(row.samples.get(e))) for e in entries]
+    if compared:
+        cells.append(("▼ " if row.worse else "") + escape(row.change_text()))
+    heading = escape(row.label) + (_samples(next(iter(row.samples.values()))) if shared else "")
+    kind = " ".join(name for name, holds in (("task", row.task), ("worse", row.worse)) if holds)
+    values = "".join(f"<td>{cell}</td>" for cell in cells)
+    return f"<tr class='{kind}'><th scope='row'>{heading}</th>{values}</tr>"
+
+
+def _samples(n: int | None) -> str:
+    return "" if n is None else f"<small>n = {n}</small>"
 
 
 def changed(run: Run, players: Players) -> str:
@@ -93,29 +116,4 @@ def _pair(before: Row, after: Row, players: Players) -> str:
     return (
         f"<article class='card'>{question(before, players)}"
         f"<div class='sides'>{side('before', before)}{side('after', after)}</div></article>"
-    )
-
-
-def _task_row(task: str, entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Accuracies of one task; its n beside the name when it is the same everywhere, else beside each accuracy."""
-    cells = [(e.get("by_task") or {}).get(task) or {} for e in entries]
-    sizes = {c.get("n") for c in cells if c}
-    shared = len(sizes) == 1 and sizes != {None}
-    row = [escape(task) + (_n(sizes.pop()) if shared else "")]
-    for c in cells:
-        row.append((show(c.get("accuracy", "–"), "accuracy") + ("" if shared else _n(c.get("n")))) if c else "–")
-    return row
-
-
-def _n(n: Any) -> str:
-    return "" if n is None else f"<small>n = {escape(str(n))}</small>"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> str:
-    """The cells of `rows` are HTML already."""
-    top = "".join(f"<th>{escape(str(h))}</th>" for h in head)
-    body = "".join(f"<tr><th>{r[0]}</th>" + "".join(f"<td>{c}</td>" for c in r[1:]) + "</tr>" for r in rows)
-    return (
-        f"<div class='card'><h3>{title}</h3><table class='numbers'><thead><tr>{top}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div>"
     )

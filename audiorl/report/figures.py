@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from audiorl.report.panels import Style
-from audiorl.report.result import Measure, Point, show
 from audiorl.report.series import Series, is_control, own_steps, smooth, window
+from audiorl.report.summary import Measure, Point, show
 from audiorl.report.theme import VARIABLES, Theme
 
 

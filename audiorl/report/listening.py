@@ -8,14 +8,13 @@ from html import escape
 from pathlib import Path
 
 from audiorl.report.audio import Players
-from audiorl.report.result import show
 from audiorl.report.style import CSS
+from audiorl.report.summary import show
 
 _STYLE = """
 .listen th { width: 11em; overflow-wrap: anywhere; } .listen td:nth-child(2) { width: 320px; }
 .listen audio { width: 300px; height: 34px; display: block; } .listen .heard { margin: 4px 0 0; }
 .listen table { table-layout: fixed; } .listen { margin-top: 16px; }
-.scroll-x { overflow-x: auto; }
 """
 
 

@@ -13,8 +13,7 @@ from typing import Any
 from audiorl.report.audio import Players
 from audiorl.report.copies import copies
 from audiorl.report.curves import curves
-from audiorl.report.evaluation import bars, changed, tables
-from audiorl.report.result import sentence, show
+from audiorl.report.evaluation import bars, changed, table
 from audiorl.report.rollouts import rollouts
 from audiorl.report.run import Run, load_run
 from audiorl.report.script import SCRIPT
@@ -22,13 +21,11 @@ from audiorl.report.series import is_control, offsets, series
 from audiorl.report.speech import heard
 from audiorl.report.streams import held_out
 from audiorl.report.style import CSS
+from audiorl.report.summary import sentence, show
 
 
-def write_report(run_dir: str | Path) -> Path:
-    """Write `report.html` into the run folder and return its path.
-
-    Works at any time of a run, also one that was killed: what is not there yet is named on the page.
-    """
+def write(run_dir: str | Path) -> Path:
+    """See `audiorl.report.write_report`."""
     run = load_run(run_dir)
     path = run.path / "report.html"
     temporary = path.with_name("report.html.tmp")
@@ -42,7 +39,7 @@ def page(run: Run) -> str:
     players = Players(run.path)
     sections = (
         _header(run),
-        tables(run),
+        table(run),
         curves(run),
         changed(run, players),
         heard(run, players),

@@ -9,19 +9,14 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from audiorl.report.figures import draw_bars, draw_lines, draw_tradeoff, literal
-from audiorl.report.result import called, headline, measures, points
 from audiorl.report.run import Run, load_run
 from audiorl.report.series import offsets, series
+from audiorl.report.summary import headline, measures, metric_name, points
 from audiorl.report.theme import LIGHT
 
 
-def plot_result(run_dir: str | Path, png_path: str | Path) -> Path:
-    """Write a PNG: the held-out evaluations on the left, reward and held-out accuracy or chrF over steps on the right.
-
-    The evaluations are bars, or for interpreters points of quality against latency.
-
-    A half without data is left out; a run with neither is a ValueError.
-    """
+def plot(run_dir: str | Path, png_path: str | Path) -> Path:
+    """See `audiorl.report.plot_result`. The evaluations of an interpreter are points of quality against latency."""
     run = load_run(run_dir)
     bars, places = measures(run.evals), points(run.evals)
     curves = [(title, name) for title, name in _CURVES if series(run.metrics, name)]
@@ -46,7 +41,7 @@ def plot_result(run_dir: str | Path, png_path: str | Path) -> Path:
             _title(ax, f"Held-out quality against latency{n}")
         else:
             draw_bars(ax, bars, metric, LIGHT)
-            _title(ax, f"Held-out {called(metric)}{n}")
+            _title(ax, f"Held-out {metric_name(metric)}{n}")
     for ax, (title, name) in zip(axes, curves, strict=True):
         _curve(ax, run, title, name)
     path = Path(png_path)

@@ -47,7 +47,7 @@ def load_run(folder: str | Path) -> Run:
         raise ValueError(f"{path}: no such run folder")
     missing: list[str] = []
 
-    config = _json(path / "config.json")
+    config = read_json_object(path / "config.json")
     if config is None:
         missing.append("config.json: the resolved configuration is unknown")
     metrics: list[Row] = []
@@ -55,7 +55,7 @@ def load_run(folder: str | Path) -> Run:
         metrics = read_metrics(path / "metrics.jsonl")
     if not metrics:
         missing.append("metrics.jsonl: no step has been recorded, so there are no curves")
-    evals = _json(path / "eval.json")
+    evals = read_json_object(path / "eval.json")
     if evals is None:
         missing.append("eval.json: no held-out evaluation has finished")
     else:
@@ -73,7 +73,7 @@ def load_run(folder: str | Path) -> Run:
     return Run(path, config or {}, tuple(metrics), evals or {}, answers, rollouts, tuple(missing))
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def read_json_object(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:

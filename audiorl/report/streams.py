@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from audiorl.report.audio import Players
-from audiorl.report.result import show
 from audiorl.report.run import Row, Run
 from audiorl.report.speech import said
+from audiorl.report.summary import show
 from audiorl.report.text import chips, marked
 
 _SHOWN = 4

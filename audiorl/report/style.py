@@ -56,6 +56,9 @@ tbody tr:last-child > * { border-bottom: 0; }
 thead th { color: var(--muted); font-weight: 500; font-size: 12.5px; }
 tbody th { font-weight: 500; }
 .numbers td, .numbers thead th + th { text-align: right; font-variant-numeric: tabular-nums; padding-right: 0; }
+.numbers .task th { padding-left: 16px; font-weight: 400; }
+.numbers .worse td:last-child { color: var(--bad); font-weight: 600; }
+.scroll-x { overflow-x: auto; }
 small { color: var(--muted); font-size: 12px; margin-left: 4px; }
 
 article { margin-top: 16px !important; }

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from html import escape
 
-from audiorl.report.result import show
+from audiorl.report.summary import show
 
 _TAG = re.compile(r"(</?(?:think|answer)>)")
 

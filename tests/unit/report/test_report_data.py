@@ -1,13 +1,24 @@
 """Reading, arranging and summarising, without drawing."""
 
+import json
 import math
 
 import pytest
 
 from audiorl.report.panels import arrange
-from audiorl.report.result import changes, headline, measures, sentence, show, sign_test, wilson
 from audiorl.report.run import Run, load_run
 from audiorl.report.series import Series, offsets, own_steps, series, smooth
+from audiorl.report.summary import (
+    changes,
+    entry_names,
+    evaluation_rows,
+    headline,
+    measures,
+    sentence,
+    show,
+    sign_test,
+    wilson,
+)
 
 
 def rows(phase, *steps, **values):
@@ -142,16 +153,74 @@ def test_sentence(run_dir):
         ({"before": {"accuracy": 0.5}}, "Held-out accuracy, before: 50.0%."),
         (
             {"before": {"wer": 0.41, "n": 9}, "after": {"wer": 0.3, "n": 9}},
-            "Held-out wer went from 0.41 to 0.3 on n = 9.",
+            "Held-out WER fell from 41.0% to 30.0% on n = 9.",
         ),
         (
             {"before": {"wer": 0.5, "n": 9}, "after": {"wer": 0.3, "n": 8}},
-            "Held-out wer went from 0.5 to 0.3 on n = 9 (before), n = 8 (after).",
+            "Held-out WER fell from 50.0% to 30.0% on n = 9 (before), n = 8 (after).",
         ),
     ],
 )
 def test_sentences_of_other_runs(tmp_path, evals, expected):
     assert sentence(Run(tmp_path, evals=evals)) == expected
+
+
+BY_LANGUAGE = {
+    "before": {
+        "accuracy": 0.5,
+        "n": 80,
+        "by_task": {"English": {"accuracy": 0.95, "n": 40}, "French": {"accuracy": 0.05}},
+    },
+    "control": {"accuracy": 0.4, "n": 80},
+    "after": {
+        "accuracy": 0.6,
+        "n": 80,
+        "by_task": {"English": {"accuracy": 0.87, "n": 40}, "French": {"accuracy": 0.33}},
+    },
+}
+
+
+def test_a_task_that_fell_is_named_although_the_whole_rose(tmp_path):
+    assert sentence(Run(tmp_path, evals={k: v for k, v in BY_LANGUAGE.items() if k != "control"})).endswith(
+        "to 60.0% (49.0–70.0%) on n = 80. Worse than before: English (95.0% to 87.0%)."
+    )
+
+
+def test_evaluation_rows_compare_before_after_and_control(tmp_path):
+    assert evaluation_rows(tmp_path) == []
+    (tmp_path / "eval.json").write_text(json.dumps(BY_LANGUAGE))
+    rows = evaluation_rows(tmp_path)
+    assert entry_names(rows) == ["before", "after", "control"]
+    cells = {row.label: [row.cell("before"), row.cell("after"), row.cell("control"), row.change_text()] for row in rows}
+    assert cells == {
+        "accuracy": ["50.0%", "60.0%", "40.0%", "+10.0 points"],
+        "accuracy, English": ["95.0%", "87.0%", "–", "-8.0 points"],
+        "accuracy, French": ["5.0%", "33.0%", "–", "+28.0 points"],
+    }
+    assert [row.worse for row in rows] == [False, True, False]
+    assert rows[1].samples == {"before": 40, "after": 40}
+
+
+def test_an_error_rate_that_rises_is_worse_and_a_length_is_neither(tmp_path):
+    entries = {"before": {"seconds": 1.0, "wer": 0.2}, "after": {"seconds": 2.0, "wer": 0.3, "chrf": None}}
+    (tmp_path / "eval.json").write_text(json.dumps(entries))
+    assert {row.label: (row.worse, row.change_text()) for row in evaluation_rows(tmp_path)} == {
+        "seconds": (False, "+1"),
+        "WER": (True, "+10.0 points"),
+    }
+
+
+def test_the_set_that_should_not_be_forgotten_has_rows_of_its_own(tmp_path):
+    entries = {"retention_before": {"accuracy": 0.9}, "before": {"accuracy": 0.1}}
+    entries |= {"after": {"accuracy": 0.5}, "retention_after": {"accuracy": 0.8}}
+    (tmp_path / "eval.json").write_text(json.dumps(entries))
+    whole, retained = evaluation_rows(tmp_path)
+    assert (whole.label, whole.values) == ("accuracy", {"before": 0.1, "after": 0.5})
+    assert (retained.label, retained.values, retained.worse) == (
+        "accuracy, retention",
+        {"before": 0.9, "after": 0.8},
+        True,
+    )
 
 
 def test_an_accuracy_without_interval_gets_one_from_its_n():

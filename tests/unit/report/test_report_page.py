@@ -58,6 +58,18 @@ def test_a_complete_run(run_dir):
     assert "audiorl train recipes/think_qa.py --out &#x27;my run&#x27;" in text
 
 
+def test_the_table_marks_what_got_worse(run_dir):
+    evals = json.loads((run_dir / "eval.json").read_text())
+    evals["before"]["by_task"] |= {"English": {"accuracy": 0.95, "n": 40}}
+    evals["after"]["by_task"] |= {"English": {"accuracy": 0.87, "n": 40}}
+    (run_dir / "eval.json").write_text(json.dumps(evals))
+    text, _ = report(run_dir)
+    rows = re.findall(r"<tr class='([^']*)'><th scope='row'>([^<]*)<.*?<td>([^<]*)</td></tr>", text)
+    assert ("task worse", "accuracy, English", "▼ -8.0 points") in rows
+    assert ("task", "accuracy, digits", "+30.0 points") in rows
+    assert "Worse than before: English (95.0% to 87.0%)." in text
+
+
 def test_the_page_fetches_nothing_and_runs_no_scripts(run_dir):
     text, page = report(run_dir)
     assert all(link.startswith("#") for link in page.fetched)
