@@ -166,7 +166,7 @@ class Point:
     quality: float
 
 
-def headline(evals: Mapping[str, Row]) -> str | None:
+def headline(evals: Mapping[str, Mapping[str, Any]]) -> str | None:
     """The metric that the page is about: accuracy, chrF, or else the first number that all entries share."""
     entries = [e for e in evals.values() if isinstance(e, Mapping)]
     shared = [k for k in numbers(entries[0]) if all(k in numbers(e) for e in entries)] if entries else []
@@ -174,14 +174,14 @@ def headline(evals: Mapping[str, Row]) -> str | None:
     return next((k for k in ("accuracy", "chrf") if k in shared), next(iter(shared), None))
 
 
-def points(evals: Mapping[str, Row]) -> list[Point]:
+def points(evals: Mapping[str, Mapping[str, Any]]) -> list[Point]:
     """Every entry that has both a finite `laal` and a finite `chrf`."""
     entries = {name: numbers(e) for name, e in evals.items() if isinstance(e, Mapping)}
     both = [Point(name, e["laal"], e["chrf"]) for name, e in entries.items() if "laal" in e and "chrf" in e]
     return [p for p in both if math.isfinite(p.latency) and math.isfinite(p.quality)]
 
 
-def measures(evals: Mapping[str, Row]) -> list[Measure]:
+def measures(evals: Mapping[str, Mapping[str, Any]]) -> list[Measure]:
     """The headline metric of every entry. An accuracy with its n but no interval gets Wilson's."""
     metric = headline(evals)
     result = []
