@@ -1,0 +1,58 @@
+"""A hook of MkDocs: tables of options, from the dataclasses and the docstrings of their fields.
+
+A line `<!-- options: audiorl/config.py RLConfig grpo -->` in a page becomes a table of the fields of `RLConfig`, written
+as the command line names them (`--grpo.steps`; no prefix with `-` in the last place). Sources are parsed, not imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MARK = re.compile(r"^<!-- options: (\S+) (\w+) (\S+) -->$", re.MULTILINE)
+Row = tuple[str, str, str, str]
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """What MkDocs calls with each page."""
+    return MARK.sub(lambda m: table(ROOT / m[1], m[2], "" if m[3] == "-" else f"{m[3]}."), markdown)
+
+
+def table(file: Path, name: str, prefix: str) -> str:
+    """The options of one dataclass as a Markdown table."""
+    lines = ["| option | type | default | description |", "| --- | --- | --- | --- |"]
+    for option, kind, default, text in fields(file, name):
+        flag = f"--{prefix}{option}".replace("_", "-")
+        lines.append(f"| `{flag}` | {_code(kind)} | {_code(default)} | {_escape(text)} |")
+    return "\n".join(lines)
+
+
+def fields(file: Path, name: str) -> list[Row]:
+    """(field, type, default, docstring) of each public field. ValueError if the class is not there."""
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    (found,) = [node for node in body if isinstance(node, ast.ClassDef) and node.name == name] or [None]
+    if found is None:
+        raise ValueError(f"{file}: no class {name}")
+    rows = []
+    for node, after in zip(found.body, [*found.body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            default = "required" if node.value is None else ast.unparse(node.value)
+            rows.append((node.target.id, ast.unparse(node.annotation), default, _docstring(after)))
+    return rows
+
+
+def _docstring(node: ast.stmt | None) -> str:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return " ".join(inspect.cleandoc(node.value.value).split())
+    return ""
+
+
+def _code(text: str) -> str:
+    return f"`{_escape(text)}`" if text else ""
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|")
