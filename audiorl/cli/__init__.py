@@ -6,14 +6,15 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
+
+from audiorl.recipe.scripts import UnknownScript, find_script, scripts
 
 USAGE = """audiorl: reinforcement learning for speech language models
 
-  audiorl train RECIPE --out DIR [--tiny] [--key.path value …]   run a recipe (a Python file); --help lists its options
+  audiorl train RECIPE --out DIR [--tiny] [--key.path value …]   run a recipe (a name or a file); --help lists options
   audiorl resume DIR                                           continue an interrupted run
   audiorl report DIR                                           write DIR/report.html again
-  audiorl eval NAME [options]                                  run eval/NAME.py (mmau, asr, simul, codec, tts)
+  audiorl eval NAME [options]                                  run an evaluation: mmau, asr, simul, codec, tts
   audiorl rewards FILE ROLLOUTS.jsonl                          score recorded rollouts with the reward in FILE
   audiorl rewards serve FILE [options]                         the reward in FILE for other machines, over HTTP
   audiorl codec encode|decode|train …                          audio to codes and back, train our tokenizer
@@ -65,6 +66,8 @@ def _command(command: Callable[[list[str]], int], args: list[str]) -> int:
         if os.environ.get("AUDIORL_TRACEBACK"):
             raise
         print(f"audiorl: {' '.join(str(error).split())}", file=sys.stderr)  # some libraries write paragraphs
+        if isinstance(error, UnknownScript):
+            print(error.listing, file=sys.stderr)
         return 2
 
 
@@ -79,7 +82,7 @@ def _train(args: list[str]) -> int:
 
     if not args or args[0].startswith("-"):
         raise ValueError("train: name a recipe first, for example: audiorl train recipes/quickstart.py --out runs/one")
-    path, rest = args[0], args[1:]
+    path, rest = find_script("recipes", args[0]), args[1:]
     command = ["train", *args]
     runtime = take_runtime(rest)
     if "--help" in rest or "-h" in rest:
@@ -88,7 +91,7 @@ def _train(args: list[str]) -> int:
         recipe.parse_config(recipe.load_recipe(path), rest)
     out = _take(rest, "--out")
     if out is None:
-        raise ValueError(f"train: say where the run is written: --out runs/{Path(path).stem}")
+        raise ValueError(f"train: say where the run is written: --out runs/{path.stem}")
     relaunch(runtime, command)
     run = recipe.start(path, rest, out)
     if run is not None:
@@ -121,12 +124,11 @@ def _report(args: list[str]) -> int:
 
 
 def _eval(args: list[str]) -> int:
-    scripts = {p.stem: p for p in sorted(Path("eval").glob("*.py"))}
-    if not args or args[0] not in scripts:
-        known = ", ".join(scripts) or "none here: run it from the project's folder"
-        raise ValueError(f"eval: name a benchmark ({known})")
-    sys.argv = [str(scripts[args[0]]), *args[1:]]
-    runpy.run_path(str(scripts[args[0]]), run_name="__main__")
+    if not args:
+        raise ValueError(f"eval: name an evaluation: {', '.join(scripts('eval'))}")
+    file = find_script("eval", args[0])
+    sys.argv = [f"audiorl eval {args[0]}", *args[1:]]
+    runpy.run_path(str(file), run_name="__main__")
     return 0
 
 
@@ -159,7 +161,7 @@ def _codec(args: list[str]) -> int:
     from audiorl.cli.codec import codec
 
     if args[:1] == ["train"]:
-        return _train(["recipes/codec.py", *args[1:]])
+        return _train(["codec", *args[1:]])
     return codec(args)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import tyro
 
 from audiorl.config import to_json
+from audiorl.recipe.scripts import find_script
 from audiorl.run.checkpoint import read_json
 from audiorl.run.folder import Run
 from audiorl.runtime.placement import processes
@@ -24,10 +25,8 @@ from audiorl.runtime.torchrun import follow, process_group, rank
 
 
 def load_recipe(path: str | Path) -> ModuleType:
-    """Import a recipe file by its path."""
-    file = Path(path)
-    if not file.is_file():
-        raise ValueError(f"{path}: no such recipe; give the path of a Python file, for example recipes/quickstart.py")
+    """Import a recipe by its name or path."""
+    file = find_script("recipes", path)
     name = f"audiorl_recipe_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None

@@ -83,7 +83,6 @@ def train_fails(fails: Fails, tmp_path: Path) -> Fails:
         (["report", "nowhere"], "nowhere"),
         (["rewards", "one.py"], "name a reward file and recorded rollouts"),
         (["doctor", "now"], "takes no arguments"),
-        (["eval", "nothing"], "name a benchmark"),
     ],
 )
 def test_commands(fails: Fails, args: list[str], message: str) -> None:

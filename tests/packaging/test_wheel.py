@@ -31,11 +31,20 @@ def test_the_wheel_holds_the_libraries_and_nothing_else(wheel: list[str]) -> Non
     assert tops == {"audiorl", "tokenizers_audio"}
 
 
+def test_the_wheel_holds_every_module_recipe_and_evaluation(wheel: list[str]) -> None:
+    installed = {"recipes": "audiorl/recipes", "eval": "audiorl/eval"}
+    for top in ("audiorl", "tokenizers_audio", "recipes", "eval"):
+        files = [file.relative_to(ROOT) for file in (ROOT / top).rglob("*.py")]
+        assert files
+        for file in files:
+            assert f"{installed.get(top, top)}/{file.relative_to(top)}" in wheel
+
+
 def test_the_wheel_holds_speech_encoder_and_licences(wheel: list[str]) -> None:
     assert sum(name.startswith("audiorl/assets/speech/") and name.endswith(".opus") for name in wheel) == 1526
     for name in ("speech/ATTRIBUTION.md", "whisper_tiny_en/encoder.safetensors", "whisper_tiny_en/LICENSE-MIT.txt"):
         assert f"audiorl/assets/{name}" in wheel
-    assert "audiorl/py.typed" in wheel
+    assert "audiorl/py.typed" in wheel and "tokenizers_audio/py.typed" in wheel
     licences = [name for name in wheel if ".dist-info/licenses/" in name]
     assert any(name.endswith("/LICENSE") for name in licences) and any("ATTRIBUTION" in name for name in licences)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from audiorl import cli
 from audiorl.cli import doctor
 from audiorl.cli.doctor import (
     Check,
@@ -67,12 +66,6 @@ def test_every_extra_that_is_advised_exists():
     for package in doctor.OPTIONAL:
         for extra in re.findall(r"audiorl\[(\w+)\]", package.install):
             assert any(re.match(rf"{package.name}\b", line) for line in extras[extra]), package
-
-
-def test_the_usage_names_every_evaluation():
-    scripts = {path.stem for path in (ROOT / "eval").glob("*.py")}
-    (listed,) = re.findall(r"eval/NAME\.py \((.*?)\)", cli.USAGE)
-    assert set(listed.split(", ")) == scripts
 
 
 def test_square_brackets_of_extras_are_printed(monkeypatch):
