@@ -14,16 +14,16 @@ A worked example. An interpreter hears two chunks and speaks after the second::
 
 Question answering is the same rollout with one segment.
 
-A model that speaks writes frames of Q codes. A frame is one row like any token: its id is the model's frame token, its
-codes lie beside it, and only codes that were really drawn count, not those that the delay pattern forces (Q = 2, codes
-a b / c d, B and E begin and end a codebook)::
+A model that speaks writes frames of Q codes. A frame is one row like any token: its id is the model's frame token, and
+its codes stand in another tensor. Only codes that were sampled count, not those that the delay pattern forces (Q = 2,
+codes a b / c d, B and E begin and end a codebook)::
 
     ids        h  i  [  f  f  f  f  f  ]      [ and ] open and close speech, f is a frame
     codes      -  -  -  B  a  b  E  E  -      codebook 0
                -  -  -  B  B  c  d  E  -      codebook 1, one row later
-    drawn      1  1  1  0  1  1  1  0  0      codebook 0; of a text token the first column stands for the token
+    code_mask  1  1  1  0  1  1  1  0  0      codebook 0; of a text token the first column stands for the token
                0  0  0  0  0  1  1  0  0      codebook 1
-    loss_mask  1  1  1  0  1  1  1  0  0      any of them drawn
+    loss_mask  1  1  1  0  1  1  1  0  0      any of them sampled
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Segment:
     ids [N] int64: sampled tokens, the stop token included.
     logprobs [N] float32: the engine's log-probs under the distribution it sampled from.
     Of a model that speaks also codes and prompt_codes [N or P, Q] int64 in delayed rows, -1 where a row is no frame,
-    and drawn [N, Q] bool, True for what was sampled; logprobs are [N, Q] then, 0 where nothing was.
+    and code_mask [N, Q] bool, True for what was sampled; logprobs are [N, Q] then, 0 where nothing was.
     source_time, emit_time: seconds of source heard, and of wall clock passed, when the segment was complete.
     """
 
@@ -115,7 +115,7 @@ class Segment:
     emit_time: float | None = None
     codes: Tensor | None = None
     prompt_codes: Tensor | None = None
-    drawn: Tensor | None = None
+    code_mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Experience:
     prompt_length: tokens before the first sampled one; a group's members share exactly these.
     segment [L] int64: the segment of its rollout that a token belongs to, from 0.
     audio: the clips behind the audio placeholders, in order.
-    Of a model that speaks also codes [L, Q] int64, -1 where a row is no frame, and drawn [L, Q] bool (see above);
+    Of a model that speaks also codes [L, Q] int64, -1 where a row is no frame, and code_mask [L, Q] bool (see above);
     engine, old and reference log-probs are [L, Q] then, a text token's in column 0.
     name: what errors call it. score: the total of its Score; greedy_score: that of the greedy answer to its prompt,
     where ReMax asks for one.
@@ -203,7 +203,7 @@ class Experience:
     score: float = 0.0
     greedy_score: float = 0.0
     codes: Tensor | None = None
-    drawn: Tensor | None = None
+    code_mask: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -221,13 +221,13 @@ class Experience:
             ]
         )
         lengths = torch.tensor([len(s.prompt_ids) + len(s.ids) for s in segments])
-        mask, codes, drawn = written, None, None
+        mask, codes, code_mask = written, None, None
         logprobs = torch.zeros(len(ids))
         if rollout.speaks:
             codes = _laid_out(segments)
-            drawn = torch.zeros_like(codes, dtype=torch.bool)
-            drawn[written] = torch.cat([_drawn(s, codes.shape[1]) for s in segments])
-            mask = drawn.any(1)
+            code_mask = torch.zeros_like(codes, dtype=torch.bool)
+            code_mask[written] = torch.cat([_code_mask(s, codes.shape[1]) for s in segments])
+            mask = code_mask.any(1)
             logprobs = torch.zeros(codes.shape)
             logprobs[written] = torch.cat([_in_columns(s.logprobs.float(), codes.shape[1]) for s in segments])
         else:
@@ -244,7 +244,7 @@ class Experience:
             name=rollout.name,
             score=0.0 if rollout.score is None else rollout.score.total,
             codes=codes,
-            drawn=drawn,
+            code_mask=code_mask,
         )
 
     def replace(self, **changes: Any) -> Experience:
@@ -261,10 +261,10 @@ def _laid_out(segments: Sequence[Segment]) -> Tensor:
     return torch.cat(parts)
 
 
-def _drawn(segment: Segment, width: int) -> Tensor:
+def _code_mask(segment: Segment, width: int) -> Tensor:
     """[N, Q] bool; of a segment without frames every token, in column 0."""
-    if segment.drawn is not None:
-        return segment.drawn
+    if segment.code_mask is not None:
+        return segment.code_mask
     return _in_columns(torch.ones(len(segment.ids), dtype=torch.bool), width)
 
 
@@ -294,9 +294,9 @@ def _token_rewards(rollout: Rollout, score: Score, written: Tensor, mask: Tensor
         given = torch.tensor(score.per_segment, dtype=torch.float32)
     else:
         places, given = places[-1:], torch.tensor([score.total])
-    drawn = mask.nonzero().squeeze(-1)
+    code_mask = mask.nonzero().squeeze(-1)
     before = (mask.cumsum(0)[places] - 1).clamp(min=0)
-    return rewards.index_add_(0, drawn[before], given)
+    return rewards.index_add_(0, code_mask[before], given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,25 +304,25 @@ class PackedBatch:
     """Experiences laid end to end in one row of T tokens; sequences never see each other.
 
     ids, position_ids [T] int64; loss_mask [T] bool.
-    sequence [T] int64: which stretch a token belongs to. parent [number of stretches] int64: the stretch whose tokens
-    it may also attend to (the shared prompt of its group), or -1.
+    span_ids [T] int64: which span a token belongs to. span_parents [number of spans] int64: the span whose tokens a
+    span may also attend to (the shared prompt of its group), or -1.
     predecessor [T] int64: the row whose hidden state predicts this token, -1 for the first token of a prompt. With a
     shared prompt this is not always the row before.
     audio: the clips behind the placeholders, in row order.
     source: per experience, the rows of its L tokens [L]: gathers per-token results back into streams.
-    codes [T, Q] int64, -1 where a row is no frame, and drawn [T, Q] bool; None when no row is a frame.
+    codes [T, Q] int64, -1 where a row is no frame, and code_mask [T, Q] bool; None when no row is a frame.
     """
 
     ids: Tensor
     position_ids: Tensor
     loss_mask: Tensor
-    sequence: Tensor
-    parent: Tensor
+    span_ids: Tensor
+    span_parents: Tensor
     predecessor: Tensor
     audio: tuple[AudioClip, ...]
     source: tuple[Tensor, ...]
     codes: Tensor | None = None
-    drawn: Tensor | None = None
+    code_mask: Tensor | None = None
 
 
 class Schedule(Protocol):
@@ -371,7 +371,7 @@ class Reward(Protocol):
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]: ...
 
 
-class Voice(Protocol):
+class SpeechDecoder(Protocol):
     """Turns what a rollout sampled into sound, as its codec decodes it."""
 
     @property

@@ -8,7 +8,7 @@ is timed. Six rows in ten are frames, at random. Three cases at each size:
 - *routing*: a batch of eight sequences of equal length, causal attention by the same kernel on both sides. What differs
   is how rows find their branch; the matrix products, most of the time at larger widths, are the same.
 - *packed row*: the same eight sequences as one row, as the trainer has them. transformers' layer takes the mask that
-  keeps them apart, ours goes stretch by stretch (`models/attention.py`).
+  keeps them apart, ours goes span by span (`models/attention.py`).
 - *decoding*: 32 rollouts of one token each, no gradient, text and frames mixed.
 
 The sides take turns in one process; times are medians of process CPU time, which other programs on the machine disturb
@@ -36,7 +36,7 @@ from transformers.models.higgs_audio_v2.modeling_higgs_audio_v2 import (
 )
 
 from audiorl.algos.packing import attention_mask
-from audiorl.models.attention import stretches_of
+from audiorl.models.attention import spans_of
 from audiorl.models.dual_ffn import DualLayer, Routing
 
 SIZES = [(128, 384, 1024), (256, 768, 1024), (512, 1408, 1024)]  # H, feed-forward width, rows
@@ -107,13 +107,13 @@ def routing(width: int, inner: int, rows: int) -> tuple[Side, Side]:
 
 
 def packed(width: int, inner: int, rows: int) -> tuple[Side, Side]:
-    stock, own, rotary = stacks(width, inner, "audiorl_by_stretch")
+    stock, own, rotary = stacks(width, inner, "audiorl_by_span")
     x, weights = torch.randn(2, 1, rows, width)
     frames = torch.rand(1, rows) < FRAMES
-    sequence, parent = torch.arange(rows) // (rows // SEQUENCES), torch.full((SEQUENCES,), -1)
+    span_ids, span_parents = torch.arange(rows) // (rows // SEQUENCES), torch.full((SEQUENCES,), -1)
     places = rotary(x, (torch.arange(rows) % (rows // SEQUENCES))[None])
-    ours = {"attention_mask": None, "stretches": stretches_of(sequence, parent)}
-    theirs = {"attention_mask": attention_mask(sequence, parent)[None, None]}
+    ours = {"attention_mask": None, "spans": spans_of(span_ids, span_parents)}
+    theirs = {"attention_mask": attention_mask(span_ids, span_parents)[None, None]}
     return (
         partial(passed, own, x, weights, routing=Routing.of(frames, x.device), position_embeddings=places, **ours),
         partial(passed, stock, x, weights, audio_token_mask=frames, position_embeddings=places, **theirs),

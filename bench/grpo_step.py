@@ -414,12 +414,12 @@ class HearsAgain(AudioPolicy):
     """Hears a clip anew wherever it stands, as trainers do that keep nothing."""
 
     @contextmanager
-    def hear_once(self) -> Iterator[None]:
+    def encode_audio_once(self) -> Iterator[None]:
         yield
 
-    def _hear(self, clip: AudioClip) -> Tensor:
+    def _encode_clip(self, clip: AudioClip) -> Tensor:
         self._cache.clear()
-        return super()._hear(clip)
+        return super()._encode_clip(clip)
 
 
 def audio_updates(batch: Sequence[Experience], base: AudioPolicy, rows: int) -> dict[str, Callable[[], float]]:

@@ -48,7 +48,7 @@ from audiorl.metrics.speaker import cosine, voice_cosines
 from audiorl.metrics.text import CorpusErrors, ErrorCounts
 from audiorl.report.listening import Card, Take, listening_page
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.tts.prompts import utterance_sample
 from audiorl.tts.texts import read_utterances
 
@@ -155,7 +155,7 @@ def generate(options: Options) -> Options:
         "list": listed(options),
         "sampling": to_json(options.sampling),
     }
-    engine, voice = HFEngine(policy, options.sampling), CodecVoice.of(policy)
+    engine, voice = HFEngine(policy, options.sampling), CodecSpeechDecoder.of(policy)
     rows = generate_speech(
         engine, voice, samples, folder, settings, batch_size=options.generation_batch_size, seed=options.seed
     )

@@ -118,17 +118,17 @@ def main(config: Config, run: Run) -> None:
         if not stream.units:
             raise ValueError(f"stream {stream.id!r} has no units: without references there is nothing to reward")
     policy = policy_from(config)
-    voice = with_voice(policy, config.codec, config.seed) if config.codec else None
+    speech_decoder = with_voice(policy, config.codec, config.seed) if config.codec else None
     options = config.rewards
     time: bool | TimeCompliance = options.time
-    if time and voice is not None:
-        time = TimeCompliance(voice.codec.frame_rate)
+    if time and speech_decoder is not None:
+        time = TimeCompliance(speech_decoder.codec.frame_rate)
     of_turns = {name: w for name, w in options.weights.items() if name not in ("latency", "stream_quality")}
     single = single_turn(options.quality, time, of_turns)
     both = multi_turn(options.quality, time, options.longest_wait, options.weights)
 
     def measured(name: str) -> None:
-        measure_streams(run, name, policy, held_out, config.chunks, config.sampling, both, voice=voice)
+        measure_streams(run, name, policy, held_out, config.chunks, config.sampling, both, None, speech_decoder)
 
     if config.sft_epochs:
         rng = random.Random(config.seed)
@@ -151,7 +151,7 @@ def main(config: Config, run: Run) -> None:
         sampling=config.sampling,
         measure=measured,
         seed=config.seed,
-        voice=voice,
+        speech_decoder=speech_decoder,
     )
     print(write_report(run.dir))
 

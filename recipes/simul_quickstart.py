@@ -134,13 +134,13 @@ def main(config: Config, run: Run) -> None:
     policy = tiny_qwen_omni(
         [target.text for _, target in pairs], vocab_size=config.vocabulary, seed=config.seed, config=config.model
     )
-    voice = with_voice(policy, config.codec, config.seed) if config.codec else None
-    time = TimeCompliance(voice.codec.frame_rate) if voice else False
+    speech_decoder = with_voice(policy, config.codec, config.seed) if config.codec else None
+    time = TimeCompliance(speech_decoder.codec.frame_rate) if speech_decoder else False
     train = on_disk(run, human_streams("train", config.human_streams, config), "train")
     test = on_disk(run, human_streams("test", config.test_streams, config), "test")
 
     def measured(name: str, schedule: Schedule | None = None) -> None:
-        measure_streams(run, name, policy, test, config.chunks, config.sampling, multi_turn(), schedule, voice)
+        measure_streams(run, name, policy, test, config.chunks, config.sampling, multi_turn(), schedule, speech_decoder)
 
     heard = [*on_disk(run, robot_streams(config), "robots"), *train]
     rng = random.Random(config.seed)
@@ -164,7 +164,7 @@ def main(config: Config, run: Run) -> None:
         sampling=config.sampling,
         measure=measured,
         seed=config.seed,
-        voice=voice,
+        speech_decoder=speech_decoder,
     )
 
     if config.ks:

@@ -23,7 +23,7 @@ from audiorl.recipe.speech import SpeechConfig, measurement, speaking_policy, te
 from audiorl.recipe.tiny_speech import tiny_part
 from audiorl.report import write_report
 from audiorl.rl.train import train_rl
-from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.tts.prompts import utterance_sample
 from audiorl.tts.rewards import SpeechRewards, speech_reward
@@ -80,8 +80,8 @@ def main(config: Config, run: Run) -> None:
     if config.judge is not None and options.understood and config.judge == options.asr:
         raise ValueError(f"--judge {config.judge}: the reward asks it, too; measure with another, or with none")
     policy = speaking_policy(config, run)
-    voice = CodecVoice.of(policy)
-    reward = speech_reward(options, voice, samples, config.language)
+    speech_decoder = CodecSpeechDecoder.of(policy)
+    reward = speech_reward(options, speech_decoder, samples, config.language)
     measure = measurement(config, run, policy, held_out)
     measure("before")
     train_rl(
@@ -95,7 +95,7 @@ def main(config: Config, run: Run) -> None:
         seed=config.seed,
         phase="grpo",
         evaluate=measure.probe(),
-        voice=voice,
+        speech_decoder=speech_decoder,
     )
     measure("after")
     print(write_report(run.dir))

@@ -42,7 +42,7 @@ from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges
 from audiorl.rl.train import train_rl
-from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.train.codec import CodecConfig, quick_training, small_tokenizer, train_codec
 from audiorl.train.sft import sft
@@ -166,8 +166,8 @@ def main(config: Config, run: Run) -> None:
     held_out = [prompt(words, known) for words in test]
     measure_speech(run, "before", policy, held_out, config.sampling, judge)
     policy = load_policy(run.checkpoint("sft"), ModelConfig(only=config.only), codec)
-    voice = CodecVoice.of(policy)
-    judges = SpeechJudges(voice, recogniser=ear)
+    speech_decoder = CodecSpeechDecoder.of(policy)
+    judges = SpeechJudges(speech_decoder, recogniser=ear)
     reward = WeightedSum.of(
         understood=Intelligibility(judges, "cer"),
         length=(Duration(judges), 0.2),
@@ -184,7 +184,7 @@ def main(config: Config, run: Run) -> None:
         seed=config.seed,
         phase="grpo",
         evaluate=probe_speech(policy, held_out, config.sampling, judge),
-        voice=voice,
+        speech_decoder=speech_decoder,
     )
     measure_speech(run, "after", policy, held_out, config.sampling, judge)
     print(write_report(run.dir))

@@ -8,8 +8,8 @@ That makes F + Q + 1 rows: the first is all BOS, the last the only one that is a
     codebook 1    bos  BOS  b0   b1   b2   eos  eos
     codebook 2    bos  bos  BOS  c0   c1   c2   eos
 
-What a sampler decides here is a0 … c2 and the EOS of codebook 0 in row 4, the positions where `drawn_mask` is True. All
-else follows. The rule in general, which `step` applies while rows are written:
+What a sampler decides here is a0 … c2 and the EOS of codebook 0 in row 4, the positions where `sampled_codes_mask` is
+True. All else follows. The rule in general, which `step` applies while rows are written:
 
 - In rows t <= k codebook k is BOS.
 - An EOS that codebook i draws in row t says that codebook 0 ends in row e = t - i, so that codebook k is EOS from row
@@ -68,7 +68,7 @@ def deinterleave(rows: Tensor, bos: int, eos: int) -> Tensor:
     return codes
 
 
-def drawn_mask(rows: Tensor, bos: int, eos: int) -> Tensor:
+def sampled_codes_mask(rows: Tensor, bos: int, eos: int) -> Tensor:
     """Where a sampler that follows the rule above drew what stands in `rows` [N, Q]: bool [N, Q].
 
     The sum of log-probs over these positions is the log-prob of the rows. Rows may be cut off. Raises ValueError for

@@ -26,7 +26,7 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.recipe.loader import load_recipe, parse_config
 from audiorl.rewards.speech import Intelligibility, SpeechJudges
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.checkpoint import read_json
 from audiorl.train.batches import counts, spread
 from audiorl.types import Experience, Request, Rollout
@@ -86,7 +86,7 @@ def main() -> None:
     known = recipe.recordings(config)
     texts = [recipe.prompt(words, known) for words in recipe.splits(config)[1][: args.texts]]
     engine = HFEngine(policy, replace(config.sampling, audio_temperature=args.temperature))
-    reward = Intelligibility(SpeechJudges(CodecVoice.of(policy), recogniser=load_ear(args.run / "ear")), "cer")
+    reward = Intelligibility(SpeechJudges(CodecSpeechDecoder.of(policy), recogniser=load_ear(args.run / "ear")), "cer")
     rollouts: list[Rollout] = []
     scores: list[float] = []
     for number, text in enumerate(texts):

@@ -1,12 +1,12 @@
 """Laying experiences end to end in one row, with one copy of the prompt for each group.
 
-A row consists of *stretches*. Without sharing, a stretch is a whole experience. With sharing, a group's prompt is one
-stretch and each response another whose parent is the prompt: a response attends to its parent and to itself, and its
+A row consists of *spans*. Without sharing, a span is a whole experience. With sharing, a group's prompt is one
+span and each response another whose parent is the prompt: a response attends to its parent and to itself, and its
 positions continue from the prompt's end (Prefix Grouper, arXiv 2506.05433)::
 
     row        p p p p  a a a  b b        group of two responses a, b to the prompt p
     position   0 1 2 3  4 5 6  4 5
-    stretch    0 0 0 0  1 1 1  2 2        parent = [-1, 0, 0]
+    span_ids   0 0 0 0  1 1 1  2 2        span_parents = [-1, 0, 0]
     predecessor of the first b: the last p
 """
 
@@ -29,15 +29,15 @@ def pack_experiences(experiences: Sequence[Experience], share_prompts: bool = Tr
     ids: list[Tensor] = []
     mask: list[Tensor] = []
     position: list[Tensor] = []
-    stretch: list[Tensor] = []
+    span_ids: list[Tensor] = []
     before: list[Tensor] = []
-    parent: list[int] = []
+    span_parents: list[int] = []
     audio: list[AudioClip] = []
     source: list[Tensor] = []
     members: list[tuple[Experience, slice]] = []
     at = 0
 
-    def add(e: Experience, part: slice, first_position: int, parent_stretch: int, predecessor: int) -> Tensor:
+    def add(e: Experience, part: slice, first_position: int, span_parent: int, predecessor: int) -> Tensor:
         nonlocal at
         tokens = e.ids[part]
         rows = torch.arange(at, at + len(tokens))
@@ -45,9 +45,9 @@ def pack_experiences(experiences: Sequence[Experience], share_prompts: bool = Tr
         mask.append(e.loss_mask[part])
         members.append((e, part))
         position.append(torch.arange(first_position, first_position + len(tokens)))
-        stretch.append(torch.full((len(tokens),), len(parent)))
+        span_ids.append(torch.full((len(tokens),), len(span_parents)))
         before.append(torch.cat([torch.tensor([predecessor]), rows[:-1]]) if len(rows) else rows)
-        parent.append(parent_stretch)
+        span_parents.append(span_parent)
         at += len(tokens)
         return rows
 
@@ -58,24 +58,24 @@ def pack_experiences(experiences: Sequence[Experience], share_prompts: bool = Tr
             audio.extend(first.audio)
             continue
         p = first.prompt_length
-        prompt_stretch = len(parent)
+        prompt_span = len(span_parents)
         prompt_rows = add(first, slice(p), 0, -1, -1)
         audio.extend(first.audio)
         for e in group:
-            rows = add(e, slice(p, None), p, prompt_stretch, int(prompt_rows[-1]))
+            rows = add(e, slice(p, None), p, prompt_span, int(prompt_rows[-1]))
             source.append(torch.cat([prompt_rows, rows]))
-    codes, drawn = _frames(members)
+    codes, code_mask = _frames(members)
     return PackedBatch(
         ids=torch.cat(ids),
         position_ids=torch.cat(position),
         loss_mask=torch.cat(mask),
-        sequence=torch.cat(stretch),
-        parent=torch.tensor(parent),
+        span_ids=torch.cat(span_ids),
+        span_parents=torch.tensor(span_parents),
         predecessor=torch.cat(before),
         audio=tuple(audio),
         source=tuple(source),
         codes=codes,
-        drawn=drawn,
+        code_mask=code_mask,
     )
 
 
@@ -86,16 +86,16 @@ def _frames(members: Sequence[tuple[Experience, slice]]) -> tuple[Tensor | None,
         return None, None
     assert len(widths) == 1, f"frames of {sorted(widths)} codebooks in one batch"
     (width,) = widths
-    codes, drawn = [], []
+    codes, code_mask = [], []
     for e, part in members:
-        if e.codes is not None and e.drawn is not None:
+        if e.codes is not None and e.code_mask is not None:
             codes.append(e.codes[part])
-            drawn.append(e.drawn[part])
+            code_mask.append(e.code_mask[part])
         else:
             sampled = e.loss_mask[part]
             codes.append(torch.full((len(sampled), width), -1))
-            drawn.append(torch.nn.functional.pad(sampled[:, None], (0, width - 1)))
-    return torch.cat(codes), torch.cat(drawn)
+            code_mask.append(torch.nn.functional.pad(sampled[:, None], (0, width - 1)))
+    return torch.cat(codes), torch.cat(code_mask)
 
 
 def shared_groups(experiences: Iterable[Experience]) -> list[list[Experience]]:
@@ -132,11 +132,11 @@ def _one_turn(e: Experience) -> bool:
     return e.segment is not None and bool((e.segment == 0).all())
 
 
-def attention_mask(sequence: Tensor, parent: Tensor) -> Tensor:
-    """[T, T] bool: row i sees row j when j <= i and j's stretch is i's own or i's parent."""
-    own = sequence[:, None] == sequence[None, :]
-    shared = parent[sequence][:, None] == sequence[None, :]
-    causal = torch.ones(len(sequence), len(sequence), dtype=torch.bool, device=sequence.device).tril()
+def attention_mask(span_ids: Tensor, span_parents: Tensor) -> Tensor:
+    """[T, T] bool: row i sees row j when j <= i and j's span is i's span or its parent."""
+    own = span_ids[:, None] == span_ids[None, :]
+    shared = span_parents[span_ids][:, None] == span_ids[None, :]
+    causal = torch.ones(len(span_ids), len(span_ids), dtype=torch.bool, device=span_ids.device).tril()
     return (own | shared) & causal
 
 

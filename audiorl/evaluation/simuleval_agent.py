@@ -60,7 +60,7 @@ class InterpreterAgent(SpeechToTextAgent):  # type: ignore[misc]
 
     def policy(self, states: Any = None) -> Action:
         states = self.states if states is None else states
-        self._hear(states)
+        self._observe(states)
         if self._interpreter is None:
             return WriteAction("", finished=True) if states.source_finished else ReadAction()
         if states.source_finished:
@@ -70,7 +70,7 @@ class InterpreterAgent(SpeechToTextAgent):  # type: ignore[misc]
         new, self._written = text[self._written :], max(self._written, len(text))
         return WriteAction(new, finished=states.source_finished) if new or states.source_finished else ReadAction()
 
-    def _hear(self, states: Any) -> None:
+    def _observe(self, states: Any) -> None:
         new = np.asarray(states.source[self._taken :], dtype=np.float32)
         self._taken = len(states.source)
         if not len(new):
@@ -79,4 +79,4 @@ class InterpreterAgent(SpeechToTextAgent):  # type: ignore[misc]
             self._interpreter = Interpreter(
                 self._policy, *self._languages, self._chunks, self._sampling, rate=states.source_sample_rate
             )
-        self._interpreter.hear(new if new.ndim == 1 else new.mean(axis=1, dtype=np.float32))
+        self._interpreter.observe(new if new.ndim == 1 else new.mean(axis=1, dtype=np.float32))

@@ -18,7 +18,7 @@ from audiorl.metrics.speech import silent_share
 from audiorl.metrics.text import Normalizer, char_errors, word_errors
 from audiorl.models import AudioPolicy
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.types import Request, Rollout, Sample
 
@@ -47,7 +47,7 @@ def measure_speech(
     """
     if not run.finished(name):
         rollouts, waves, heard = _heard(policy, samples, sampling, judge)
-        rate = CodecVoice.of(policy).sample_rate
+        rate = CodecSpeechDecoder.of(policy).sample_rate
         rows = []
         for number, (rollout, wav, text) in enumerate(zip(rollouts, waves, heard, strict=True)):
             reference = rollout.sample.references[0]
@@ -130,6 +130,6 @@ def _heard(
 ) -> tuple[list[Rollout], list[np.ndarray], list[str]]:
     """The texts as rollouts, as sound, and as the judge understood them; a rollout that said nothing has no samples."""
     rollouts = say(policy, samples, sampling)
-    voice = CodecVoice.of(policy)
-    waves = [wav if (wav := voice.waveform(r)) is not None else np.zeros(0, np.float32) for r in rollouts]
-    return rollouts, waves, judge.transcribe(waves, voice.sample_rate)
+    speech_decoder = CodecSpeechDecoder.of(policy)
+    waves = [wav if (wav := speech_decoder.waveform(r)) is not None else np.zeros(0, np.float32) for r in rollouts]
+    return rollouts, waves, judge.transcribe(waves, speech_decoder.sample_rate)

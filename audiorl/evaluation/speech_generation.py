@@ -11,7 +11,7 @@ from typing import Any
 from audiorl.audio import write_wav
 from audiorl.evaluation.generate import check_settings, evaluation_config, finished_rows, generate_all
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.types import Rollout, RolloutEngine, Sample, Voice
+from audiorl.types import Rollout, RolloutEngine, Sample, SpeechDecoder
 from tokenizers_audio import load as load_codec
 
 ROWS = "generated.jsonl"
@@ -43,7 +43,7 @@ def _codec_above(model: Path) -> Path:
 
 def generate_speech(
     engine: RolloutEngine,
-    voice: Voice,
+    speech_decoder: SpeechDecoder,
     samples: Sequence[Sample],
     folder: str | Path,
     settings: Mapping[str, Any],
@@ -67,14 +67,14 @@ def generate_speech(
     _forget_lost(folder)
 
     def write(rollout: Rollout) -> dict[str, float]:
-        wav = voice.waveform(rollout)
+        wav = speech_decoder.waveform(rollout)
         if wav is None or not len(wav):
             return {"seconds": 0.0}
         path = folder / f"{rollout.sample.id}.wav"
         partial = path.with_name(f".{path.name}.partial.wav")  # a file with this name is a whole one
-        write_wav(partial, wav, voice.sample_rate)
+        write_wav(partial, wav, speech_decoder.sample_rate)
         os.replace(partial, path)
-        return {"seconds": len(wav) / voice.sample_rate}
+        return {"seconds": len(wav) / speech_decoder.sample_rate}
 
     return generate_all(engine, samples, folder / ROWS, batch_size, seed, write)
 

@@ -31,7 +31,7 @@ from audiorl.models import AudioPolicy
 from audiorl.rewards.replay import read_rollouts
 from audiorl.rewards.similarity import sentence_chrf
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run, rollout_row
 from audiorl.simulst.logs import Instance, write_log
 from audiorl.simulst.schedules import split_words
@@ -182,19 +182,19 @@ def measure_streams(
     sampling: SamplingConfig,
     reward: Reward,
     schedule: Schedule | None = None,
-    voice: CodecVoice | None = None,
+    speech_decoder: CodecSpeechDecoder | None = None,
 ) -> dict[str, Any]:
     """Measure once, as a phase of the run: eval/NAME.jsonl, a SimulEval log in eval/NAME/, an entry in eval.json.
 
-    With the `voice` of a policy that speaks also what it said, with a log of its own, in eval/NAME/speech/.
+    With the `speech_decoder` of a policy that speaks also what it said, with a log of its own, in eval/NAME/speech/.
     """
     if not run.finished(name):
         rollouts = interpret(policy, streams, chunks, sampling, schedule)
         scored = [r.with_score(s) for r, s in zip(rollouts, reward(rollouts), strict=True)]
         write_interpreted(run.dir / "eval" / name, streams, rollouts)
         rows = [rollout_row(r, 0, 0.0) for r in scored]
-        if voice is not None:
-            tracks = write_speech_log(run.dir / "eval" / name / "speech", rollouts, voice)
+        if speech_decoder is not None:
+            tracks = write_speech_log(run.dir / "eval" / name / "speech", rollouts, speech_decoder)
             for row, track in zip(rows, tracks, strict=True):
                 row["spoken_audio"] = {"path": str(track.relative_to(run.dir))}
         path = run.dir / "eval" / f"{name}.jsonl"

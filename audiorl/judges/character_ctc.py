@@ -153,7 +153,7 @@ def hear(waveforms: Sequence[Waveform], sample_rate: int) -> list[Tensor]:
     for start in range(0, len(audible), TOGETHER):
         part = audible[start : start + TOGETHER]
         mels = [log_mel(policy.extractor, at_least(wavs[i], SHORTEST)) for i in part]
-        for i, heard in zip(part, policy.backbone.hear(policy.model, mels), strict=True):
+        for i, heard in zip(part, policy.backbone.encode_audio(policy.model, mels), strict=True):
             out[i] = heard
     return out
 

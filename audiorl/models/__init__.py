@@ -10,7 +10,7 @@ from typing import Any
 from audiorl.config import ModelConfig
 from audiorl.models.dual_branch import dualize
 from audiorl.models.loading import naming_damage, read_tensors
-from audiorl.models.policy import BESIDE_ADAPTER, AudioPolicy, Backbone, Reference
+from audiorl.models.policy import NON_LORA_WEIGHTS, AudioPolicy, Backbone, Reference
 from audiorl.models.speech import CONFIG_KEY, FrameLayout, Prompt
 from tokenizers_audio.protocol import AudioTokenizer
 
@@ -168,6 +168,6 @@ def _read_adapter(folder: Path, policy: AudioPolicy) -> None:
         raise ValueError(f"{folder}: the adapter has another shape than the model: {error}") from error
     if missed:
         raise ValueError(f"{folder}: adapter weight {missed[0]!r} is not in this model; was it saved by another one?")
-    if (folder / BESIDE_ADAPTER).exists():
-        policy.load_weights(read_tensors(folder / BESIDE_ADAPTER), str(folder / BESIDE_ADAPTER))
+    if (folder / NON_LORA_WEIGHTS).exists():
+        policy.load_weights(read_tensors(folder / NON_LORA_WEIGHTS), str(folder / NON_LORA_WEIGHTS))
     policy.weights_changed()

@@ -19,28 +19,28 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-Stretches = Sequence[tuple[int, int, int, int]]
+Spans = Sequence[tuple[int, int, int, int]]
 """Of a packed row: (first row, row behind the last, the same of its parent, or of nothing)."""
 
 
-def stretches_of(sequence: Tensor, parent: Tensor) -> Stretches:
-    """The stretches of a `PackedBatch`, whose rows lie together: sequence [T], parent [number of stretches]."""
-    ends = torch.bincount(sequence, minlength=len(parent)).cumsum(0).tolist()
+def spans_of(span_ids: Tensor, span_parents: Tensor) -> Spans:
+    """The spans of a `PackedBatch`, whose rows lie together: sequence [T], parent [number of spans]."""
+    ends = torch.bincount(span_ids, minlength=len(span_parents)).cumsum(0).tolist()
     starts = [0, *ends[:-1]]
     return [
         (starts[i], ends[i], *((starts[p], ends[p]) if p >= 0 else (0, 0)))
-        for i, p in enumerate(parent.tolist())
+        for i, p in enumerate(span_parents.tolist())
         if ends[i] > starts[i]
     ]
 
 
 @contextmanager
-def by_stretch(decoder: Any) -> Iterator[bool]:
-    """Attention of a packed row stretch by stretch; says whether the decoder takes `stretches` in place of a mask.
+def by_span(decoder: Any) -> Iterator[bool]:
+    """Attention of a packed row span by span; says whether the decoder takes `spans` in place of a mask.
 
     A kernel with a mask computes all T² products of a row, however few of them count.
     """
-    with _replaced(decoder, "audiorl_by_stretch") as taken:
+    with _replaced(decoder, "audiorl_by_span") as taken:
         yield taken
 
 
@@ -78,16 +78,16 @@ def _ungrouped(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _by_stretch(
+def _by_span(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """query [1, heads, T, D], key and value [1, kv heads, T, D] -> [1, T, heads, D]."""
-    stretches: Stretches = kwargs["stretches"]
+    spans: Spans = kwargs["spans"]
     scale = kwargs.get("scaling")
     grouped = query.shape[1] != key.shape[1]
     out = torch.empty_like(query) if not torch.is_grad_enabled() else None
     pieces = []
-    for first, end, above, below in stretches:
+    for first, end, above, below in spans:
         q, k, v = (x[:, :, first:end] for x in (query, key, value))
         mask = None
         if below:
@@ -105,5 +105,5 @@ def _by_stretch(
 
 AttentionInterface.register("audiorl_ungrouped", _ungrouped)
 AttentionMaskInterface.register("audiorl_ungrouped", sdpa_mask)
-AttentionInterface.register("audiorl_by_stretch", _by_stretch)
-AttentionMaskInterface.register("audiorl_by_stretch", lambda *args, **kwargs: None)
+AttentionInterface.register("audiorl_by_span", _by_span)
+AttentionMaskInterface.register("audiorl_by_span", lambda *args, **kwargs: None)

@@ -91,10 +91,10 @@ def _answer(policy: AudioPolicy, text: str, speech: tuple[AudioClip, ...], opene
         ids,
         torch.zeros(len(ids), layout.codebooks),
         codes=nn.functional.pad(rows.codes, (0, 0, len(before), len(after)), value=-1),
-        drawn=torch.cat([_tokens(before, layout.codebooks), rows.drawn, _tokens(after, layout.codebooks)]),
+        code_mask=torch.cat([_tokens(before, layout.codebooks), rows.code_mask, _tokens(after, layout.codebooks)]),
     )
 
 
 def _tokens(ids: Tensor, codebooks: int) -> Tensor:
-    """`drawn` [N, Q] of text tokens: column 0."""
+    """`code_mask` [N, Q] of text tokens: column 0."""
     return nn.functional.pad(torch.ones(len(ids), 1, dtype=torch.bool), (0, codebooks - 1))

@@ -34,14 +34,14 @@ from audiorl.algos.packing import attention_mask
 from audiorl.audio import AudioClip, seconds
 from audiorl.audio import name as clip_name
 from audiorl.config import LoraConfig, ModelConfig
-from audiorl.models.attention import by_stretch, stretches_of
+from audiorl.models.attention import by_span, spans_of
 from audiorl.models.dual_ffn import Routing
 from audiorl.models.features import log_mel
 from audiorl.models.speech import CODEC_KEY, FrameLayout, Prompt, wants_speech
 from audiorl.types import Message, PackedBatch, PolicyOutput, Sample
 from tokenizers_audio import AudioTokenizer, prepare
 
-BESIDE_ADAPTER = "trained.safetensors"
+NON_LORA_WEIGHTS = "trained.safetensors"
 """In an adapter's folder: what was trained beside the adapter, such as the audio projector."""
 
 Weights = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
@@ -70,7 +70,7 @@ class Backbone(Protocol):
 
     def head(self, model: PreTrainedModel) -> nn.Linear: ...
 
-    def tower(self, model: PreTrainedModel) -> Any: ...
+    def audio_encoder(self, model: PreTrainedModel) -> Any: ...
 
     def projector(self, model: PreTrainedModel) -> Sequence[nn.Module]:
         """The modules between the audio tower's last norm and the decoder."""
@@ -80,7 +80,7 @@ class Backbone(Protocol):
         """How many audio tokens a clip of so many mel frames becomes."""
         ...
 
-    def hear(self, model: PreTrainedModel, mels: Sequence[Tensor]) -> list[Tensor]:
+    def encode_audio(self, model: PreTrainedModel, mels: Sequence[Tensor]) -> list[Tensor]:
         """One [tokens, D] per clip of [mel bins, frames]: the tower up to, not including, the projector."""
         ...
 
@@ -144,7 +144,7 @@ class AudioPolicy(nn.Module):
             for module in self.backbone.projector(self.model):
                 module.requires_grad_(True)
         if self.config.audio == "full":
-            self.backbone.tower(self.model).requires_grad_(True)
+            self.backbone.audio_encoder(self.model).requires_grad_(True)
         if self.config.only:
             self._freeze_all_but(self.config.only)
         if self.config.gradient_checkpointing:
@@ -200,7 +200,7 @@ class AudioPolicy(nn.Module):
         """One [tokens, H] per clip, as the decoder receives it; differentiable where the config trains it."""
         out = []
         for clip in clips:
-            heard = self._hear(clip)
+            heard = self._encode_clip(clip)
             trained = self.config.audio != "frozen" and torch.is_grad_enabled()
             with nullcontext() if trained else torch.no_grad():
                 out.append(self.backbone.project(self.model, heard))
@@ -209,7 +209,7 @@ class AudioPolicy(nn.Module):
     def audio_tokens(self, clip: AudioClip) -> int:
         """How many tokens the clip becomes. It is heard at once, unless the model has no weights (device "meta")."""
         if self.device.type != "meta":
-            return len(self._hear(clip))
+            return len(self._encode_clip(clip))
         if self.extractor is None:
             raise ValueError("the model hears no audio")
         mel, before = self.mel(clip)
@@ -231,7 +231,7 @@ class AudioPolicy(nn.Module):
         return self.backbone.tokens(self.model, ceil(length / hop - 1e-6))
 
     @contextmanager
-    def hear_once(self) -> Iterator[None]:
+    def encode_audio_once(self) -> Iterator[None]:
         """Around the passes of one update: a trained tower hears each clip once, and is trained once, at the end.
 
         The passes differentiate down to what was heard; their gradients are summed there and go through the tower
@@ -255,7 +255,7 @@ class AudioPolicy(nn.Module):
         if self.config.audio == "full":
             self._cache.clear()
 
-    def _hear(self, clip: AudioClip) -> Tensor:
+    def _encode_clip(self, clip: AudioClip) -> Tensor:
         key = clip.key
         if self.config.audio == "full" and torch.is_grad_enabled():
             if self._update is None:
@@ -274,8 +274,8 @@ class AudioPolicy(nn.Module):
     def _hear_anew(self, clip: AudioClip) -> Tensor:
         """[tokens, D] of the clip itself; its context is heard with it and then left out."""
         mel, before = self.mel(clip)
-        weight = next(self.backbone.tower(self.model).parameters())
-        heard = self.backbone.hear(self.model, [mel.to(device=weight.device, dtype=weight.dtype)])[0]
+        weight = next(self.backbone.audio_encoder(self.model).parameters())
+        heard = self.backbone.encode_audio(self.model, [mel.to(device=weight.device, dtype=weight.dtype)])[0]
         if not clip.context:
             return heard
         own = self._tokens_of(seconds(clip))
@@ -491,13 +491,13 @@ class AudioPolicy(nn.Module):
         self, before: Tensor, targets: Tensor, batch: PackedBatch, temperature: float, audio_temperature: float
     ) -> tuple[Tensor, Tensor]:
         """Log-probs [N, Q] by code, a token's in column 0, and joint entropies [N], of text and frames together."""
-        assert batch.codes is not None and batch.drawn is not None and self.speech is not None
-        codes, drawn = batch.codes[batch.loss_mask], batch.drawn[batch.loss_mask]
+        assert batch.codes is not None and batch.code_mask is not None and self.speech is not None
+        codes, code_mask = batch.codes[batch.loss_mask], batch.code_mask[batch.loss_mask]
         is_frame = codes[:, 0] >= 0
         text, frames = (~is_frame).nonzero()[:, 0], is_frame.nonzero()[:, 0]
         # The head without BOS: a code behind it moves up by one.
         places = codes[frames] - (codes[frames] > self.speech.bos).long()
-        wanted = torch.where(drawn[frames], places, IGNORE).to(self.device)
+        wanted = torch.where(code_mask[frames], places, IGNORE).to(self.device)
         text, frames = text.to(self.device), frames.to(self.device)
         logprobs = before.new_zeros(codes.shape, dtype=torch.promote_types(before.dtype, torch.float32))
         entropy = logprobs.new_zeros(len(codes))
@@ -524,11 +524,11 @@ class AudioPolicy(nn.Module):
         decoder, routed = self.backbone.decoder(self.model), self.routed(batch.codes)
         # Checkpointed layers run again in the backward pass, after this block.
         again = self.config.gradient_checkpointing and torch.is_grad_enabled()
-        with nullcontext(False) if again else by_stretch(decoder) as possible:
+        with nullcontext(False) if again else by_span(decoder) as possible:
             if possible:
-                seen: dict[str, Any] = {"attention_mask": None, "stretches": stretches_of(batch.sequence, batch.parent)}
+                seen: dict[str, Any] = {"attention_mask": None, "spans": spans_of(batch.span_ids, batch.span_parents)}
             else:
-                mask = attention_mask(batch.sequence, batch.parent).to(self.device)
+                mask = attention_mask(batch.span_ids, batch.span_parents).to(self.device)
                 seen = {"attention_mask": mask[None, None]}
             out = decoder(
                 inputs_embeds=self.embed(batch.ids, batch.audio, batch.loss_mask, batch.codes)[None],
@@ -556,7 +556,7 @@ class AudioPolicy(nn.Module):
             self.adapter.save_pretrained(str(folder))
             beside = {n: p.detach().contiguous() for n, p in self.trainable().items() if ".lora_" not in n}
             if beside:
-                save_file(beside, Path(folder) / BESIDE_ADAPTER)
+                save_file(beside, Path(folder) / NON_LORA_WEIGHTS)
         self.tokenizer.save_pretrained(str(folder))
         if self.extractor is not None:
             self.extractor.save_pretrained(str(folder))

@@ -44,7 +44,7 @@ class Qwen2Audio:
     def head(self, model: Any) -> nn.Linear:
         return model.lm_head
 
-    def tower(self, model: Any) -> Any:
+    def audio_encoder(self, model: Any) -> Any:
         return model.model.audio_tower
 
     def projector(self, model: Any) -> Sequence[nn.Module]:
@@ -53,8 +53,8 @@ class Qwen2Audio:
     def tokens(self, model: Any, frames: int) -> int:
         return self._lengths(model, frames)[1]
 
-    def hear(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
-        tower = self.tower(model)
+    def encode_audio(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
+        audio_encoder = self.audio_encoder(model)
         window = self._window(model)
         out = []
         for mel in mels:
@@ -66,7 +66,8 @@ class Qwen2Audio:
             silence = max(float(mel.max()) - 2.0, -1.5)
             padded = torch.nn.functional.pad(mel, (0, window - frames), value=silence)
             valid = torch.arange(window // 2, device=mel.device) < after_conv
-            hidden = tower(padded[None], attention_mask=valid[None, None, None, :].expand(1, 1, window // 2, -1))
+            mask = valid[None, None, None, :].expand(1, 1, window // 2, -1)
+            hidden = audio_encoder(padded[None], attention_mask=mask)
             out.append(hidden.last_hidden_state[0, :tokens])
         return out
 
@@ -74,7 +75,7 @@ class Qwen2Audio:
         return model.model.multi_modal_projector(heard)
 
     def _window(self, model: Any) -> int:
-        return 2 * int(self.tower(model).config.max_source_positions)
+        return 2 * int(self.audio_encoder(model).config.max_source_positions)
 
     def _lengths(self, model: Any, frames: int) -> tuple[int, int]:
         """How many there are after the convolutions, and how many audio tokens."""
@@ -84,7 +85,7 @@ class Qwen2Audio:
                 f"audio of {frames / 100:.1f} s is longer than the {window / 100:.0f} s that Qwen2-Audio hears; "
                 "cut the clip with start and duration"
             )
-        after_conv, tokens = self.tower(model)._get_feat_extract_output_lengths(torch.tensor(frames))
+        after_conv, tokens = self.audio_encoder(model)._get_feat_extract_output_lengths(torch.tensor(frames))
         return int(after_conv), int(tokens)
 
 

@@ -56,7 +56,7 @@ class QwenOmni:
     def head(self, model: Any) -> nn.Linear:
         return model.lm_head
 
-    def tower(self, model: Any) -> Any:
+    def audio_encoder(self, model: Any) -> Any:
         return model.audio_tower
 
     def projector(self, model: Any) -> Sequence[nn.Module]:
@@ -65,7 +65,7 @@ class QwenOmni:
     def tokens(self, model: Any, frames: int) -> int:
         return int(self._tokens(model, torch.tensor([frames]))[0])
 
-    def hear(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
+    def encode_audio(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
         for mel in mels:
             if mel.shape[1] < MIN_FRAMES:
                 raise ValueError(f"audio of {mel.shape[1] * 10} ms is too short; at least {MIN_FRAMES * 10} ms")
@@ -105,8 +105,8 @@ class Qwen3Omni(QwenOmni):
         return [model.audio_tower.proj1, model.audio_tower.proj2]
 
     def project(self, model: Any, heard: Tensor) -> Tensor:
-        tower = model.audio_tower
-        return tower.proj2(tower.act(tower.proj1(heard)))
+        audio_encoder = model.audio_tower
+        return audio_encoder.proj2(audio_encoder.act(audio_encoder.proj1(heard)))
 
     def _call_tower(self, model: Any, features: Tensor, lengths: Tensor) -> None:
         model.audio_tower(features, feature_lens=lengths)
@@ -149,12 +149,12 @@ def tiny(
     def token(text: str) -> int:
         return int(tokenizer.convert_tokens_to_ids(text))
 
-    tower = dict(d_model=384, encoder_layers=4, encoder_attention_heads=6, encoder_ffn_dim=1536, num_mel_bins=80)
+    encoder = dict(d_model=384, encoder_layers=4, encoder_attention_heads=6, encoder_ffn_dim=1536, num_mel_bins=80)
     if not whisper:
-        tower |= dict(d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64)
+        encoder |= dict(d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64)
     rotary = hidden // 8
     thinker = Qwen2_5OmniThinkerConfig(
-        audio_config=tower | dict(output_dim=hidden, n_window=100, max_source_positions=1500),
+        audio_config=encoder | dict(output_dim=hidden, n_window=100, max_source_positions=1500),
         vision_config=dict(
             depth=1,
             hidden_size=16,
@@ -195,15 +195,15 @@ def tiny(
         torch.manual_seed(seed)
         model = Qwen2_5OmniThinkerForConditionalGeneration(thinker)
     if whisper:
-        load_whisper_tower(model.audio_tower)
+        load_whisper_encoder(model.audio_tower)
     extractor = WhisperFeatureExtractor(feature_size=80, n_fft=400, hop_length=160, chunk_length=30)
     return AudioPolicy(model, tokenizer, extractor, QwenOmni(), config)
 
 
-def load_whisper_tower(tower: nn.Module) -> None:
+def load_whisper_encoder(audio_encoder: nn.Module) -> None:
     """Fill a tower of Whisper-tiny's shape with the bundled encoder weights; only the projector stays random."""
     with as_file(files("audiorl") / "assets" / "whisper_tiny_en" / "encoder.safetensors") as path:
         weights = load_file(path)
-    missing, unexpected = tower.load_state_dict({k: v.float() for k, v in weights.items()}, strict=False)
+    missing, unexpected = audio_encoder.load_state_dict({k: v.float() for k, v in weights.items()}, strict=False)
     left = [name for name in missing if not name.startswith(("proj", "audio_bos_eos_token", "positional_embedding"))]
     assert not left and not unexpected, (left, unexpected)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from audiorl.audio import AudioClip
 from audiorl.types import Sample
-from tokenizers_audio.delay import deinterleave, drawn_mask, interleave
+from tokenizers_audio.delay import deinterleave, interleave, sampled_codes_mask
 from tokenizers_audio.protocol import AudioTokenizer
 
 CONFIG_KEY = "audiorl_speech"
@@ -73,7 +73,7 @@ class FrameLayout:
         return Rows(
             ids=torch.cat([self.ids(frames), torch.tensor([self.end_id])]),
             codes=torch.cat([frames, nothing]),
-            drawn=torch.cat([drawn_mask(frames, self.bos, self.eos), nothing >= 0]),
+            code_mask=torch.cat([sampled_codes_mask(frames, self.bos, self.eos), nothing >= 0]),
         )
 
     def ids(self, frames: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class Rows:
 
     ids: Tensor
     codes: Tensor
-    drawn: Tensor
+    code_mask: Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,9 +54,9 @@ class StepJudge:
             ends.append(len(prompt) + len(written) - 1)
         whole = prompt.followed_by(torch.tensor(written), ())
         own = torch.arange(len(whole)) >= len(prompt)
-        drawn = None if whole.codes is None else nn.functional.pad(own[:, None], (0, whole.codes.shape[1] - 1))
+        code_mask = None if whole.codes is None else nn.functional.pad(own[:, None], (0, whole.codes.shape[1] - 1))
         experience = Experience(
-            whole.ids, own, len(prompt), whole.audio, codes=whole.codes, drawn=drawn, name=repr(sample.id)
+            whole.ids, own, len(prompt), whole.audio, codes=whole.codes, code_mask=code_mask, name=repr(sample.id)
         )
         return Marked(experience, torch.tensor(ends))
 

@@ -55,7 +55,7 @@ class TextDecoder:
     def head(self, model: Any) -> nn.Linear:
         return model.lm_head
 
-    def tower(self, model: Any) -> Any:
+    def audio_encoder(self, model: Any) -> Any:
         return nn.Module()
 
     def projector(self, model: Any) -> Sequence[nn.Module]:
@@ -64,7 +64,7 @@ class TextDecoder:
     def tokens(self, model: Any, frames: int) -> int:
         raise ValueError("a text decoder hears no audio")
 
-    def hear(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
+    def encode_audio(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
         raise ValueError("a text decoder hears no audio")
 
     def project(self, model: Any, heard: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from typing import Literal
 
 from audiorl.plan.sizes import Shape, Tower
 
-Attention = Literal["mask", "stretch", "flash"]
+Attention = Literal["mask", "span", "flash"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def pack_of(budget: int, prompt: int, response: int, group: int, share_prompts: 
     whole, rest = divmod(budget, prompt + group * response)
     more = max(rest - prompt, 0) // response
     sizes = [group] * whole + [more] * (more > 0)
-    shared = sum(n for n in sizes if n > 1)  # a single response lies behind its prompt, in one stretch with it
+    shared = sum(n for n in sizes if n > 1)  # a single response lies behind its prompt, in one span with it
     return Pack(
         tokens=len(sizes) * prompt + sum(sizes) * response,
         predicted=sum(sizes) * response,
@@ -78,11 +78,11 @@ def layer_bytes(shape: Shape, pack: Pack, precision: Precision, attention: Atten
     """What one decoder layer keeps of a packed row."""
     t, c = pack.tokens, precision.compute
     a, k = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    # Under a mask keys are repeated for every query head. Stretch by stretch a response has its own copy of the keys
+    # Under a mask keys are repeated for every query head. Span by span a response has its own copy of the keys
     # that it sees, and the pieces of the output are kept beside the whole.
-    keys = {"mask": 2 * t * a, "stretch": 2 * (t + pack.copied) * k, "flash": 2 * t * k}[attention]
-    masks = {"mask": t * t, "stretch": pack.pairs, "flash": 0}[attention]
-    attended = c * ((3 if attention == "stretch" else 2) * t * a + keys + masks) + 4 * shape.heads * t
+    keys = {"mask": 2 * t * a, "span": 2 * (t + pack.copied) * k, "flash": 2 * t * k}[attention]
+    masks = {"mask": t * t, "span": pack.pairs, "flash": 0}[attention]
+    attended = c * ((3 if attention == "span" else 2) * t * a + keys + masks) + 4 * shape.heads * t
     return t * (_norms(shape, precision) + _inputs(shape, precision) + _feed_forward(shape, c)) + attended
 
 

@@ -98,7 +98,7 @@ class Layout:
     codebook_size: int = 1024
     gradient_checkpointing: bool = False
     attention: Attention = "mask"
-    """`mask` is one kernel over the row with a mask, as on a GPU; `stretch` goes from one stretch of the row to the
+    """`mask` is one kernel over the row with a mask, as on a GPU; `span` goes from one span of the row to the
     next, as on a CPU; `flash` is a kernel for sequences of different length, for models that run with one."""
 
     zero: Literal[0, 1, 2, 3] = 0

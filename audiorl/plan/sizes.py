@@ -187,7 +187,7 @@ def count(policy: AudioPolicy) -> Size:
     embedding = decoder.get_input_embeddings()
     modules = {
         "projector": list(backbone.projector(model)),
-        "audio tower": [backbone.tower(model)],
+        "audio tower": [backbone.audio_encoder(model)],
         "vision tower": [m for m in [getattr(model, "visual", None)] if m is not None],
         "embeddings": [embedding, *(m for m in [getattr(decoder, "embed_audio_tokens", None)] if m is not None)],
         "text head": [head],
@@ -253,5 +253,5 @@ def _tower(policy: AudioPolicy) -> Tower | None:
     rates = _HEARS.get(type(policy.backbone))
     if rates is None:
         return None
-    c = policy.backbone.tower(policy.model).config
+    c = policy.backbone.audio_encoder(policy.model).config
     return Tower(c.encoder_layers, c.d_model, c.encoder_ffn_dim, *rates)

@@ -17,7 +17,7 @@ from audiorl.models.dual_branch import dualize
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.rewards import AnswerAccuracy, AnswerFormat, Term, ThinkFormat, WeightedSum, load_reward
 from audiorl.rl.train import Evaluate
-from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.types import Reward, Sample
 from tokenizers_audio import load as load_codec
@@ -99,13 +99,13 @@ def policy_from(config: RecipeConfig) -> AudioPolicy:
     return tiny_qwen_omni(whisper=False, config=model) if config.path == "tiny" else load_policy(config.path, model)
 
 
-def with_voice(policy: AudioPolicy, codec: str | Path, seed: int = 0) -> CodecVoice:
+def with_voice(policy: AudioPolicy, codec: str | Path, seed: int = 0) -> CodecSpeechDecoder:
     """The policy's voice in the codec at `codec`; a policy that writes text only is dualized first."""
     loaded = load_codec(codec)
     if policy.speech is None:
         dualize(policy, loaded.num_codebooks, loaded.codebook_size, seed)
     policy.set_codec(loaded)
-    return CodecVoice.of(policy)
+    return CodecSpeechDecoder.of(policy)
 
 
 def measured(

@@ -12,7 +12,7 @@ from audiorl.models import AudioPolicy
 from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
-from audiorl.types import Reward, Voice
+from audiorl.types import Reward, SpeechDecoder
 
 Name = Literal["stage1", "stage2"]
 
@@ -39,9 +39,9 @@ def train_stages(
     sampling: SamplingConfig,
     measure: Callable[[str], None],
     seed: int = 0,
-    voice: Voice | None = None,
+    speech_decoder: SpeechDecoder | None = None,
 ) -> None:
-    """Train `policy` in place, stage after stage. `voice`: of a policy that speaks.
+    """Train `policy` in place, stage after stage. `speech_decoder`: of a policy that speaks.
 
     The KL of all stages is measured from the policy as it begins, and an adaptive β goes on where the stage before left
     it.
@@ -65,7 +65,7 @@ def train_stages(
             phase=stage.name,
             evaluate=probe_streams(policy, held_out, chunks, sampling),
             reference=start,
-            voice=voice,
+            speech_decoder=speech_decoder,
         )
         beta = run.result(stage.name)["kl_beta"]
         measure(stage.measured_as)

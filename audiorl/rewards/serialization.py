@@ -3,13 +3,13 @@
 A run's recorded rollouts are for people and leave out what a reward may need (token ids, codes, the chat, audio without
 a path), so this is a format of its own, and complete. What rollouts share is written once::
 
-    {"version": 1,
+    {"version": 2,
      "audio":    [base64 of an audio file, …],
      "clips":    [{"path": "/data/a.flac" or null, "audio": 0 or null, "start": 0.0, …}, …]   clips refer to audio
      "samples":  [{"id": "q", "messages": […], "metadata": {…}, "turns": […], …}, …]          samples to clips
      "rollouts": [{"sample": 0, "group_id": "3/1", "index": 0, "segments": […]}, …]}          rollouts to both
 
-    {"version": 1, "scores": [{"total": 1.0, "parts": {…}, "per_segment": [0.5, null], …}, …], …}
+    {"version": 2, "scores": [{"total": 1.0, "parts": {…}, "per_segment": [0.5, null], …}, …], …}
 
 Tensors are base64 of little-endian values with their shape. JSON has no NaN: in the values of segments, where a NaN
 means "not defined here", it is null; anywhere else it is an error.
@@ -38,7 +38,7 @@ from audiorl.rewards import fields
 from audiorl.rewards.fields import SerializationError
 from audiorl.types import Message, Rollout, Sample, Score, Segment, StopReason, Turn
 
-VERSION = 1
+VERSION = 2
 AudioMode = Literal["bytes", "path", "none"]
 """How audio travels: its bytes, the names of files that both sides see, or not at all."""
 NOT_SENT = "<audio that was not sent: RemoteReward(audio='none')>"
@@ -206,7 +206,7 @@ _TENSORS: dict[str, np.dtype[Any]] = {
     "logprobs": _FLOAT,
     "codes": _INT,
     "prompt_codes": _INT,
-    "drawn": _BOOL,
+    "code_mask": _BOOL,
 }
 """The tensors of a segment."""
 
@@ -321,7 +321,7 @@ class _Reader:
 
     def segment(self, row: Any, where: str) -> Segment:
         tensors = {name: fields.maybe(row, name, _tensor, where) for name in _TENSORS}
-        for name, dims in (("prompt_ids", 1), ("ids", 1), ("codes", 2), ("prompt_codes", 2), ("drawn", 2)):
+        for name, dims in (("prompt_ids", 1), ("ids", 1), ("codes", 2), ("prompt_codes", 2), ("code_mask", 2)):
             tensor = tensors[name]
             if tensor is None and dims == 2:
                 continue
@@ -329,7 +329,7 @@ class _Reader:
                 raise SerializationError(f"{where}.{name}: expected {dims} dimension(s)")
         ids = tensors["ids"]
         assert ids is not None
-        for name in ("logprobs", "codes", "drawn"):
+        for name in ("logprobs", "codes", "code_mask"):
             tensor = tensors[name]
             if (tensor is None and name == "logprobs") or (tensor is not None and len(tensor) != len(ids)):
                 raise SerializationError(f"{where}.{name}: not as long as ids, which has {len(ids)} entries")

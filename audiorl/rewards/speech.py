@@ -29,7 +29,7 @@ from audiorl.metrics.speech import clipped_share, duration_ratio, silent_share
 from audiorl.metrics.text import Normalizer, char_errors, normalize, word_errors
 from audiorl.rewards.asr import error_rate, language_of
 from audiorl.rewards.tags import final_text
-from audiorl.types import Rollout, Sample, Score, Voice
+from audiorl.types import Rollout, Sample, Score, SpeechDecoder
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class SpeechJudges:
     hear words in silence.
     """
 
-    voice: Voice
+    speech_decoder: SpeechDecoder
     recogniser: Recogniser | None = None
     encoder: SpeakerEncoder | None = None
     quality: QualityModel | None = None
@@ -54,7 +54,7 @@ class SpeechJudges:
 
     @property
     def sample_rate(self) -> int:
-        return self.voice.sample_rate
+        return self.speech_decoder.sample_rate
 
     def waveforms(self, rollouts: Sequence[Rollout]) -> list[Waveform]:
         """What each said, [T]; T = 0 for nothing. ValueError naming the rollout for samples that are not finite."""
@@ -96,7 +96,7 @@ class SpeechJudges:
         return self.encoder
 
     def _decoded(self, rollout: Rollout) -> Waveform:
-        wav = self.voice.waveform(rollout)
+        wav = self.speech_decoder.waveform(rollout)
         if wav is None:
             return np.zeros(0, np.float32)
         if wav.ndim != 1 or not np.isfinite(wav).all():

@@ -27,7 +27,7 @@ from audiorl.run.folder import Run
 from audiorl.run.phase import checkpoint, pull, restore
 from audiorl.run.progress import Progress
 from audiorl.runtime.local import Group
-from audiorl.types import Experience, Reward, Rollout, Sample, Voice
+from audiorl.types import Experience, Reward, Rollout, Sample, SpeechDecoder
 
 Evaluate = Callable[[], Mapping[str, float]]
 """Held-out metrics of the policy as it is now."""
@@ -47,13 +47,13 @@ def train_rl(
     evaluate: Evaluate | None = None,
     supervised: Sequence[Example] = (),
     reference: Reference | None = None,
-    voice: Voice | None = None,
+    speech_decoder: SpeechDecoder | None = None,
 ) -> None:
     """Policy gradient training of `policy` in place, from its last checkpoint on. See `RLConfig` for the estimators.
 
     `supervised`: the examples of the ptx term. `reference`: what the KL is measured from, if not the policy as it
-    begins: a second phase may still be held to the start of the first. `voice`: of a policy that speaks, so that what
-    recorded rollouts said is kept with them.
+    begins: a second phase may still be held to the start of the first. `speech_decoder`: of a policy that
+    speaks, so that the speech of recorded rollouts is saved with them.
     """
     if run.finished(phase):
         run.load_result(phase, policy)
@@ -105,7 +105,7 @@ def train_rl(
                 pull(policy, trainers)
                 metrics |= {f"eval/{name}": value for name, value in evaluate().items()}
             if done % config.rollouts_every == 0 or done in (1, config.steps):
-                run.write_rollouts(done, found.rollouts, advantages, voice)
+                run.write_rollouts(done, found.rollouts, advantages, speech_decoder)
             run.log(phase, done, metrics)
             progress.update(done, metrics)
             run.add_seconds(phase, ended - began)

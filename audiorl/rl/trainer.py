@@ -202,7 +202,7 @@ class Trainer:
         frame_fraction = self._share_of_frames(experiences)
         with ExitStack() as hearing:
             for model in {id(m): m for m in (self.policy, self.critic and self.critic.trunk) if m}.values():
-                hearing.enter_context(model.hear_once())
+                hearing.enter_context(model.encode_audio_once())
             packs = micro_batches(experiences, self.config.micro_batch_tokens, self.config.share_prompts)
             idle = idle_passes(len(packs), self.world, *self._learning())
             for indices in packs:
@@ -341,11 +341,11 @@ class Trainer:
         """The loss, and this pack's share of what are means over the mini-batch, whatever the loss's own weights."""
         config = self.config
         sequence = spread(range(len(part)), counts(part)).to(logprobs.device)
-        drawn = gather_code_mask(part, logprobs.device)
-        if drawn is not None and config.frame_ratio == "code":
+        code_mask = gather_code_mask(part, logprobs.device)
+        if code_mask is not None and config.frame_ratio == "code":
             # Every drawn code is an action with its frame's advantage and weight.
-            of_code = drawn.nonzero()[:, 0]
-            logprobs, old = logprobs[drawn], old[drawn]
+            of_code = code_mask.nonzero()[:, 0]
+            logprobs, old = logprobs[code_mask], old[code_mask]
             advantages, weights, sequence = advantages[of_code], weights[of_code], sequence[of_code]
         else:
             logprobs, old = sum_codebooks(logprobs), sum_codebooks(old)

@@ -1,7 +1,7 @@
 """Rollouts with the transformers model itself: the engine that runs everywhere.
 
 Each prompt is encoded and prefilled once; its key-value cache then serves all n samples. Rows that have finished leave
-the batch as soon as half of it is idle. What a row writes, tokens or frames, is a pen's business (`pen.py`).
+the batch as soon as half of it is idle. What a row writes, tokens or frames, is decided by a sampler (`samplers.py`).
 
 Shapes: R prompts, B = sum of n rows, S cached length, H decoder width.
 """
@@ -22,7 +22,7 @@ from audiorl.config import SamplingConfig
 from audiorl.models.attention import ungrouped
 from audiorl.models.policy import AudioPolicy, Weights
 from audiorl.models.speech import Prompt, padded_codes, wants_speech
-from audiorl.rollout.samplers import Author, Line, Pen, most_rows, pen_for
+from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, max_rows, sampler_for
 from audiorl.rollout.streams import StreamDecoder, side_by_side
 from audiorl.types import Request, Rollout, Segment, StopReason
 
@@ -34,12 +34,12 @@ class _Row:
     request: Request
     index: int
     prompt: Prompt
-    line: Line = field(default_factory=Line)
+    buffer: SegmentBuffer = field(default_factory=SegmentBuffer)
     stop_reason: StopReason | None = None
 
-    def author(self) -> Author:
+    def key(self) -> RolloutKey:
         r = self.request
-        return Author(r.seed, r.sample.id, self.index, r.greedy, wants_speech(r.sample))
+        return RolloutKey(r.seed, r.sample.id, self.index, r.greedy, wants_speech(r.sample))
 
 
 class _RoomyLayer(DynamicLayer):
@@ -114,14 +114,20 @@ class HFEngine:
                 assert row.stop_reason is not None
                 rollouts.append(
                     answered(
-                        self.policy, row.request, row.index, row.prompt, row.line, row.stop_reason, self.policy_version
+                        self.policy,
+                        row.request,
+                        row.index,
+                        row.prompt,
+                        row.buffer,
+                        row.stop_reason,
+                        self.policy_version,
                     )
                 )
         return rollouts
 
     def _batches(self, requests: Sequence[Request], prompts: Sequence[Prompt]) -> Iterator[list[int]]:
         """Requests in order, as many side by side as `max_batch_tokens` allows; one request is never split."""
-        most = [most_rows(self.policy, self.sampling, wants_speech(r.sample)) for r in requests]
+        most = [max_rows(self.policy, self.sampling, wants_speech(r.sample)) for r in requests]
         lengths = [len(p) + n for p, n in zip(prompts, most, strict=True)]
         return side_by_side([r.n for r in requests], lengths, self.sampling.max_batch_tokens)
 
@@ -132,25 +138,25 @@ class HFEngine:
         hidden, mask, position = self._prefill(prompts, cache)
 
         rows = [_Row(r, k, p) for r, p in zip(requests, prompts, strict=True) for k in range(r.n)]
-        pen = pen_for(self.policy, self.sampling, [row.author() for row in rows])
+        sampler = sampler_for(self.policy, self.sampling, [row.key() for row in rows])
         repeat = torch.tensor([i for i, r in enumerate(requests) for _ in range(r.n)], device=device)
         for i, layer in enumerate(cache.layers):
             if type(layer) is DynamicLayer:
-                cache.layers[i] = _RoomyLayer(layer, repeat, pen.most)
+                cache.layers[i] = _RoomyLayer(layer, repeat, sampler.max_rows)
             else:  # sliding windows and linear attention keep their own kind
                 layer.batch_select_indices(repeat)
         length = mask.shape[1]
         hidden, mask, position = hidden[repeat], mask[repeat], position[repeat]
-        mask = torch.cat([mask, mask.new_ones(len(mask), pen.most)], dim=1)
+        mask = torch.cat([mask, mask.new_ones(len(mask), sampler.max_rows)], dim=1)
 
         active = torch.arange(len(rows))  # which rollout each row of the batch belongs to
         done = [False] * len(rows)
-        for step in range(pen.most):
-            written = pen.write(hidden, active)
+        for step in range(sampler.max_rows):
+            written = sampler.step(hidden, active)
             for b, (i, row) in enumerate(zip(active.tolist(), written.rows(), strict=True)):
                 if not done[b]:
-                    rows[i].line.add(*row)
-                    rows[i].stop_reason = self._stop_reason(pen, i, rows[i].line)
+                    rows[i].buffer.add(*row)
+                    rows[i].stop_reason = self._stop_reason(sampler, i, rows[i].buffer)
                     done[b] = rows[i].stop_reason is not None
             if all(done):
                 break
@@ -192,11 +198,11 @@ class HFEngine:
         )
         return out.last_hidden_state[:, -1], mask, lengths - 1
 
-    def _stop_reason(self, pen: Pen, i: int, line: Line) -> StopReason | None:
-        reason = pen.ended(i, line)
+    def _stop_reason(self, sampler: Sampler, i: int, buffer: SegmentBuffer) -> StopReason | None:
+        reason = sampler.ended(i, buffer)
         if self.sampling.stop and reason != "eos":
             # a stop string spans a bounded number of tokens; byte-level tokens are at least one byte each
-            tail = self.policy.decode(line.ids[-max(len(s.encode()) for s in self.sampling.stop) - 1 :])
+            tail = self.policy.decode(buffer.ids[-max(len(s.encode()) for s in self.sampling.stop) - 1 :])
             if any(s in tail for s in self.sampling.stop):
                 return "stop"
         return reason
@@ -207,7 +213,7 @@ def answered(
     request: Request,
     index: int,
     prompt: Prompt,
-    line: Line,
+    buffer: SegmentBuffer,
     stop_reason: StopReason,
     policy_version: int,
 ) -> Rollout:
@@ -215,8 +221,8 @@ def answered(
     segment = Segment(
         prompt_ids=prompt.ids,
         prompt_codes=prompt.codes,
-        **line.fields(),
-        text=policy.decode(line.ids),
+        **buffer.fields(),
+        text=policy.decode(buffer.ids),
         audio=prompt.audio,
         stop_reason=stop_reason,
         policy_version=policy_version,

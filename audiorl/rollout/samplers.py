@@ -1,7 +1,7 @@
 """What is written next: a token from the text head, or, in speech, a frame of codes.
 
-A pen holds the state of the rollouts of one decoding loop. `TextPen` serves models that write text; `SpeechPen` those
-that also speak, where every rollout is in one of three modes::
+A sampler holds the state of the rollouts of one decoding loop. `TextSampler` serves models that write text,
+`SpeechSampler` those that also speak, where every rollout is in one of three modes::
 
     text    a token is drawn; `begin_id` opens speech
     frame   the delay pattern's next row: its open codes are drawn, the rest is forced (`tokenizers_audio.delay.step`)
@@ -26,11 +26,11 @@ from audiorl.config import SamplingConfig
 from audiorl.models.policy import AudioPolicy
 from audiorl.rollout.sampling import choose, filtered_logprobs, uniforms
 from audiorl.types import StopReason
-from tokenizers_audio.delay import step
+from tokenizers_audio import delay
 
 
 @dataclass(frozen=True)
-class Author:
+class RolloutKey:
     """Whose rollout it is: what fixes its random numbers, and how it is to be written."""
 
     seed: int
@@ -42,7 +42,7 @@ class Author:
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
+class StepOutput:
     """One row of each rollout: ids [B], logprobs [B]; in speech logprobs [B, Q] and drawn [B, Q].
 
     codes [B, Q] (-1 where a row is no frame) are None when none of them is.
@@ -51,7 +51,7 @@ class Written:
     ids: Tensor
     logprobs: Tensor
     codes: Tensor | None = None
-    drawn: Tensor | None = None
+    code_mask: Tensor | None = None
 
     def embedded(self, policy: AudioPolicy, rows: Tensor) -> dict[str, Any]:
         """These rows [n] of it as the decoder's next inputs: inputs_embeds [n, 1, H] and what goes with them."""
@@ -62,62 +62,62 @@ class Written:
     def rows(self) -> list[tuple[Any, ...]]:
         """(id, logprob), or (id, logprobs, codes or None, drawn), of each rollout, as numbers."""
         ids, logprobs = self.ids.tolist(), self.logprobs.tolist()
-        if self.drawn is None:
+        if self.code_mask is None:
             return list(zip(ids, logprobs, strict=True))
         codes = [None] * len(ids) if self.codes is None else self.codes.tolist()
-        return list(zip(ids, logprobs, codes, self.drawn.tolist(), strict=True))
+        return list(zip(ids, logprobs, codes, self.code_mask.tolist(), strict=True))
 
 
 @dataclass
-class Line:
+class SegmentBuffer:
     """What one rollout has written of a segment."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     codes: list[list[int] | None] = field(default_factory=list)
-    drawn: list[list[bool]] = field(default_factory=list)
+    code_mask: list[list[bool]] = field(default_factory=list)
 
-    def add(self, id: int, logprob: Any, codes: list[int] | None = None, drawn: list[bool] | None = None) -> None:
+    def add(self, id: int, logprob: Any, codes: list[int] | None = None, code_mask: list[bool] | None = None) -> None:
         self.ids.append(id)
         self.logprobs.append(logprob)
-        if drawn is not None:
+        if code_mask is not None:
             self.codes.append(codes)
-            self.drawn.append(drawn)
+            self.code_mask.append(code_mask)
 
     def fields(self) -> dict[str, Any]:
         """ids, logprobs and, where there are frames, codes and drawn: fields of a `Segment`."""
         ids, logprobs = torch.tensor(self.ids, dtype=torch.long), torch.tensor(self.logprobs)
-        if not self.drawn:
+        if not self.code_mask:
             return {"ids": ids, "logprobs": logprobs}
-        nothing = [-1] * len(self.drawn[0])
+        nothing = [-1] * len(self.code_mask[0])
         codes = torch.tensor([nothing if c is None else c for c in self.codes])
         if not bool((codes >= 0).any()):
             return {"ids": ids, "logprobs": logprobs[:, 0]}
-        return {"ids": ids, "logprobs": logprobs, "codes": codes, "drawn": torch.tensor(self.drawn)}
+        return {"ids": ids, "logprobs": logprobs, "codes": codes, "code_mask": torch.tensor(self.code_mask)}
 
 
-class Pen(Protocol):
+class Sampler(Protocol):
     """State of the R rollouts of one loop, which names them by their place `i` among them."""
 
     @property
-    def most(self) -> int:
+    def max_rows(self) -> int:
         """Rows that any of them can have at most."""
         ...
 
-    def write(self, hidden: Tensor, active: Tensor, going: Tensor | None = None) -> Written:
+    def step(self, hidden: Tensor, active: Tensor, going: Tensor | None = None) -> StepOutput:
         """The next row of rollouts `active` [B] from hidden states [B, H]; those `going` [B] may not end the turn."""
         ...
 
-    def ended(self, i: int, line: Line) -> StopReason | None:
-        """Whether rollout i ends with the last row of its `line`."""
+    def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
+        """Whether rollout i ends with the last row of its `buffer`."""
         ...
 
 
-def pen_for(policy: AudioPolicy, config: SamplingConfig, authors: Sequence[Author]) -> Pen:
-    return TextPen(policy, config, authors) if policy.speech is None else SpeechPen(policy, config, authors)
+def sampler_for(policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]) -> Sampler:
+    return TextSampler(policy, config, keys) if policy.speech is None else SpeechSampler(policy, config, keys)
 
 
-def most_rows(policy: AudioPolicy, config: SamplingConfig, spoken: bool = False) -> int:
+def max_rows(policy: AudioPolicy, config: SamplingConfig, spoken: bool = False) -> int:
     """How many an answer or a turn can have, a `spoken` answer or any other."""
     if policy.speech is None:
         return config.max_new_tokens
@@ -128,28 +128,26 @@ def most_rows(policy: AudioPolicy, config: SamplingConfig, spoken: bool = False)
     return 2 * config.max_new_tokens + one_speech + policy.speech.codebooks + 1
 
 
-class TextPen:
-    def __init__(self, policy: AudioPolicy, config: SamplingConfig, authors: Sequence[Author]):
+class TextSampler:
+    def __init__(self, policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]):
         device = policy.device
-        self.most = most_rows(policy, config)
+        self.max_rows = max_rows(policy, config)
         self._policy, self._config = policy, config
         self._head = policy.backbone.head(policy.model)
-        self._noise = torch.stack([uniforms(a.seed, a.name, a.index, config.max_new_tokens) for a in authors]).to(
-            device
-        )
-        self._greedy = torch.tensor([config.temperature == 0 or a.greedy for a in authors], device=device)
+        self._noise = torch.stack([uniforms(k.seed, k.name, k.index, config.max_new_tokens) for k in keys]).to(device)
+        self._greedy = torch.tensor([config.temperature == 0 or k.greedy for k in keys], device=device)
         self._written = 0
 
-    def write(self, hidden: Tensor, active: Tensor, going: Tensor | None = None) -> Written:
+    def step(self, hidden: Tensor, active: Tensor, going: Tensor | None = None) -> StepOutput:
         here = active.to(hidden.device)
         noise = self._noise[here, self._written]
         self._written += 1
-        return Written(*_token(self._head(hidden), self._policy, self._config, noise, self._greedy[here], going))
+        return StepOutput(*_token(self._head(hidden), self._policy, self._config, noise, self._greedy[here], going))
 
-    def ended(self, i: int, line: Line) -> StopReason | None:
-        if line.ids[-1] in self._policy.stop_ids:
+    def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
+        if buffer.ids[-1] in self._policy.stop_ids:
             return "eos"
-        return "length" if len(line.ids) >= self._config.max_new_tokens else None
+        return "length" if len(buffer.ids) >= self._config.max_new_tokens else None
 
 
 def _token(
@@ -166,28 +164,24 @@ def _token(
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
 
 
-class SpeechPen:
+class SpeechSampler:
     """The state of the modes is kept on the CPU, where the loop decides by it."""
 
-    def __init__(self, policy: AudioPolicy, config: SamplingConfig, authors: Sequence[Author]):
+    def __init__(self, policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]):
         assert policy.speech is not None
-        layout, device, count = policy.speech, policy.device, len(authors)
-        self.most = max(most_rows(policy, config, a.spoken) for a in authors)
+        layout, device, count = policy.speech, policy.device, len(keys)
+        self.max_rows = max(max_rows(policy, config, k.spoken) for k in keys)
         self._policy, self._config, self._layout = policy, config, layout
         self._text_head = policy.backbone.head(policy.model)
         self._code_head = policy.code_head
         self._code_config = config.of_codes()
-        self._spoken = [a.spoken for a in authors]
-        self._greedy = torch.tensor([config.temperature == 0 or a.greedy for a in authors], device=device)
-        self._greedy_codes = torch.tensor(
-            [self._code_config.temperature == 0 or a.greedy for a in authors], device=device
-        )
+        self._spoken = [k.spoken for k in keys]
+        self._greedy = torch.tensor([config.temperature == 0 or k.greedy for k in keys], device=device)
+        self._greedy_codes = torch.tensor([self._code_config.temperature == 0 or k.greedy for k in keys], device=device)
         frame_rows = config.max_frames + layout.codebooks + 1
-        self._noise = torch.stack([uniforms(a.seed, a.name, a.index, config.max_new_tokens) for a in authors]).to(
-            device
-        )
+        self._noise = torch.stack([uniforms(k.seed, k.name, k.index, config.max_new_tokens) for k in keys]).to(device)
         self._code_noise = (
-            torch.stack([uniforms(a.seed, f"{a.name}\0codes", a.index, frame_rows * layout.codebooks) for a in authors])
+            torch.stack([uniforms(k.seed, f"{k.name}\0codes", k.index, frame_rows * layout.codebooks) for k in keys])
             .view(count, frame_rows, layout.codebooks)
             .to(device)
         )
@@ -199,30 +193,30 @@ class SpeechPen:
         self._end = torch.zeros(count, dtype=torch.long)  # … and in which it does, as far as is known
         self._just_closed = torch.zeros(count, dtype=torch.bool)
         self._recent = torch.full((count, config.ras_window, layout.codebooks), -1)
-        self._open(torch.tensor([i for i, a in enumerate(authors) if a.spoken], dtype=torch.long))
+        self._open(torch.tensor([i for i, k in enumerate(keys) if k.spoken], dtype=torch.long))
 
-    def write(self, hidden: Tensor, active: Tensor, going: Tensor | None = None) -> Written:
+    def step(self, hidden: Tensor, active: Tensor, going: Tensor | None = None) -> StepOutput:
         count, width = len(active), self._layout.codebooks
         closing = self._closing[active]
         in_frame = (self._row[active] >= 0) & ~closing
         in_text = ~in_frame & ~closing
         ids = torch.full((count,), self._layout.end_id)
         logprobs = torch.zeros(count, width)
-        drawn = torch.zeros(count, width, dtype=torch.bool)
+        code_mask = torch.zeros(count, width, dtype=torch.bool)
         codes = None
         if bool(in_text.any()):
             tokens, of_tokens = self._write_tokens(hidden, active, in_text, going)
-            ids[in_text], logprobs[in_text, 0], drawn[in_text, 0] = tokens, of_tokens, True
+            ids[in_text], logprobs[in_text, 0], code_mask[in_text, 0] = tokens, of_tokens, True
         if bool(in_frame.any()):
             codes = torch.full((count, width), -1)
-            codes[in_frame], logprobs[in_frame], drawn[in_frame] = self._write_frames(hidden, active, in_frame)
+            codes[in_frame], logprobs[in_frame], code_mask[in_frame] = self._write_frames(hidden, active, in_frame)
             ids[in_frame] = self._layout.ids(codes[in_frame])
         self._close(active[closing])
         self._open(active[in_text & (ids == self._layout.begin_id)])
         self._just_closed[active] = closing
-        return Written(ids.to(hidden.device), logprobs, codes, drawn)
+        return StepOutput(ids.to(hidden.device), logprobs, codes, code_mask)
 
-    def ended(self, i: int, line: Line) -> StopReason | None:
+    def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
         if self._row[i] >= 0:
             return None
         if self._just_closed[i]:
@@ -230,7 +224,7 @@ class SpeechPen:
                 return "length"  # nobody drew an EOS
             if self._spoken[i]:
                 return "eos"
-        elif line.ids[-1] in self._policy.stop_ids:
+        elif buffer.ids[-1] in self._policy.stop_ids:
             return "eos"
         return "length" if self._tokens[i] >= self._config.max_new_tokens else None
 
@@ -278,14 +272,14 @@ class SpeechPen:
         logprobs = sampled.gather(-1, chosen[:, None])
         draws, logprobs = (x.view(-1, layout.codebooks).cpu() for x in (chosen, logprobs))
         row = self._row[rollouts]
-        codes, drawn, end = step(row[:, None], draws, self._end[rollouts], layout.bos, layout.eos)
+        codes, code_mask, end = delay.step(row[:, None], draws, self._end[rollouts], layout.bos, layout.eos)
         if self._config.ras_window:
             self._recent[rollouts, row % self._config.ras_window] = codes
         self._end[rollouts] = end
         self._row[rollouts] += 1
         self._frames[rollouts] += 1
         self._closing[rollouts] = row + 1 == end + layout.codebooks
-        return codes, logprobs.masked_fill(~drawn, 0.0), drawn
+        return codes, logprobs.masked_fill(~code_mask, 0.0), code_mask
 
     def _often(self, rollouts: Tensor) -> Tensor:
         """[n, Q, size] bool: the codes that stand too often in the window of their codebook."""

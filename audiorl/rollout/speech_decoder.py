@@ -21,8 +21,8 @@ Wave = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
-class CodecVoice:
-    """Decodes rollouts, each once and for as long as it is kept. It is the `Voice` of `audiorl.rewards.speech`.
+class CodecSpeechDecoder:
+    """Decodes rollouts, each once and for as long as it is kept. It is the `SpeechDecoder` of `audiorl.rewards.speech`.
 
     Speech that was cut off is heard up to its last complete frame.
     """
@@ -32,7 +32,7 @@ class CodecVoice:
     _kept: WeakKeyDictionary[Rollout, list[Wave]] = field(default_factory=WeakKeyDictionary, init=False, repr=False)
 
     @classmethod
-    def of(cls, policy: AudioPolicy) -> CodecVoice:
+    def of(cls, policy: AudioPolicy) -> CodecSpeechDecoder:
         """The voice of a policy that speaks. Raises ValueError where it has no codec."""
         if policy.speech is None or policy.codec is None:
             raise ValueError("the policy has no voice: it needs to be dualized, or to be Higgs, and set_codec")

@@ -3,7 +3,7 @@
 Everything that has been heard and written stays in one key-value cache, in which the token at position p of a row lies
 in column p: rows may have different lengths, and nothing is ever computed twice. All streams of a batch take their
 turns together; after the first token of a turn only those that speak go on. In any turn, a model that has learned to
-may add speech to its text (`pen.py`).
+may add speech to its text (`sampler.py`).
 
 Shapes: B rows, L new tokens, S cached columns, H decoder width, Q codebooks.
 """
@@ -25,7 +25,7 @@ from audiorl.config import SamplingConfig
 from audiorl.models.attention import ungrouped
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.speech import Prompt, padded_codes
-from audiorl.rollout.samplers import Author, Line, Pen, most_rows, pen_for
+from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, max_rows, sampler_for
 from audiorl.types import Request, Rollout, Sample, Segment, StopReason, Turn
 
 
@@ -59,7 +59,7 @@ class StreamDecoder:
 
     def _batches(self, plans: Sequence[Plan]) -> Iterator[list[Plan]]:
         """Plans in order; one request is never split. Turns are counted with a quarter of the tokens they may take."""
-        most = most_rows(self.policy, self.sampling)
+        most = max_rows(self.policy, self.sampling)
         lengths = [len(p.prompt) + sum(map(len, p.chunks)) + len(p.chunks) * most // 4 for p in plans]
         for part in side_by_side([p.request.n for p in plans], lengths, self.sampling.max_batch_tokens):
             yield [plans[i] for i in part]
@@ -70,7 +70,7 @@ class StreamDecoder:
         began = time.perf_counter()
         cache = _Cache(self._decoder.config)
         first = [Row(p, 0) for p in plans]
-        hidden = self._hear(first, cache)
+        hidden = self._observe(first, cache)
         # The first chunk is heard once for all rollouts of a request.
         repeat = torch.tensor([i for i, p in enumerate(plans) for _ in range(p.request.n)])
         cache, hidden = cache.select(repeat.to(hidden.device)), hidden[repeat.to(hidden.device)]
@@ -89,9 +89,9 @@ class StreamDecoder:
             if len(keep) < len(living):
                 cache = cache.select(torch.tensor(keep, device=self.policy.device))
                 living = [living[b] for b in keep]
-            hidden = self._hear(living, cache)
+            hidden = self._observe(living, cache)
 
-    def _hear(self, rows: Sequence[Row], cache: _Cache) -> Tensor:
+    def _observe(self, rows: Sequence[Row], cache: _Cache) -> Tensor:
         """What each row has not read yet, up to and including its next chunk. Returns the last hidden states [B, H]."""
         embeds, codes, lengths, starts = [], [], [], []
         for row in rows:
@@ -131,18 +131,18 @@ class StreamDecoder:
     def _speak(self, rows: Sequence[Row], cache: _Cache, hidden: Tensor) -> None:
         """One turn of every row: tokens until the turn ends or has its most tokens."""
         device = self.policy.device
-        pen = pen_for(self.policy, self.sampling, [row.author() for row in rows])
+        sampler = sampler_for(self.policy, self.sampling, [row.key() for row in rows])
         allowed = [row.allowed() for row in rows]
         for row, words in zip(rows, allowed, strict=True):
             row.stop_reason = "stop" if words == 0 else None
         # Rows that must write a number of words may not end their turn themselves.
         forced = torch.tensor([words is not None for words in allowed])
         part, active = cache, torch.arange(len(rows))
-        for _ in range(pen.most):
-            written = pen.write(hidden, active, forced[active])
+        for _ in range(sampler.max_rows):
+            written = sampler.step(hidden, active, forced[active])
             for i, now in zip(active.tolist(), written.rows(), strict=True):
                 if rows[i].stop_reason is None:
-                    self._take(rows[i], pen, i, now, allowed[i])
+                    self._take(rows[i], sampler, i, now, allowed[i])
             going = torch.tensor([rows[i].stop_reason is None for i in active.tolist()])
             if not bool(going.any()):
                 break
@@ -161,14 +161,14 @@ class StreamDecoder:
         if part is not cache:
             cache.write_back(part, active.to(device))
 
-    def _take(self, row: Row, pen: Pen, i: int, now: tuple[Any, ...], words: int | None) -> None:
-        """A turn's row as the pen gives it; it ends with a token, never in the middle of speech."""
-        if words is not None and row.plan.count(self.policy.decode([*row.line.ids, now[0]])) > words:
+    def _take(self, row: Row, sampler: Sampler, i: int, now: tuple[Any, ...], words: int | None) -> None:
+        """A turn's row as the sampler gives it; it ends with a token, never in the middle of speech."""
+        if words is not None and row.plan.count(self.policy.decode([*row.buffer.ids, now[0]])) > words:
             row.stop_reason = "stop"  # the token would begin one word too many
             return
-        row.line.add(*now)
+        row.buffer.add(*now)
         row.unread = [now[0]]
-        row.stop_reason = pen.ended(i, row.line)
+        row.stop_reason = sampler.ended(i, row.buffer)
 
 
 class LiveStream:
@@ -193,22 +193,22 @@ class LiveStream:
         return self._row.rollout()
 
     @torch.no_grad()
-    def hear(self, turn: Turn) -> Segment:
+    def observe(self, turn: Turn) -> Segment:
         """What the policy writes after this turn. Emit times count the seconds spent in here."""
         training = self._policy.model.training
         self._policy.model.eval()  # in training mode, gradient checkpointing would switch the cache off
         try:
-            return self._hear(turn)
+            return self._observe(turn)
         finally:
             self._policy.model.train(training)
 
-    def _hear(self, turn: Turn) -> Segment:
+    def _observe(self, turn: Turn) -> Segment:
         began = time.perf_counter()
         plan, sample = self._row.plan, self._row.plan.request.sample
         request = replace(plan.request, sample=replace(sample, turns=(*sample.turns, turn)))
         self._row.plan = replace(plan, request=request, chunks=[*plan.chunks, self._policy.chunk_ids(turn.audio)])
         with self._policy.autocast(), ungrouped(self._policy.backbone.decoder(self._policy.model)):
-            self._decoder._speak([self._row], self._cache, self._decoder._hear([self._row], self._cache))
+            self._decoder._speak([self._row], self._cache, self._decoder._observe([self._row], self._cache))
         self._seconds += time.perf_counter() - began
         self._row.close(self._policy, self._decoder.policy_version, self._seconds)
         return self._row.segments[-1]
@@ -248,13 +248,13 @@ class Row:
     length: int = 0
     turn: int = 0
     segments: list[Segment] = field(default_factory=list)
-    line: Line = field(default_factory=Line)
+    buffer: SegmentBuffer = field(default_factory=SegmentBuffer)
     unread: list[int] = field(default_factory=list)
     stop_reason: StopReason | None = None
 
-    def author(self) -> Author:
+    def key(self) -> RolloutKey:
         request = self.plan.request
-        return Author(request.seed, f"{request.sample.id}\0{self.turn}", self.index, request.greedy)
+        return RolloutKey(request.seed, f"{request.sample.id}\0{self.turn}", self.index, request.greedy)
 
     def observed(self, policy: AudioPolicy) -> Prompt:
         """What comes before this turn's tokens. A turn that did not end itself is ended here."""
@@ -281,8 +281,8 @@ class Row:
         segment = Segment(
             prompt_ids=observed.ids,
             prompt_codes=observed.codes,
-            **self.line.fields(),
-            text=policy.decode(self.line.ids),
+            **self.buffer.fields(),
+            text=policy.decode(self.buffer.ids),
             audio=observed.audio,
             stop_reason=self.stop_reason,
             policy_version=policy_version,
@@ -291,7 +291,7 @@ class Row:
         )
         self.segments.append(segment)
         self.turn += 1
-        self.line, self.stop_reason = Line(), None
+        self.buffer, self.stop_reason = SegmentBuffer(), None
 
     def rollout(self) -> Rollout:
         """Everything so far."""

@@ -30,7 +30,7 @@ from audiorl.models import AudioPolicy, adapted_model, load_policy, read_config
 from audiorl.models.policy import Weights, check_weight, named
 from audiorl.models.speech import CONFIG_KEY
 from audiorl.rollout.hf import answered
-from audiorl.rollout.samplers import Line
+from audiorl.rollout.samplers import SegmentBuffer
 from audiorl.rollout.sampling import seed_of
 from audiorl.rollout.streams import Row, plan_of
 from audiorl.rollout.weight_transfer import BUCKET, buckets
@@ -142,8 +142,8 @@ class VLLMEngine:
         asked = [(r, k, p) for r, p in zip(requests, prompts, strict=True) for k in range(r.n)]
         written = self._write([self._question(r, r.sample.id, k, p.ids.tolist(), p.audio) for r, k, p in asked])
         return [
-            answered(self._policy, r, k, p, line, reason, self.policy_version)
-            for (r, k, p), (line, reason) in zip(asked, written, strict=True)
+            answered(self._policy, r, k, p, buffer, reason, self.policy_version)
+            for (r, k, p), (buffer, reason) in zip(asked, written, strict=True)
         ]
 
     def _interpret(self, requests: Sequence[Request]) -> list[Rollout]:
@@ -163,13 +163,13 @@ class VLLMEngine:
                 s.audio += observed.audio
             written = self._write(
                 [
-                    self._question(s.row.plan.request, s.row.author().name, s.row.index, s.ids, s.audio, s.own)
+                    self._question(s.row.plan.request, s.row.key().name, s.row.index, s.ids, s.audio, s.own)
                     for s in living
                 ]
             )
-            for s, (s.row.line, s.row.stop_reason) in zip(living, written, strict=True):
-                s.ids += s.row.line.ids
-                s.own += [True] * len(s.row.line.ids)
+            for s, (s.row.buffer, s.row.stop_reason) in zip(living, written, strict=True):
+                s.ids += s.row.buffer.ids
+                s.own += [True] * len(s.row.buffer.ids)
                 s.row.close(self._policy, self.policy_version, time.perf_counter() - began)
             living = [s for s in living if s.row.turn < len(s.row.plan.chunks)]
         return [s.row.rollout() for s in rows]
@@ -204,7 +204,7 @@ class VLLMEngine:
         )
         if not audio:
             return tokens_input(ids), params
-        heard = [self._hear(clip) for clip in audio]
+        heard = [self._features(clip) for clip in audio]
         places = _places(ids, own, self._policy.audio_token_id, [tokens for _, tokens in heard])
         prompt = mm_input(
             ids,
@@ -214,7 +214,7 @@ class VLLMEngine:
         )
         return prompt, params
 
-    def _hear(self, clip: AudioClip) -> tuple[Any, int]:
+    def _features(self, clip: AudioClip) -> tuple[Any, int]:
         """What the model is given of a clip, and how many audio tokens it becomes."""
         from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
@@ -227,7 +227,7 @@ class VLLMEngine:
             self._hears[clip.key] = item, self._policy.audio_tokens(clip)
         return self._hears[clip.key]
 
-    def _write(self, questions: Sequence[tuple[Any, Any]]) -> list[tuple[Line, StopReason]]:
+    def _write(self, questions: Sequence[tuple[Any, Any]]) -> list[tuple[SegmentBuffer, StopReason]]:
         names = []
         for prompt, params in questions:
             names.append(str(self._asked))
@@ -354,14 +354,14 @@ def _places(ids: Sequence[int], own: Sequence[bool] | None, placeholder: int, le
     return starts
 
 
-def _written(out: Any) -> tuple[Line, StopReason]:
-    line = Line()
+def _written(out: Any) -> tuple[SegmentBuffer, StopReason]:
+    buffer = SegmentBuffer()
     for id, logprobs in zip(out.token_ids, out.logprobs, strict=True):
-        line.add(id, logprobs[id].logprob)
+        buffer.add(id, logprobs[id].logprob)
     if out.finish_reason == "length":
-        return line, "length"
+        return buffer, "length"
     assert out.finish_reason == "stop", out.finish_reason
-    return line, "stop" if isinstance(out.stop_reason, str) else "eos"
+    return buffer, "stop" if isinstance(out.stop_reason, str) else "eos"
 
 
 def _check_served(folder: str | Path) -> None:

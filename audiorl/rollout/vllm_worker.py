@@ -47,7 +47,7 @@ class Family:
     decoder."""
 
     backbone: Backbone
-    tower: Any
+    audio_encoder: Any
     decoder: str
     projector: Any = None
 
@@ -140,7 +140,7 @@ class Listener(nn.Module, SupportsMultiModal, SupportsMRoPE):
         config = vllm_config.model_config.hf_config
         family = FAMILIES[config.model_type]
         with self._mark_tower_model(vllm_config, "audio"):  # type: ignore[operator]
-            self.audio_tower = family.tower(config.audio_config)
+            self.audio_tower = family.audio_encoder(config.audio_config)
             if family.projector is not None:
                 self.multi_modal_projector = family.projector(config)
         with self._mark_language_model(vllm_config):  # type: ignore[operator]
@@ -162,7 +162,7 @@ class Listener(nn.Module, SupportsMultiModal, SupportsMRoPE):
         model: Any = SimpleNamespace(audio_tower=self.audio_tower, model=self)
         heard = []
         for mel, context in zip(mels, skip, strict=True):
-            (tokens,) = self._backbone.hear(model, [mel.to(self.audio_tower.dtype)])
+            (tokens,) = self._backbone.encode_audio(model, [mel.to(self.audio_tower.dtype)])
             heard.append(self._backbone.project(model, tokens[int(context) :]))
         return heard
 

@@ -40,7 +40,7 @@ from audiorl.run.checkpoint import (
     write_json,
 )
 from audiorl.run.metrics_log import MetricsLog, truncate_from
-from audiorl.types import Rollout, Sample, Score, Turn, Voice
+from audiorl.types import Rollout, Sample, Score, SpeechDecoder, Turn
 
 VERSIONS = ("audiorl", "torch", "transformers", "peft", "numpy")
 
@@ -192,16 +192,20 @@ class Run:
         self._seq += 1
 
     def write_rollouts(
-        self, step: int, rollouts: Sequence[Rollout], advantages: Sequence[float], voice: Voice | None = None
+        self,
+        step: int,
+        rollouts: Sequence[Rollout],
+        advantages: Sequence[float],
+        speech_decoder: SpeechDecoder | None = None,
     ) -> None:
-        """rollouts/step_N.jsonl, and with a `voice` what each of them said beside it, as a file that its row names."""
+        """rollouts/step_N.jsonl; with a `speech_decoder` also their speech as wav files, which the rows name."""
         path = self.dir / "rollouts" / f"step_{step:06d}.jsonl"
         rows = [rollout_row(r, step, a) for r, a in zip(rollouts, advantages, strict=True)]
         for number, (rollout, row) in enumerate(zip(rollouts, rows, strict=True)):
-            wav = None if voice is None else voice.waveform(rollout)
-            if voice is not None and wav is not None:
+            wav = None if speech_decoder is None else speech_decoder.waveform(rollout)
+            if speech_decoder is not None and wav is not None:
                 spoken_audio = Path("rollouts") / path.stem / f"{number:04d}.wav"
-                write_wav(self.dir / spoken_audio, wav, voice.sample_rate)
+                write_wav(self.dir / spoken_audio, wav, speech_decoder.sample_rate)
                 row["spoken_audio"] = {"path": str(spoken_audio)}
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 

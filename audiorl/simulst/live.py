@@ -2,7 +2,7 @@
 
 interpreter = Interpreter(load_policy("runs/simul/checkpoints/stage2/step_000040"), "en", "es")
 for samples in microphone:                        # float32 [T] at 16 kHz, any T
-    print(interpreter.hear(samples), end="")
+    print(interpreter.observe(samples), end="")
 print(interpreter.finish())
 """
 
@@ -51,7 +51,7 @@ class Interpreter:
         """The stream so far, as a rollout without references."""
         return self._live.rollout
 
-    def hear(self, samples: np.ndarray) -> str:
+    def observe(self, samples: np.ndarray) -> str:
         """Take mono float samples [T] at `rate` Hz; returns what is written now, often nothing.
 
         Raises ValueError for samples of another shape or type, and after `finish`.
@@ -81,4 +81,4 @@ class Interpreter:
             array=window, sample_rate=self._rate, start=before, duration=count / self._rate, context=before
         )
         self._heard = window[len(window) - min(self._context, len(window)) :]
-        return self._live.hear(Turn(clip, self._samples / self._rate)).text
+        return self._live.observe(Turn(clip, self._samples / self._rate)).text

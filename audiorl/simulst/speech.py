@@ -13,19 +13,19 @@ import numpy as np
 
 from audiorl.audio import write_wav
 from audiorl.metrics.playback import Interval, play
-from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.simulst.logs import Instance, write_log
 from audiorl.types import Rollout
 
 
-def playback_track(rollout: Rollout, voice: CodecVoice) -> tuple[np.ndarray, list[Interval]]:
+def playback_track(rollout: Rollout, speech_decoder: CodecSpeechDecoder) -> tuple[np.ndarray, list[Interval]]:
     """The interpreter's track, float32 [T] from the source's beginning on, and when each turn's speech is heard (ms).
 
     A turn that said nothing has no interval. An empty track for a rollout that said nothing at all.
     """
-    said = [(s.source_time or 0.0, wav) for s, wav in zip(rollout.segments, voice.by_segment(rollout), strict=True)]
-    said = [(heard, wav) for heard, wav in said if len(wav)]
-    rate = voice.sample_rate
+    waves = speech_decoder.by_segment(rollout)
+    said = [(s.source_time or 0.0, wav) for s, wav in zip(rollout.segments, waves, strict=True) if len(wav)]
+    rate = speech_decoder.sample_rate
     intervals = play([1000 * heard for heard, _ in said], [1000 * len(wav) / rate for _, wav in said])
     starts = [round(start / 1000 * rate) for start, _ in intervals]
     track = np.zeros(max((at + len(wav) for at, (_, wav) in zip(starts, said, strict=True)), default=0), np.float32)
@@ -35,7 +35,7 @@ def playback_track(rollout: Rollout, voice: CodecVoice) -> tuple[np.ndarray, lis
 
 
 def write_speech_log(
-    folder: Path, rollouts: Sequence[Rollout], voice: CodecVoice, sources: Sequence[str] = ()
+    folder: Path, rollouts: Sequence[Rollout], speech_decoder: CodecSpeechDecoder, sources: Sequence[str] = ()
 ) -> list[Path]:
     """folder/wavs/INDEX_pred.wav, the tracks, and SimulEval's log of speech output, its delays those of the chunks.
 
@@ -44,11 +44,11 @@ def write_speech_log(
     """
     instances, paths = [], []
     for index, rollout in enumerate(rollouts):
-        track, intervals = playback_track(rollout, voice)
+        track, intervals = playback_track(rollout, speech_decoder)
         path = folder / "wavs" / f"{index}_pred.wav"
-        write_wav(path, track, voice.sample_rate)
+        write_wav(path, track, speech_decoder.sample_rate)
         paths.append(path)
-        turns = [s for s, wav in zip(rollout.segments, voice.by_segment(rollout), strict=True) if len(wav)]
+        turns = [s for s, wav in zip(rollout.segments, speech_decoder.by_segment(rollout), strict=True) if len(wav)]
         sample = rollout.sample
         instances.append(
             Instance(
@@ -56,7 +56,7 @@ def write_speech_log(
                 prediction=str(path),
                 delays=tuple(1000 * (s.source_time or 0.0) for s in turns),
                 elapsed=(),
-                prediction_length=len(track) / voice.sample_rate,
+                prediction_length=len(track) / speech_decoder.sample_rate,
                 reference=" ".join(sample.references) or None,
                 source=sources[index] if sources else sample.id,
                 source_length=1000 * float(sample.metadata.get("seconds", sample.turns[-1].end)),

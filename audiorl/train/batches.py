@@ -54,10 +54,10 @@ def by_code(out: PolicyOutput) -> Tensor:
 
 def gather_code_mask(experiences: Sequence[Experience], device: torch.device) -> Tensor | None:
     """[N, Q] bool, the codes that were drawn (a text token's column 0); None when no experience has frames."""
-    if all(e.drawn is None for e in experiences):
+    if all(e.code_mask is None for e in experiences):
         return None
-    drawn = [e.loss_mask[e.loss_mask] if e.drawn is None else e.drawn[e.loss_mask] for e in experiences]
-    return torch.cat(widened(drawn)).to(device)
+    code_mask = [e.loss_mask[e.loss_mask] if e.code_mask is None else e.code_mask[e.loss_mask] for e in experiences]
+    return torch.cat(widened(code_mask)).to(device)
 
 
 def frames(experiences: Sequence[Experience], device: torch.device) -> Tensor | None:

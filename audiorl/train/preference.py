@@ -84,7 +84,7 @@ class PreferenceWorker(Learner[AudioPolicy]):
         """One update from the mean loss over the items of all ranks. Returns metrics, means over them."""
         sums: dict[str, float] = defaultdict(float)
         count = sum(self.world.gather(len(items)))
-        with self.policy.hear_once():
+        with self.policy.encode_audio_once():
             if self.config.loss == "kto":
                 self._kto([i for i in items if isinstance(i, Contrasted)], count, sums)
             else:

@@ -49,7 +49,7 @@ class ProcessRewardWorker(Learner[AudioPolicy]):
         """One update. Returns means over the steps of all ranks."""
         sums: dict[str, float] = defaultdict(float)
         steps = sum(self.world.gather(sum(len(i.steps) for i in items)))
-        with self.model.hear_once():
+        with self.model.encode_audio_once():
             marked = [self.judge.marked(i.sample, i.steps) for i in items]
 
             def loss(indices: list[int]) -> Tensor:

@@ -35,7 +35,7 @@ class RewardModelWorker(Learner[ValueModel]):
         """One update from the mean loss over the pairs of all ranks. Returns means over them."""
         sums: dict[str, float] = defaultdict(float)
         count = sum(self.world.gather(len(pairs)))
-        with self.model.trunk.hear_once():
+        with self.model.trunk.encode_audio_once():
             groups = pair_experiences(self.model.trunk, pairs)
 
             def loss(places: list[int]) -> Tensor:

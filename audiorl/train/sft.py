@@ -30,7 +30,7 @@ class SFTWorker(Learner[AudioPolicy]):
     def train(self, examples: Sequence[Example]) -> dict[str, float]:
         per_sequence = self.sft.weighting == "sequence"
         sums = {"sft/loss": 0.0, "policy/entropy": 0.0}
-        with self.policy.hear_once():
+        with self.policy.encode_audio_once():
             experiences = [experience(self.policy, e) for e in examples]
             lengths, own = self.world.gather_list(counts(experiences))
             weights = token_weights(lengths, "sequence-mean-token-mean" if per_sequence else "token-mean")[own]

@@ -72,7 +72,7 @@ def _passed(policy: AudioPolicy) -> tuple[Sequence[nn.Module], Sequence[nn.Param
     if policy.speech is not None:
         parts.append(policy.code_head)
     if backbone.audio_token is not None:
-        parts += [backbone.tower(model), *backbone.projector(model)]
+        parts += [backbone.audio_encoder(model), *backbone.projector(model)]
     inside = {id(p) for layer in decoder.layers for p in layer.parameters()}
     beside = {id(p): p for part in parts for p in part.parameters() if id(p) not in inside}
     return list(decoder.layers), list(beside.values())

@@ -21,7 +21,7 @@ from audiorl.rewards.speech import (
     reference_clip,
     reference_seconds,
 )
-from audiorl.types import Reward, Sample, Voice
+from audiorl.types import Reward, Sample, SpeechDecoder
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class SpeechRewards:
 
 
 def speech_reward(
-    options: SpeechRewards, voice: Voice, samples: Sequence[Sample], language: str | None = None
+    options: SpeechRewards, voice: SpeechDecoder, samples: Sequence[Sample], language: str | None = None
 ) -> WeightedSum:
     """The weighted sum of what `options` ask for, once it is certain that every sample has what they compare with.
 

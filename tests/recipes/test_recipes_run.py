@@ -82,9 +82,9 @@ def test_checkpoints_are_models(quickstart: Path) -> None:
     started = load_policy(last_checkpoint(quickstart, "control_sft"))
     same = [n for n, p in policy.trainable().items() if torch.equal(p, started.trainable()[n])]
     assert not any(".q_proj.weight" in name and "audio_tower" not in name for name in same)
-    frozen = policy.backbone.tower(policy.model).state_dict()
+    frozen = policy.backbone.audio_encoder(policy.model).state_dict()
     projector = {id(p) for m in policy.backbone.projector(policy.model) for p in m.parameters()}
-    other = started.backbone.tower(started.model).state_dict(keep_vars=True)
+    other = started.backbone.audio_encoder(started.model).state_dict(keep_vars=True)
     assert all(torch.equal(frozen[n], p) for n, p in other.items() if id(p) not in projector and "proj" not in n)
 
 

@@ -98,11 +98,11 @@ def test_packing_layout_by_hand() -> None:
     batch = pack_experiences([stream([9, 8, 7, 6], [1, 2, 3], "g"), stream([9, 8, 7, 6], [4, 5], "g")])
     assert batch.ids.tolist() == [9, 8, 7, 6, 1, 2, 3, 4, 5]
     assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 6, 4, 5]
-    assert batch.sequence.tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2]
-    assert batch.parent.tolist() == [-1, 0, 0]
+    assert batch.span_ids.tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2]
+    assert batch.span_parents.tolist() == [-1, 0, 0]
     assert batch.predecessor.tolist() == [-1, 0, 1, 2, 3, 4, 5, 3, 7]
     assert [s.tolist() for s in batch.source] == [[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 7, 8]]
-    mask = attention_mask(batch.sequence, batch.parent)
+    mask = attention_mask(batch.span_ids, batch.span_parents)
     assert mask[8].tolist() == [True] * 4 + [False] * 3 + [True] * 2
     assert mask[6].tolist() == [True] * 7 + [False] * 2
 
@@ -110,7 +110,7 @@ def test_packing_layout_by_hand() -> None:
 def test_different_prompts_or_groups_are_not_shared() -> None:
     for other in (stream([9, 9], [3], "g"), stream([9, 8], [3], "h"), stream([9, 8], [3], "")):
         batch = pack_experiences([stream([9, 8], [1], "g"), other])
-        assert batch.parent.tolist() == [-1, -1]
+        assert batch.span_parents.tolist() == [-1, -1]
 
 
 streams = st.lists(
@@ -126,7 +126,7 @@ streams = st.lists(
 @settings(max_examples=100, deadline=None)
 def test_packing_properties(experiences: list[Experience], share: bool, budget: int) -> None:
     batch = pack_experiences(experiences, share)
-    mask = attention_mask(batch.sequence, batch.parent)
+    mask = attention_mask(batch.span_ids, batch.span_parents)
     for e, rows in zip(experiences, batch.source, strict=True):
         assert torch.equal(batch.ids[rows], e.ids)
         assert torch.equal(batch.loss_mask[rows], e.loss_mask)

@@ -38,7 +38,7 @@ MASK = [1, 1, 1, 0, 1, 1, 1, 0, 0]
 
 
 def spoken(prompt: tuple[int, ...] = (7, 8), **changes: object) -> Segment:
-    segment = Segment(torch.tensor(prompt), IDS, LOGPROBS, codes=CODES, drawn=DRAWN)
+    segment = Segment(torch.tensor(prompt), IDS, LOGPROBS, codes=CODES, code_mask=DRAWN)
     return dataclasses.replace(segment, **changes)  # type: ignore[arg-type]
 
 
@@ -52,18 +52,18 @@ def rollout(*segments: Segment, score: Score | None = None, group: str = "g", in
 
 def test_a_spoken_segment_becomes_rows_of_codes() -> None:
     e = Experience.from_rollout(rollout(spoken()))
-    assert e.codes is not None and e.drawn is not None and e.engine_logprobs is not None
+    assert e.codes is not None and e.code_mask is not None and e.engine_logprobs is not None
     assert e.ids.tolist() == [7, 8, *IDS.tolist()]
     assert e.loss_mask.int().tolist() == [0, 0, *MASK]
     assert e.codes.tolist() == [[N, N], [N, N], *CODES.tolist()]
-    assert torch.equal(e.drawn[2:], DRAWN) and not e.drawn[:2].any()
+    assert torch.equal(e.code_mask[2:], DRAWN) and not e.code_mask[:2].any()
     assert torch.equal(e.engine_logprobs[2:], LOGPROBS)
 
 
 def test_a_text_segment_beside_a_spoken_one_stands_in_column_0() -> None:
     e = Experience.from_rollout(rollout(written(), spoken((5,))))
-    assert e.codes is not None and e.drawn is not None and e.engine_logprobs is not None
-    assert e.drawn[:5].tolist() == [[False, False]] * 2 + [[True, False]] * 2 + [[False, False]]
+    assert e.codes is not None and e.code_mask is not None and e.engine_logprobs is not None
+    assert e.code_mask[:5].tolist() == [[False, False]] * 2 + [[True, False]] * 2 + [[False, False]]
     assert e.engine_logprobs[:4].tolist() == [[0, 0], [0, 0], [-1, 0], [-2, 0]]
     assert e.segment is not None and e.segment.tolist() == [0] * 4 + [1] * 10
 
@@ -71,9 +71,9 @@ def test_a_text_segment_beside_a_spoken_one_stands_in_column_0() -> None:
 def test_codes_that_were_heard_are_observed() -> None:
     voice = torch.tensor([[0, 1], [2, 3]])
     e = Experience.from_rollout(rollout(dataclasses.replace(written(), prompt_codes=voice)))
-    assert e.codes is not None and e.drawn is not None
+    assert e.codes is not None and e.code_mask is not None
     assert e.codes.tolist() == [[0, 1], [2, 3], [N, N], [N, N]]
-    assert e.loss_mask.tolist() == [False, False, True, True] and not e.drawn[:2].any()
+    assert e.loss_mask.tolist() == [False, False, True, True] and not e.code_mask[:2].any()
 
 
 def test_a_reward_falls_on_the_last_drawn_row() -> None:
@@ -100,10 +100,10 @@ def test_rewards_of_segments_with_frames() -> None:
 def test_packing_carries_codes_and_fills_up_text() -> None:
     mixed = [Experience.from_rollout(rollout(spoken())), Experience.from_rollout(rollout(written(), group="h"))]
     packed = pack_experiences(mixed)
-    assert packed.codes is not None and packed.drawn is not None
+    assert packed.codes is not None and packed.code_mask is not None
     assert packed.codes.shape == (15, 2) and bool((packed.codes[11:] == N).all())
-    assert packed.drawn[11:].tolist() == [[False, False]] * 2 + [[True, False]] * 2
-    assert torch.equal(packed.drawn.any(1), packed.loss_mask)
+    assert packed.code_mask[11:].tolist() == [[False, False]] * 2 + [[True, False]] * 2
+    assert torch.equal(packed.code_mask.any(1), packed.loss_mask)
     assert pack_experiences(mixed[1:]).codes is None
 
 
@@ -137,8 +137,8 @@ def test_gather_and_joint() -> None:
     assert sum_codebooks(flat).tolist() == pytest.approx([-1, -2, -3, -0.1, -0.5, -0.9, -1, -2])
     spoke = frames(mixed, torch.device("cpu"))
     assert spoke is not None and spoke.int().tolist() == [0, 0, 0, 1, 1, 1, 0, 0]
-    drawn = gather_code_mask(mixed, torch.device("cpu"))
-    assert drawn is not None and drawn.sum(1).tolist() == [1, 1, 1, 1, 2, 2, 1, 1]
+    code_mask = gather_code_mask(mixed, torch.device("cpu"))
+    assert code_mask is not None and code_mask.sum(1).tolist() == [1, 1, 1, 1, 2, 2, 1, 1]
     assert frames(mixed[1:], torch.device("cpu")) is None and gather_code_mask(mixed[1:], torch.device("cpu")) is None
 
 
@@ -146,8 +146,8 @@ def test_fill_keeps_the_columns() -> None:
     mixed = [Experience.from_rollout(rollout(spoken())), Experience.from_rollout(rollout(written(), group="h"))]
 
     def forward(batch: PackedBatch) -> Tensor:
-        assert batch.drawn is not None
-        return -batch.drawn[batch.loss_mask].float()
+        assert batch.code_mask is not None
+        return -batch.code_mask[batch.loss_mask].float()
 
     filled = fill(mixed, "old_logprobs", forward, 1000, True)
     assert filled[0].old_logprobs is not None and filled[1].old_logprobs is not None
@@ -165,8 +165,8 @@ def test_a_code_that_is_not_finite_is_named() -> None:
 
 def test_the_kl_in_the_reward_is_the_sum_over_a_frames_codes() -> None:
     e = Experience.from_rollout(rollout(spoken(), score=Score(1.0)))
-    assert e.engine_logprobs is not None and e.drawn is not None
-    reference = torch.where(e.drawn, e.engine_logprobs - 0.5, 0.0)
+    assert e.engine_logprobs is not None and e.code_mask is not None
+    reference = torch.where(e.code_mask, e.engine_logprobs - 0.5, 0.0)
     filled = e.replace(old_logprobs=e.engine_logprobs, ref_logprobs=reference, values=torch.zeros(len(e)))
     config = RLConfig(advantage="gae", kl_in="reward", kl_kind="k1", gamma=1.0, lam=0.0, whiten=False)
     (given,) = compute_advantages([filled], config, beta=0.1)

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import HiggsAudioV2Processor
 from transformers.models.higgs_audio_v2.generation_higgs_audio_v2 import HiggsAudioV2DelayPatternLogitsProcessor
 
-from tokenizers_audio.delay import NEVER, deinterleave, drawn_mask, interleave, step
+from tokenizers_audio.delay import NEVER, deinterleave, interleave, sampled_codes_mask, step
 
 B, E = 1024, 1025
 
@@ -35,7 +35,7 @@ DRAWN = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1], [0, 0, 1], [0, 0
 
 
 def mask(rows: Tensor) -> list[list[int]]:
-    return drawn_mask(rows, B, E).int().tolist()
+    return sampled_codes_mask(rows, B, E).int().tolist()
 
 
 def test_three_frames_of_three_codebooks_by_hand() -> None:
@@ -80,11 +80,11 @@ def test_what_follows_the_end_is_ignored() -> None:
     rows[5, 1], rows[6, 2] = 900, 901
     assert deinterleave(rows, B, E).tolist() == CODES.tolist()
     with pytest.raises(ValueError, match="row 5, codebook 1 holds 900"):
-        drawn_mask(rows, B, E)
+        sampled_codes_mask(rows, B, E)
 
 
 def test_wrong_rows_and_codes() -> None:
-    for function in (deinterleave, drawn_mask):
+    for function in (deinterleave, sampled_codes_mask):
         with pytest.raises(ValueError, match="row 1, codebook 1 holds 5, not BOS"):
             function(torch.tensor([[B, B], [4, 5], [6, 7]]), B, E)
         with pytest.raises(ValueError, match=r"rows must be \[N, Q\]"):
@@ -96,7 +96,7 @@ def test_wrong_rows_and_codes() -> None:
     with pytest.raises(ValueError, match="row 2, codebook 0 holds 1024 where a code belongs"):
         deinterleave(inner, B, E)
     with pytest.raises(ValueError, match="row 2, codebook 0 holds 1024"):
-        drawn_mask(inner, B, E)
+        sampled_codes_mask(inner, B, E)
     with pytest.raises(ValueError, match=r"codes must be \[Q, F\]"):
         interleave(CODES[None], B, E)
     with pytest.raises(ValueError, match="rows already"):
@@ -152,7 +152,7 @@ def test_steps_of_a_batch_end_each_in_its_own_way() -> None:
         stream = torch.stack([row[i] for row in rows])[: last + 1]
         assert (stream[-1] == E).all() == (i < 3)
         assert deinterleave(stream, B, E).shape == (3, frames)
-        assert torch.equal(drawn_mask(stream, B, E), torch.stack([w[i] for w in drawn])[: last + 1])
+        assert torch.equal(sampled_codes_mask(stream, B, E), torch.stack([w[i] for w in drawn])[: last + 1])
 
 
 def test_streams_may_be_at_rows_of_their_own() -> None:
@@ -181,5 +181,5 @@ def test_the_mask_gives_the_probability_of_rows(num_codebooks: int, length: int)
     assert len(observed) > 5 and sum(observed.values()) == pytest.approx(1, abs=1e-5)
     for flat, chance in observed.items():
         rows_ = torch.tensor(flat).view(length, num_codebooks)
-        where = drawn_mask(rows_, bos, eos)
+        where = sampled_codes_mask(rows_, bos, eos)
         assert float(torch.where(rows_ == code, p, 1 - p)[where].prod()) == pytest.approx(chance, rel=1e-4)

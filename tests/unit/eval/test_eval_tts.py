@@ -20,7 +20,7 @@ from audiorl.data.seedtts import read_meta
 from audiorl.models import load_policy
 from audiorl.recipe.tiny_speech import save_codec, save_model
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.tts.prompts import utterance_sample
 from audiorl.types import Request
 from tests.conftest import make_text
@@ -241,7 +241,7 @@ def spoken_by_hand(checkpoint: Path, meta: Path, seed: int) -> dict[str, np.ndar
     found = {}
     for u in read_meta(meta):
         (rollout,) = HFEngine(policy, SAY).generate([Request(utterance_sample(u), seed=seed)])
-        wav = CodecVoice.of(policy).waveform(rollout)
+        wav = CodecSpeechDecoder.of(policy).waveform(rollout)
         found[u.name] = np.zeros(0) if wav is None else wav
     return found
 

@@ -38,10 +38,10 @@ def laid_out(policy: AudioPolicy, prompt: Prompt, codes: Tensor, text: str = "",
     tokens = torch.zeros(len(ids), layout.codebooks, dtype=torch.bool)
     tokens[:, 0] = True
     spoken = slice(len(before), len(before) + len(rows.ids))
-    tokens[spoken] = rows.drawn
+    tokens[spoken] = rows.code_mask
     written = torch.full((len(ids), layout.codebooks), -1)
     written[spoken] = rows.codes
-    segment = Segment(prompt.ids, ids, torch.zeros(written.shape), codes=written, drawn=tokens)
+    segment = Segment(prompt.ids, ids, torch.zeros(written.shape), codes=written, code_mask=tokens)
     segment = Segment(**{**vars(segment), "prompt_codes": prompt.codes, "audio": prompt.audio})
     return Experience.from_rollout(Rollout(Sample("s", ()), (segment,), "g"))
 

@@ -1,4 +1,4 @@
-"""Attention stretch by stretch is attention under the mask, forward and backward."""
+"""Attention span by span is attention under the mask, forward and backward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from audiorl.algos.packing import attention_mask, pack_experiences
 from audiorl.config import ModelConfig
 from audiorl.models import AudioPolicy, policy
-from audiorl.models.attention import by_stretch, stretches_of
+from audiorl.models.attention import by_span, spans_of
 from audiorl.types import Experience, Sample
 from tests.conftest import Make, readable
 
@@ -38,13 +38,13 @@ def gradients(policy: AudioPolicy, experiences: list[Experience], shared: bool) 
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_by_stretch_is_by_mask(
+def test_by_span_is_by_mask(
     make_any: Make, samples: list[Sample], shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_any(ModelConfig(audio="projector"))
     experiences = answers(model, samples)
     found, of_found = gradients(model, experiences, shared)
-    monkeypatch.setattr(policy, "by_stretch", lambda decoder: nullcontext(False))
+    monkeypatch.setattr(policy, "by_span", lambda decoder: nullcontext(False))
     expected, of_expected = gradients(model, experiences, shared)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert of_found.keys() == of_expected.keys()
@@ -67,20 +67,20 @@ def test_checkpointed_layers_keep_the_mask(make_any: Make, samples: list[Sample]
 def test_the_replacement_ends_with_its_block(make_any: Make) -> None:
     model = make_any()
     decoder = model.backbone.decoder(model.model)
-    with by_stretch(decoder) as taken:
+    with by_span(decoder) as taken:
         assert taken and decoder.config._attn_implementation != "sdpa"
     assert decoder.config._attn_implementation == "sdpa"
     decoder.config._attn_implementation = "eager"
-    with by_stretch(decoder) as taken:
+    with by_span(decoder) as taken:
         assert not taken and decoder.config._attn_implementation == "eager"
 
 
-def test_stretches_by_hand() -> None:
-    """p p p | a a | b, both answers to p; and c, whose stretch is empty, is left out."""
-    sequence, parent = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([-1, 0, 0, -1])
-    assert stretches_of(sequence, parent) == [(0, 3, 0, 0), (3, 5, 0, 3), (5, 6, 0, 3)]
+def test_spans_by_hand() -> None:
+    """p p p | a a | b, both answers to p; and c, whose span is empty, is left out."""
+    span_ids, span_parents = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([-1, 0, 0, -1])
+    assert spans_of(span_ids, span_parents) == [(0, 3, 0, 0), (3, 5, 0, 3), (5, 6, 0, 3)]
     mask = torch.zeros(6, 6, dtype=torch.bool)
-    for first, end, above, below in stretches_of(sequence, parent):
+    for first, end, above, below in spans_of(span_ids, span_parents):
         mask[first:end, above:below] = True
         mask[first:end, first:end] = torch.ones(end - first, end - first, dtype=torch.bool).tril()
-    assert torch.equal(mask, attention_mask(sequence, parent))
+    assert torch.equal(mask, attention_mask(span_ids, span_parents))

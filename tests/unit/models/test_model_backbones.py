@@ -16,7 +16,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.features import log_mel
-from audiorl.models.policy import BESIDE_ADAPTER
+from audiorl.models.policy import NON_LORA_WEIGHTS
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.train.adamw import Optimizer
 from audiorl.types import Experience, Message, Sample
@@ -196,7 +196,7 @@ def test_what_of_the_audio_side_gets_gradients(make_policy, samples, audio: str,
     def reached(parameters: list[torch.nn.Parameter]) -> int:
         return int(any(p.grad is not None and float(p.grad.abs().sum()) > 0 for p in parameters))
 
-    towers = [p for p in policy.backbone.tower(policy.model).parameters() if id(p) not in side]
+    towers = [p for p in policy.backbone.audio_encoder(policy.model).parameters() if id(p) not in side]
     assert reached(towers) == tower
     assert reached([p for p in policy.model.parameters() if id(p) in side]) == projector
 
@@ -213,7 +213,7 @@ def test_a_sampled_placeholder_stays_a_token(policy: AudioPolicy, samples: list[
 def test_frozen_tower_hears_each_clip_once(make_policy, samples: list[Sample]) -> None:
     policy = make_policy()
     calls = []
-    policy.backbone.tower(policy.model).register_forward_hook(lambda *_: calls.append(1))
+    policy.backbone.audio_encoder(policy.model).register_forward_hook(lambda *_: calls.append(1))
     batch = [experience(policy, s, 3, seed=i, group=s.id) for i, s in enumerate(samples) for _ in range(2)]
     for _ in range(3):
         logprobs(policy, batch)
@@ -265,7 +265,7 @@ def test_what_is_trained_beside_an_adapter_comes_back(make_policy: Make, samples
     expected = torch.cat(logprobs(updated(policy, batch), batch))
     assert all(not torch.equal(p, start[n]) for n, p in policy.trainable().items())
     save_checkpoint(tmp_path / "step", policy, {}, {"step": 1})
-    assert load_file(tmp_path / "step" / BESIDE_ADAPTER).keys() == projector
+    assert load_file(tmp_path / "step" / NON_LORA_WEIGHTS).keys() == projector
     for config in (ModelConfig(), ADAPTED, ModelConfig(audio="full")):
         assert torch.equal(torch.cat(logprobs(load_policy(tmp_path / "step", config), batch)), expected)
 

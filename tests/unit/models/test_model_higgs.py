@@ -41,7 +41,7 @@ def stock_of(policy: AudioPolicy, folder: Path) -> HiggsAudioV2ForConditionalGen
 def stock_logprobs(stock: HiggsAudioV2ForConditionalGeneration, e: Experience, layout: FrameLayout) -> Tensor:
     """[N, Q] of one experience, with a plain softmax over what the model's own forward pass gives."""
     nothing = torch.full((len(e), layout.codebooks), -1)
-    codes, drawn = (nothing if e.codes is None else e.codes), (nothing >= 0 if e.drawn is None else e.drawn)
+    codes, code_mask = (nothing if e.codes is None else e.codes), (nothing >= 0 if e.code_mask is None else e.code_mask)
     frames = codes[:, 0] >= 0
     speech = {"audio_input_ids": codes[frames][None], "audio_input_ids_mask": torch.ones(1, int(frames.sum())).bool()}
     hidden = stock.model(input_ids=e.ids[None], **(speech if bool(frames.any()) else {})).last_hidden_state[0]
@@ -53,7 +53,7 @@ def stock_logprobs(stock: HiggsAudioV2ForConditionalGeneration, e: Experience, l
     for t in e.loss_mask.nonzero()[:, 0].tolist():
         if frames[t]:
             found = spoken[t - 1].gather(-1, codes[t][:, None])[:, 0]
-            rows.append(torch.where(drawn[t], found, 0.0))
+            rows.append(torch.where(code_mask[t], found, 0.0))
         else:
             rows.append(torch.nn.functional.pad(text[t - 1, e.ids[t]][None], (0, layout.codebooks - 1)))
     return torch.stack(rows)
@@ -96,9 +96,9 @@ def test_joint_entropy_and_temperature(policy: AudioPolicy) -> None:
     codes = (policy.code_head(before) / 1.3).view(len(before), policy.speech.codebooks, -1)
     offered = torch.arange(policy.speech.size) != policy.speech.bos
     codes = codes[..., offered].log_softmax(-1)
-    assert e.codes is not None and e.drawn is not None
-    drawn, is_frame = e.drawn[e.loss_mask], e.codes[e.loss_mask, 0] >= 0
-    by_code = -(codes.exp() * codes).sum(-1) * drawn
+    assert e.codes is not None and e.code_mask is not None
+    code_mask, is_frame = e.code_mask[e.loss_mask], e.codes[e.loss_mask, 0] >= 0
+    by_code = -(codes.exp() * codes).sum(-1) * code_mask
     expected = torch.where(is_frame, by_code.sum(1), -(text.exp() * text).sum(-1))
     torch.testing.assert_close(out.entropy, expected, atol=1e-5, rtol=0)
     same = policy.forward(batch, 0.7).code_logprobs

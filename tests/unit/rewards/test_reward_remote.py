@@ -169,7 +169,11 @@ def test_rollouts_travel_complete(speech: list[Utterance], mode: AudioMode) -> N
         "reference_audio": clips[0],
     }
     sample = question("ünï", *clips, **metadata)
-    speaks = {"prompt_codes": torch.full((3, 4), -1), "codes": torch.arange(8).view(2, 4), "drawn": torch.eye(2, 4) > 0}
+    speaks = {
+        "prompt_codes": torch.full((3, 4), -1),
+        "codes": torch.arange(8).view(2, 4),
+        "code_mask": torch.eye(2, 4) > 0,
+    }
     sent = [
         answer(sample, "half a \ud83d pair", "…"),
         answer(sample, "b", index=1, **speaks),
@@ -220,7 +224,7 @@ DOCUMENT = json.loads(serialize_rollouts([answer(question("q", AudioClip(data=b"
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (("version",), 2, r"document\.version: is 2, this server speaks 1"),
+        (("version",), 1, r"document\.version: is 1, this server speaks 2"),
         (("rollouts",), {}, r"document\.rollouts: is a dict, expected list"),
         (("rollouts", 0, "sample"), 1, r"rollouts\[0\]\.sample: is 1, there are 1"),
         (("rollouts", 0, "sample"), True, r"rollouts\[0\]\.sample: is a bool, expected int"),
@@ -260,7 +264,7 @@ def test_a_wrong_document_is_refused_by_its_field(place: Sequence[Any], value: A
             deserialize_rollouts(json.dumps(document).encode())
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000, b'{"version": 1}', b"1" * 10_000])
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000, b'{"version": 2}', b"1" * 10_000])
 def test_what_is_no_document_is_refused(body: bytes) -> None:
     with pytest.raises(SerializationError, match="document"):
         deserialize_rollouts(body)
@@ -362,7 +366,7 @@ SPEECH = """
 def spoken(sample: Sample, text: str, frames: int, index: int) -> Rollout:
     layout = FrameLayout(4, 66, bos=64, eos=65, begin_id=1, frame_id=0, delay_id=3, end_id=2)
     rows = layout.rows(torch.randint(0, 64, (4, frames), generator=torch.Generator().manual_seed(index)))
-    codes = {"codes": rows.codes, "drawn": rows.drawn} if frames else {}
+    codes = {"codes": rows.codes, "code_mask": rows.code_mask} if frames else {}
     segment = Segment(torch.arange(3), rows.ids, torch.zeros(rows.codes.shape), text, sample.audio, **codes)
     return Rollout(sample, (segment,), "g", index)
 
@@ -437,7 +441,7 @@ def test_limits(reward_file: Callable[[str], Path]) -> None:
         chunks = (b"x" * 60_000 for _ in range(3))
         response = httpx.post(f"{url}/v1/scores", content=chunks)  # without a declared length
         assert response.status_code == 413
-        response = httpx.post(f"{url}/v1/scores", content=b'{"version": 1, "audio": []}')
+        response = httpx.post(f"{url}/v1/scores", content=b'{"version": 2, "audio": []}')
         assert (response.status_code, response.json()["error"]) == (422, "document.clips: missing")
         path = AudioClip(path="/etc/passwd")
         with pytest.raises(ValueError, match=r"status 403: clips\[0\]\.path: /etc/passwd lies outside"):

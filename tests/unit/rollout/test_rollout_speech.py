@@ -87,15 +87,15 @@ def test_trainer_log_probs_are_the_engines() -> None:
         said = [s for r in rollouts for s in r.segments if s.codes is not None]
         assert len(said) > 8 and any(s.codes is None for r in rollouts for s in r.segments)  # type: ignore[union-attr]
         mixed = [s for r in rollouts if r.sample.id == "b" for s in r.segments if s.codes is not None]
-        assert mixed and all(s.codes[0, 0] == -1 and s.drawn[0, 0] for s in mixed)  # type: ignore[index]
+        assert mixed and all(s.codes[0, 0] == -1 and s.code_mask[0, 0] for s in mixed)  # type: ignore[index]
         batch = [Experience.from_rollout(r) for r in rollouts]
         engine = torch.cat([wide(e.engine_logprobs)[e.loss_mask] for e in batch])
         for share in (True, False):
             out = policy.forward(pack_experiences(batch, share), 0.9, audio_temperature=1.2)
             assert out.code_logprobs is not None
             torch.testing.assert_close(out.code_logprobs.detach(), engine, atol=1e-5, rtol=0)
-        drawn = torch.cat([e.drawn[e.loss_mask] for e in batch if e.drawn is not None])
-        assert (drawn.sum(0) > 20).all()
+        code_mask = torch.cat([e.code_mask[e.loss_mask] for e in batch if e.code_mask is not None])
+        assert (code_mask.sum(0) > 20).all()
 
 
 def wide(logprobs: Tensor | None) -> Tensor:
@@ -120,7 +120,7 @@ def test_a_spoken_answer_is_the_speech() -> None:
     assert layout is not None
     for rollout in run(policy, ASKED[:1], n=6, max_frames=30):
         (segment,) = rollout.segments
-        assert segment.codes is not None and segment.drawn is not None and segment.text == ""
+        assert segment.codes is not None and segment.code_mask is not None and segment.text == ""
         assert int(segment.prompt_ids[-1]) == layout.begin_id and segment.stop_reason in ("eos", "length")
         assert int(segment.ids[-1]) == layout.end_id and (segment.codes[-1] == -1).all()
         (codes,) = layout.spoken(segment.codes)
@@ -128,7 +128,7 @@ def test_a_spoken_answer_is_the_speech() -> None:
         assert len(frames) == codes.shape[1] + Q + 1 and codes.max() < BOS
         assert (segment.stop_reason == "length") == (codes.shape[1] == 30)
         assert segment.ids[:-1].tolist() == layout.ids(frames).tolist()
-        assert (segment.logprobs[~segment.drawn] == 0).all() and (segment.logprobs[segment.drawn] < 0).all()
+        assert (segment.logprobs[~segment.code_mask] == 0).all() and (segment.logprobs[segment.code_mask] < 0).all()
 
 
 # -- the delay pattern by hand -------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ B, E = BOS, EOS
 
 
 @pytest.mark.parametrize(
-    ("dictation", "codes", "drawn"),
+    ("dictation", "codes", "code_mask"),
     [
         (  # EOS of codebook 0: two frames
             [[9, 9, 9, 9], [1, 9, 9, 9], [2, 11, 9, 9], [E, 12, 21, 9], [9, 9, 22, 31], [9, 9, 9, 32]],
@@ -177,13 +177,13 @@ B, E = BOS, EOS
         ),
     ],
 )
-def test_endings_by_hand(dictation: list[list[int]], codes: list[list[int]], drawn: list[str]) -> None:
+def test_endings_by_hand(dictation: list[list[int]], codes: list[list[int]], code_mask: list[str]) -> None:
     (rollout,) = run(dictated(make_higgs(), dictation), ASKED[:1])
     (segment,) = rollout.segments
-    assert segment.stop_reason == "eos" and segment.codes is not None and segment.drawn is not None
+    assert segment.stop_reason == "eos" and segment.codes is not None and segment.code_mask is not None
     assert segment.codes[:-1].tolist() == codes
-    assert ["".join(str(int(d)) for d in row) for row in segment.drawn[:-1]] == drawn
-    assert not segment.drawn[-1].any()
+    assert ["".join(str(int(d)) for d in row) for row in segment.code_mask[:-1]] == code_mask
+    assert not segment.code_mask[-1].any()
 
 
 def test_speech_that_never_ends_is_ended() -> None:
@@ -191,7 +191,7 @@ def test_speech_that_never_ends_is_ended() -> None:
     rows = [[9] * Q, *([i, i + 10, i + 20, i + 30] for i in range(9))]
     (rollout,) = run(dictated(make_higgs(), rows), ASKED[:1], max_frames=3)
     (segment,) = rollout.segments
-    assert segment.stop_reason == "length" and segment.codes is not None and segment.drawn is not None
+    assert segment.stop_reason == "length" and segment.codes is not None and segment.code_mask is not None
     assert segment.codes[:-1].tolist() == [
         [B, B, B, B],
         [0, B, B, B],
@@ -202,7 +202,7 @@ def test_speech_that_never_ends_is_ended() -> None:
         [E, E, E, 35],
         [E, E, E, E],
     ]
-    assert segment.drawn.sum(0).tolist() == [3, 3, 3, 3]
+    assert segment.code_mask.sum(0).tolist() == [3, 3, 3, 3]
     policy = dictated(make_dual_text(), rows)
     assert policy.speech is not None
     opened = torch.zeros(policy.backbone.head(policy.model).weight.shape[0])
@@ -235,8 +235,10 @@ def test_text_goes_on_after_speech() -> None:
     first, second = layout.spoken(segment.codes)
     assert first.tolist() == [[1], [11], [9], [9]]
     assert second.tolist() == [[7, 7]] * Q  # six rows of the eight were used up
-    assert segment.drawn is not None
-    assert segment.drawn[segment.codes[:, 0] < 0].tolist() == [[i in (0, 2, 3), False, False, False] for i in range(5)]
+    assert segment.code_mask is not None
+    assert segment.code_mask[segment.codes[:, 0] < 0].tolist() == [
+        [i in (0, 2, 3), False, False, False] for i in range(5)
+    ]
 
 
 # -- transformers' generation --------------------------------------------------------------------------------------
@@ -326,13 +328,13 @@ def test_repetition_aware_log_probs_are_those_of_the_mixture() -> None:
     again = 0
     for rollout in run(policy, ASKED[:1], n=4, **options):
         (segment,) = rollout.segments
-        assert segment.codes is not None and segment.drawn is not None
+        assert segment.codes is not None and segment.code_mask is not None
         with torch.no_grad():
             hidden = policy.hidden(pack_experiences([Experience.from_rollout(rollout)]))
         logits = policy.code_head(hidden).view(-1, Q, 66).detach()
         logits[..., BOS] = -torch.inf
         before = len(segment.prompt_ids) - 1
-        for t, k in segment.drawn.nonzero().tolist():
+        for t, k in segment.code_mask.nonzero().tolist():
             plain = logits[before + t, k].softmax(-1)
             cold = logits[before + t, k] / 0.5
             cold = cold.masked_fill(cold < cold.topk(5).values[-1], -torch.inf).softmax(-1)
@@ -405,7 +407,7 @@ def test_an_interpreter_that_speaks(speech: list[Utterance]) -> None:
     # As it happens: the same, turn by turn.
     live = LiveStream(policy, SamplingConfig(**options), replace(samples[0], turns=()), seed=4)  # type: ignore[arg-type]
     for turn in samples[0].turns:
-        live.hear(turn)
+        live.observe(turn)
     assert written([live.rollout]) == written(together[:1])
     # What the hook added counts in the engine's log-probs of text alone.
     hook.remove()
@@ -444,5 +446,5 @@ def test_a_model_that_could_speak_writes_text_as_ever() -> None:
     for a, b in zip(plain, spoken, strict=True):
         one: Segment = a.segments[0]
         two: Segment = b.segments[0]
-        assert one.ids.tolist() == two.ids.tolist() and two.codes is None and two.drawn is None
+        assert one.ids.tolist() == two.ids.tolist() and two.codes is None and two.code_mask is None
         torch.testing.assert_close(one.logprobs, two.logprobs, atol=1e-6, rtol=0)

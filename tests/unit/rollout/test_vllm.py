@@ -192,7 +192,7 @@ def test_rollouts_look_like_those_of_the_other_engine(
         for s, t in zip(a.segments, b.segments, strict=True):
             assert s.text == policy.decode(s.ids) and s.audio == t.audio and s.source_time == t.source_time
             assert (s.ids.dtype, s.logprobs.dtype) == (t.ids.dtype, t.logprobs.dtype) and len(s.ids) == len(s.logprobs)
-            assert s.codes is None and s.prompt_codes is None and s.drawn is None
+            assert s.codes is None and s.prompt_codes is None and s.code_mask is None
             assert (s.stop_reason == "eos") == (int(s.ids[-1]) in policy.stop_ids)
             assert (s.emit_time is None) == (t.emit_time is None)
 

@@ -296,7 +296,7 @@ def groups(policy: AudioPolicy, prompt: int, answers: int, members: int, count: 
 
 
 @pytest.mark.parametrize("family", ["text", "qwen3-omni", "dual-omni"])
-@pytest.mark.parametrize("attention", ["stretch", "mask"])
+@pytest.mark.parametrize("attention", ["span", "mask"])
 @pytest.mark.parametrize("size", [(40, 24, 4, 2), (64, 16, 3, 3)])
 def test_packed_rows_keep_what_is_estimated(family: str, attention: str, size: tuple[int, int, int, int]) -> None:
     """The forward pass of an update, within 10%; a dual model is estimated as if some of the rows were frames."""
@@ -306,7 +306,7 @@ def test_packed_rows_keep_what_is_estimated(family: str, attention: str, size: t
     decoder = policy.backbone.decoder(policy.model)
 
     def masked() -> None:
-        mask = attention_mask(batch.sequence, batch.parent)[None, None]
+        mask = attention_mask(batch.span_ids, batch.span_parents)[None, None]
         embeds = policy.embed_rows(batch.ids, None)[None]
         routed = policy.routed(None)
         decoder(
@@ -323,7 +323,7 @@ def test_rows_are_packed_as_estimated() -> None:
     for prompt, answer, members, number in ((40, 24, 4, 2), (10, 5, 1, 3), (7, 9, 2, 1)):
         batch = pack_experiences(groups(make_text(), prompt, answer, members, number))
         pack = pack_of(len(batch.ids), prompt, answer, members)
-        children = int((batch.parent >= 0).sum())
+        children = int((batch.span_parents >= 0).sum())
         assert (pack.tokens, pack.predicted) == (len(batch.ids), int(batch.loss_mask.sum()))
         assert (pack.copied, pack.pairs) == (children * (prompt + answer), children * answer * (prompt + answer))
     assert pack_of(1000, 600, 100, 8) == Pack(1000, 400, 4 * 700, 4 * 100 * 700), "a part of a large group"

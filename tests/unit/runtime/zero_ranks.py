@@ -176,10 +176,10 @@ def speaking(world: World) -> None:
         opened = torch.tensor([models[0].end_id, layout.begin_id])
         spoken = Experience(
             torch.cat([opened, rows.ids]),
-            torch.cat([torch.zeros(2, dtype=torch.bool), rows.drawn.any(1)]),
+            torch.cat([torch.zeros(2, dtype=torch.bool), rows.code_mask.any(1)]),
             2,
             codes=torch.cat([torch.full((2, 4), -1), rows.codes]),
-            drawn=torch.cat([torch.zeros(2, 4, dtype=torch.bool), rows.drawn]),
+            code_mask=torch.cat([torch.zeros(2, 4, dtype=torch.bool), rows.code_mask]),
         )
         written = Experience(torch.arange(20, 30), torch.arange(10) > 2, 3)
         batch = [written, spoken, written.replace(ids=torch.arange(40, 50))]

@@ -56,7 +56,7 @@ def heard(
     rng, start, text = np.random.default_rng(round(100 * longest)), 0, ""
     while start < len(wav):
         end = start + int(rng.integers(0, round(longest * rate)))
-        text += live.hear(wav[start:end])
+        text += live.observe(wav[start:end])
         start = end
     text += live.finish()
     return live.rollout, text
@@ -98,13 +98,13 @@ def test_the_rest(policy: AudioPolicy, stream: Stream, seconds: float, turns: in
 def test_hearing_is_part_of_computing(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     """Emit times hold the audio tower's time too, alive and in the engine, where it hears before it writes."""
     policy = make_omni()
-    hear = type(policy.backbone).hear
+    encode_audio = type(policy.backbone).encode_audio
 
     def slow(*args: object) -> object:
         time.sleep(0.05)
-        return hear(*args)  # type: ignore[arg-type]
+        return encode_audio(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(policy.backbone), "hear", slow)
+    monkeypatch.setattr(type(policy.backbone), "encode_audio", slow)
     live, _ = heard(policy, at(RATE, stream), RATE)
     (whole,) = HFEngine(make_omni(), GREEDY).generate([Request(interpretation_sample(stream))])
     for rollout in (live, whole):
@@ -123,14 +123,14 @@ def test_a_policy_that_is_being_trained(stream: Stream) -> None:
 
 def test_wrong_input(policy: AudioPolicy) -> None:
     live = Interpreter(policy, "en", "es")
-    assert live.hear(np.zeros(0, np.float32)) == ""
+    assert live.observe(np.zeros(0, np.float32)) == ""
     with pytest.raises(ValueError, match=r"mono samples \[T\] of floats in \[-1, 1\] at 16000 Hz, got int16 \[3\]"):
-        live.hear(np.zeros(3, np.int16))
+        live.observe(np.zeros(3, np.int16))
     with pytest.raises(ValueError, match=r"got float64 \[3, 2\]"):
-        live.hear(np.zeros((3, 2)))
+        live.observe(np.zeros((3, 2)))
     with pytest.raises(ValueError, match="NaN or infinite"):
-        live.hear(np.full(RATE, np.nan, np.float32))
+        live.observe(np.full(RATE, np.nan, np.float32))
     live = Interpreter(policy, "en", "es")
     assert live.finish() == ""
     with pytest.raises(ValueError, match="has ended"):
-        live.hear(np.zeros(3, np.float32))
+        live.observe(np.zeros(3, np.float32))

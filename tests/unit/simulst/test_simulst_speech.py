@@ -14,7 +14,7 @@ import torch
 from audiorl.audio import AudioClip, seconds
 from audiorl.data.silence import trimmed
 from audiorl.models.speech import FrameLayout
-from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.simulst.bundled import bundled_streams, spoken
 from audiorl.simulst.formats import read_streams, write_streams
 from audiorl.simulst.logs import read_log
@@ -47,7 +47,7 @@ def said(heard: float, *frames: int) -> Segment:
         torch.zeros(rows.codes.shape),
         "hola",
         codes=rows.codes,
-        drawn=rows.drawn,
+        code_mask=rows.code_mask,
         source_time=heard,
         emit_time=heard,
     )
@@ -59,7 +59,7 @@ def interpreted(*segments: Segment) -> Rollout:
     return Rollout(sample, segments, "g")
 
 
-VOICE = CodecVoice(Steps(), LAYOUT)  # type: ignore[arg-type]
+VOICE = CodecSpeechDecoder(Steps(), LAYOUT)  # type: ignore[arg-type]
 
 
 def test_speech_is_played_when_it_is_ready_and_the_one_before_is_over() -> None:

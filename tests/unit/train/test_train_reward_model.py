@@ -282,7 +282,7 @@ def test_steps_about_a_spoken_prompt_are_judged_by_its_frames(codec: AudioTokeni
         row = prompt.followed_by(torch.tensor(ids), ())
         own = torch.arange(len(row)) >= len(prompt)
         e = Experience(row.ids, own, len(prompt), row.audio, codes=row.codes)
-        e = e.replace(drawn=torch.nn.functional.pad(own[:, None], (0, codec.num_codebooks - 1)))
+        e = e.replace(code_mask=torch.nn.functional.pad(own[:, None], (0, codec.num_codebooks - 1)))
         logits = policy.backbone.head(policy.model).weight.double()[list(judge.label_ids)] @ hidden_alone(policy, e)[-1]
         steps.append(logits.softmax(-1)[0].item())
     assert found == pytest.approx(steps, abs=1e-6)

@@ -624,19 +624,19 @@ def test_a_trained_tower_hears_each_clip_once_an_update(
     found, calls = [], []
     for budget in (10_000, 1):
         policy = make_policy(ModelConfig(audio="full"))
-        hear = type(policy.backbone).hear
+        encode_audio = type(policy.backbone).encode_audio
 
-        def spy(self, model, mels, hear=hear):  # type: ignore[no-untyped-def]
+        def spy(self, model, mels, encode_audio=encode_audio):  # type: ignore[no-untyped-def]
             if torch.is_grad_enabled():
                 calls[-1].append(id(model))
-            return hear(self, model, mels)
+            return encode_audio(self, model, mels)
 
         learner = ppo(policy, micro_batch_tokens=budget, epochs=2)
         batch = batch_of(policy, samples)
         assert len(micro_batches(batch, budget)) == (1 if budget > 1 else 6)
         calls.append([])
         with monkeypatch.context() as patched:
-            patched.setattr(type(policy.backbone), "hear", spy)
+            patched.setattr(type(policy.backbone), "encode_audio", spy)
             learner.train(TrainBatch(batch))
         assert learner.critic is not None
         for model in (policy.model, learner.critic.trunk.model):
@@ -659,7 +659,7 @@ def test_hearing_once_gives_the_gradient_of_hearing_for_every_pack(
         examples = [experience(policy, Example(samples[0], "yes"))]
         with monkeypatch.context() as patched:
             if not once:
-                patched.setattr(AudioPolicy, "hear_once", lambda self: nullcontext())
+                patched.setattr(AudioPolicy, "encode_audio_once", lambda self: nullcontext())
             learner.train(TrainBatch(batch, examples))
         found.append(all_gradients(learner))
     for other in found[1:]:

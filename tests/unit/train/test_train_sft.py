@@ -125,7 +125,7 @@ def test_supervised_training_hears_the_right_audio(make_policy: Make, samples: l
 def times_heard(policy: AudioPolicy, update: Callable[[], object]) -> int:
     """How often the audio tower is called in an update."""
     calls: list[int] = []
-    hook = policy.backbone.tower(policy.model).register_forward_hook(lambda *_: calls.append(1))
+    hook = policy.backbone.audio_encoder(policy.model).register_forward_hook(lambda *_: calls.append(1))
     update()
     hook.remove()
     return len(calls)

@@ -18,7 +18,7 @@ from audiorl.models.examples import Example, experience
 from audiorl.rl.advantages import with_advantage
 from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.train.sft import SFTWorker
 from audiorl.tts.prompts import speech_sample
 from audiorl.types import Experience, Message, Request, Rollout, Sample, Score, Turn
@@ -82,7 +82,8 @@ def test_entropy_by_kind_is_the_mean_over_its_rows() -> None:
     assert metrics["policy/entropy_text"] == pytest.approx(np.log(vocabulary), rel=1e-5)
     assert own.speech is not None
     spoken = [e for e in batch if e.codes is not None]
-    codes = sum(int(e.drawn[e.codes[:, 0] >= 0].sum()) for e in spoken if e.drawn is not None and e.codes is not None)
+    masks = [e.code_mask[e.codes[:, 0] >= 0] for e in spoken if e.code_mask is not None and e.codes is not None]
+    codes = sum(int(mask.sum()) for mask in masks)
     rows = sum(int((e.loss_mask & (e.codes[:, 0] >= 0)).sum()) for e in spoken if e.codes is not None)
     expected = codes / rows * np.log(own.speech.size - 1)
     assert metrics["policy/entropy_audio"] == pytest.approx(expected, rel=1e-5)
@@ -108,8 +109,8 @@ def test_a_frame_is_clipped_as_one_or_code_by_code() -> None:
         batch = [e.replace(advantages=e.loss_mask.float()) for e in learner.prepare(given(rollouts(own))[:3])]
         moved = []
         for e in batch:
-            assert e.old_logprobs is not None and e.drawn is not None
-            moved.append(e.replace(old_logprobs=torch.where(e.drawn, e.old_logprobs - 0.15, 0.0)))
+            assert e.old_logprobs is not None and e.code_mask is not None
+            moved.append(e.replace(old_logprobs=torch.where(e.code_mask, e.old_logprobs - 0.15, 0.0)))
         shares[kind] = learner.update_policy(moved)["policy/clip_frac"]
     assert shares["code"] == 0 and shares["frame"] > 0.3
 
@@ -157,10 +158,10 @@ def test_speech_is_learned_as_it_would_be_sampled(codec: AudioTokenizer) -> None
     clip = tone(0.5, 300)
     e = experience(own, Example(speech_sample("a", "Good morning."), speech=(clip,)))
     codes = own.codes(clip)
-    assert e.codes is not None and e.drawn is not None and own.speech is not None
+    assert e.codes is not None and e.code_mask is not None and own.speech is not None
     assert torch.equal(own.speech.spoken(e.codes)[0], codes)
     # every code and the EOS of codebook 0, nothing else; the closing token is forced
-    assert int(e.drawn.sum()) == codes.numel() + 1
+    assert int(e.code_mask.sum()) == codes.numel() + 1
     assert int(e.loss_mask.sum()) == codes.shape[1] + codes.shape[0] - 1  # all rows but the first and the last
     assert e.ids[-1] == own.speech.end_id and not e.loss_mask[-1]
 
@@ -212,7 +213,7 @@ def test_a_stream_that_is_answered_in_speech(codec: AudioTokenizer) -> None:
 def test_the_voice_decodes_what_was_said(codec: AudioTokenizer) -> None:
     own = policy()
     own.set_codec(codec)
-    voice = CodecVoice.of(own)
+    voice = CodecSpeechDecoder.of(own)
     found = rollouts(own)
     for rollout in found[:3]:
         wav = voice.waveform(rollout)
@@ -226,4 +227,4 @@ def test_the_voice_decodes_what_was_said(codec: AudioTokenizer) -> None:
             assert wav is None
     assert voice.waveform(found[3]) is None or found[3].segments[0].codes is not None
     with pytest.raises(ValueError, match="no voice"):
-        CodecVoice.of(make_omni())
+        CodecSpeechDecoder.of(make_omni())

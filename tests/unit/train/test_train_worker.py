@@ -209,7 +209,7 @@ def test_loss_and_gradient_hear_the_right_audio(make_policy: Make, samples: list
 def test_what_of_the_audio_side_an_update_moves(make_policy: Make, samples: list[Sample], audio: str) -> None:
     policy = make_policy(ModelConfig(audio=audio))  # type: ignore[arg-type]
     projector = {id(p) for m in policy.backbone.projector(policy.model) for p in m.parameters()}
-    inside = [p for p in policy.backbone.tower(policy.model).parameters() if id(p) not in projector]
+    inside = [p for p in policy.backbone.audio_encoder(policy.model).parameters() if id(p) not in projector]
     outside = [p for p in policy.model.parameters() if id(p) in projector]
     before = [[p.detach().clone() for p in side] for side in (inside, outside)]
     learn(worker(policy), experiences(policy, samples))

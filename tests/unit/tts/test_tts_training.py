@@ -22,7 +22,7 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.recipe.speech import SpeechConfig, texts_of
 from audiorl.recipe.tiny_speech import save_codec, save_model, save_recogniser, save_speaker_encoder, tiny_part
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecVoice
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.tts.codes import encode_corpus
 from audiorl.tts.prompts import utterance_sample
@@ -155,7 +155,7 @@ def test_rewards_by_their_weights(parts: Path, policy: AudioPolicy, speech: list
     own = speech[0].clip
     samples = [utterance_sample(Utterance("a", "Good morning.", "Hi.", own, own))]
     options = SpeechRewards(asr=str(parts / "asr"), speaker=str(parts / "speaker"), metric="cer", understood=2.0)
-    reward = speech_reward(options, CodecVoice.of(policy), samples)
+    reward = speech_reward(options, CodecSpeechDecoder.of(policy), samples)
     rollouts = HFEngine(policy, SAY).generate([Request(s, 3) for s in samples])
     for score in reward(rollouts):
         weights = {"understood": 2.0, "similarity": 0.5, "duration": 0.2}
@@ -164,11 +164,11 @@ def test_rewards_by_their_weights(parts: Path, policy: AudioPolicy, speech: list
         assert "quality" not in score.parts and "understood/cer" in score.parts
     only = dict.fromkeys(SpeechRewards().weights(), 0.0) | {"finished": 1.0}
     nowhere = SpeechRewards(asr="nowhere", speaker="nowhere", **only)  # type: ignore[arg-type]
-    assert [t.name for t in speech_reward(nowhere, CodecVoice.of(policy), samples).terms] == ["finished"]
+    assert [t.name for t in speech_reward(nowhere, CodecSpeechDecoder.of(policy), samples).terms] == ["finished"]
 
 
 def test_rewards_without_a_reference_are_refused_before_training(parts: Path, policy: AudioPolicy) -> None:
-    plain, voice = [utterance_sample(Utterance("a", "Good morning."))], CodecVoice.of(policy)
+    plain, voice = [utterance_sample(Utterance("a", "Good morning."))], CodecSpeechDecoder.of(policy)
     for weights, message in (
         ({"similarity": 0}, r"'a': metadata\['reference_seconds'\].*--rewards\.duration 0"),
         ({"duration": 0}, r"'a': no metadata\['reference_audio'\].*--rewards\.similarity 0"),
