@@ -1,0 +1,1 @@
+"""Evaluations of models and of recorded results, a file each. Installed as audiorl.eval."""

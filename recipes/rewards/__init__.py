@@ -1,0 +1,1 @@
+"""Example rewards for `--reward-file` and `audiorl rewards`."""
