@@ -8,11 +8,10 @@ from html import escape
 from matplotlib.figure import Figure
 
 from audiorl.report.audio import Players
-from audiorl.report.copies import is_copy
 from audiorl.report.figures import draw_bars, draw_tradeoff, svg
+from audiorl.report.recordings import is_codec_copy, is_spoken
 from audiorl.report.rollouts import question
 from audiorl.report.run import Row, Run
-from audiorl.report.speech import is_speech
 from audiorl.report.streams import is_stream
 from audiorl.report.summary import (
     EvaluationRow,
@@ -91,7 +90,7 @@ def changed(run: Run, players: Players) -> str:
     before, after = run.answers.get("before"), run.answers.get("after")
     if not before or not after or is_stream(after[0].get("sample")):
         return ""
-    if is_speech(after) or is_copy(after):
+    if is_spoken(after) or is_codec_copy(after):
         return ""
     found = changes(before, after)
     body = (

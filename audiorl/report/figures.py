@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from audiorl.report.panels import Style
 from audiorl.report.series import Series, is_control, own_steps, smooth, window
 from audiorl.report.summary import Measure, Point, show
 from audiorl.report.theme import VARIABLES, Theme
+
+# How a line is drawn: every step faint under a moving average, marked points, or as recorded.
+Style = Literal["average", "points", "exact"]
 
 
 def draw_lines(

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from audiorl.report.audio import Players
-from audiorl.report.copies import copies
 from audiorl.report.curves import curves
 from audiorl.report.evaluation import bars, changed, table
+from audiorl.report.recordings import codec_copies, spoken_texts
 from audiorl.report.rollouts import rollouts
 from audiorl.report.run import Run, load_run
-from audiorl.report.script import SCRIPT
 from audiorl.report.series import is_control, offsets, series
-from audiorl.report.speech import heard
 from audiorl.report.streams import held_out
-from audiorl.report.style import CSS
+from audiorl.report.style import CSS, STEP_SCRIPT, STREAM_SCRIPT
 from audiorl.report.summary import sentence, show
 
 
@@ -42,20 +39,20 @@ def page(run: Run) -> str:
         table(run),
         curves(run),
         changed(run, players),
-        heard(run, players),
-        copies(run, players),
+        spoken_texts(run, players),
+        codec_copies(run, players),
         held_out(run, players),
         rollouts(run, players),
         _settings(run),
         _footer(players),
     )
     body = "".join(sections)
-    script = SCRIPT if "class='stream'" in body else ""
+    scripts = (STREAM_SCRIPT if "class='stream'" in body else "") + (STEP_SCRIPT if "class='chooser'" in body else "")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(run.recipe)} · {escape(run.name)}</title><style>{CSS}</style></head>"
-        f"<body><main>{body}</main>{script}</body></html>\n"
+        f"<body><main>{body}</main>{scripts}</body></html>\n"
     )
 
 
@@ -97,8 +94,7 @@ def _settings(run: Run) -> str:
     config = run.config
     if not config:
         return ""
-    command = shlex.join(str(a) for a in config.get("argv") or ())
-    body = f"<pre>{escape(command)}</pre>" if command else ""
+    body = f"<pre>{escape(run.command)}</pre>" if run.command else ""
     for title, values in (("Resolved configuration", config.get("config")), ("Versions", config.get("versions"))):
         if values:
             rows = "".join(f"<div><span>{escape(k)}</span><b>{escape(v)}</b></div>" for k, v in _flat(values))

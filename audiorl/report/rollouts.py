@@ -1,4 +1,4 @@
-"""Rollouts to read and hear, grouped by prompt: what the policy wrote, and what each reward part made of it."""
+"""Sampled responses to read and listen to, grouped by prompt, with their rewards; the reader chooses the step."""
 
 from __future__ import annotations
 
@@ -6,27 +6,75 @@ from collections.abc import Sequence
 from html import escape
 
 from audiorl.report.audio import Players
+from audiorl.report.recordings import spoken_player
 from audiorl.report.run import Row, Run
-from audiorl.report.speech import said
 from audiorl.report.streams import Band, is_stream, stream
 from audiorl.report.text import chip, chips, marked, prompt
-from audiorl.report.timeline import timeline
 
-_GROUPS, _MEMBERS = 6, 8
+_GROUPS, _MEMBERS = 6, 8  # of the first and the last step
+_GROUPS_BETWEEN, _MEMBERS_BETWEEN = 3, 4  # of the other steps
+_TEXT = 4000  # characters of one response
+_BYTES = 4_000_000  # of HTML in the section, audio not counted
+_LISTENS = "<span class='note'>nothing (listens)</span>"
 
 
 def rollouts(run: Run, players: Players) -> str:
-    """The first and the last recorded step, side by side in time; empty when none were recorded."""
-    if not run.rollouts:
+    """Recorded steps with a selector; empty when none were recorded.
+
+    The last step and the first come first, then the middle of every gap, until the section holds `_BYTES`: a long run
+    is thinned out evenly. The page says which steps were left out and where they lie.
+    """
+    steps: dict[int, str] = {}
+    size = 0
+    for place in _middles_first(len(run.rollout_files)):
+        if size > _BYTES:
+            break
+        number, _ = run.rollout_files[place]
+        if rows := run.rollouts(number):
+            ends = place in (0, len(run.rollout_files) - 1)
+            groups, members = (_GROUPS, _MEMBERS) if ends else (_GROUPS_BETWEEN, _MEMBERS_BETWEEN)
+            before = players.bytes_used
+            steps[number] = _step(number, rows, groups, members, players)
+            size += len(steps[number]) - (players.bytes_used - before)
+    if not steps:
         return ""
-    labels = ["First recorded step", "Last recorded step"] if len(run.rollouts) > 1 else ["Recorded step"]
-    steps = "".join(
-        f"<h3>{label}: {step}</h3>{_step(rows, players)}"
-        for label, (step, rows) in zip(labels, run.rollouts, strict=True)
+    shown = sorted(steps)
+    left_out = len(run.rollout_files) - len(shown)
+    choice = _selector(shown) if len(shown) > 1 else f"<h3>Step {shown[0]}</h3>"
+    note = (
+        f"<p class='note'>{left_out} more recorded steps are left out to keep the page small: rollouts/step_*.jsonl</p>"
+    )
+    body = "".join(
+        f"<div class='step' data-step='{number}'{'' if number == shown[-1] else ' hidden'}>{steps[number]}</div>"
+        for number in shown
     )
     return (
-        "<section><h2>Rollouts</h2><p class='sub'>Each card is one prompt with its group of sampled responses. "
-        "Chips are reward parts; the advantage compares a response with its group.</p>" + steps + "</section>"
+        "<section class='rollouts'><h2>Rollouts</h2><p class='sub'>Each card is one prompt with its group of sampled "
+        "responses, best first. Chips are reward parts; the advantage compares a response with its group.</p>"
+        f"{choice}{note if left_out else ''}{body}</section>"
+    )
+
+
+def _middles_first(count: int) -> list[int]:
+    """The last place, the first, then the middle of every gap, wide gaps first."""
+    order = [count - 1, 0][:count]
+    gaps = [(0, count - 1)]
+    for low, high in gaps:  # grows while it is read
+        if high - low > 1:
+            middle = (low + high) // 2
+            order.append(middle)
+            gaps += [(low, middle), (middle, high)]
+    return order
+
+
+def _selector(steps: Sequence[int]) -> str:
+    options = "".join(f"<option value='{n}'{' selected' if n == steps[-1] else ''}>{n}</option>" for n in steps)
+    return (
+        "<p class='chooser'><button type='button' data-move='-1' aria-label='previous recorded step'>◀</button>"
+        f"<label>Step <select>{options}</select></label>"
+        "<button type='button' data-move='1' aria-label='next recorded step'>▶</button>"
+        f"<span class='note'>{len(steps)} recorded steps, {steps[0]} to {steps[-1]}</span></p>"
+        "<noscript><style>.step[hidden] { display: block; }</style></noscript>"
     )
 
 
@@ -50,28 +98,44 @@ def question(sample: Row, players: Players) -> str:
     )
 
 
-def _step(rows: Sequence[Row], players: Players) -> str:
-    groups: dict[str, list[Row]] = {}
+def timeline(segments: Sequence[Row]) -> str:
+    """The segments of a rollout as a table: source time, wall-clock time and text; empty for a single segment."""
+    if len(segments) < 2:
+        return ""
+    rows = "".join(
+        f"<tr><td>{place}</td><td>{_seconds(s.get('source_time'))}</td><td>{_seconds(s.get('emit_time'))}</td>"
+        f"<td>{escape(str(s.get('num_tokens', '')))}</td><td>{escape(str(s.get('stop_reason') or ''))}</td>"
+        f"<td class='written'>{marked(str(s.get('text') or '')) or _LISTENS}</td></tr>"
+        for place, s in enumerate(segments, 1)
+    )
+    return (
+        "<table class='timeline'><thead><tr><th>#</th><th>source time</th><th>emitted at</th><th>tokens</th>"
+        f"<th>stopped by</th><th>text</th></tr></thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def _step(number: int, rows: Sequence[Row], groups: int, members: int, players: Players) -> str:
+    by_group: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(str(row.get("group_id", "")), []).append(row)
-    shown = list(groups.values())[:_GROUPS]
-    left = len(groups) - len(shown)
-    note = f"<p class='note'>{left} more prompts in the file of this step</p>" if left else ""
-    return "".join(_group(members, players) for members in shown) + note
+        by_group.setdefault(str(row.get("group_id", "")), []).append(row)
+    cards = "".join(_group(number, group, members, players) for group in list(by_group.values())[:groups])
+    return cards + _more(len(by_group) - groups, "prompts", number)
 
 
-def _group(members: Sequence[Row], players: Players) -> str:
-    ordered = sorted(members, key=lambda r: -_total(r))
-    left = len(ordered) - _MEMBERS
-    note = f"<p class='note'>{left} more responses in the file of this step</p>" if left > 0 else ""
-    sample = members[0].get("sample") or {}
+def _group(number: int, rows: Sequence[Row], members: int, players: Players) -> str:
+    shown = sorted(rows, key=lambda r: -_total(r))[:members]
+    sample = rows[0].get("sample") or {}
     if is_stream(sample):
-        shown = ordered[:_MEMBERS]
         bands = [Band(r, _chips(r), f"response {r.get('index', '')}", r in (shown[0], shown[-1])) for r in shown]
         body = stream(sample, bands, players)
     else:
-        body = "".join(_response(r, players) for r in ordered[:_MEMBERS])
-    return f"<article class='card'>{question(sample, players)}{body}{note}</article>"
+        body = "".join(_response(r, players) for r in shown)
+    more = _more(len(rows) - members, "responses", number)
+    return f"<article class='card'>{question(sample, players)}{body}{more}</article>"
+
+
+def _more(count: int, things: str, number: int) -> str:
+    return f"<p class='note'>{count} more {things} in rollouts/step_{number:06d}.jsonl</p>" if count > 0 else ""
 
 
 def _response(row: Row, players: Players) -> str:
@@ -79,10 +143,11 @@ def _response(row: Row, players: Players) -> str:
     advantage = _advantage(row)
     text = str(row.get("text") or "".join(str(s.get("text") or "") for s in segments))
     sign = "" if not advantage else " up" if advantage > 0 else " down"
-    sound = said(row, players)
-    written = marked(text) or ("" if sound else "<span class='note'>wrote nothing</span>")
+    audio = spoken_player(row, players)
+    cut = f" <span class='note'>… {len(text) - _TEXT} more characters</span>" if len(text) > _TEXT else ""
+    written = marked(text[:_TEXT]) + cut or ("" if audio else "<span class='note'>wrote nothing</span>")
     return (
-        f"<div class='response{sign}'><p class='written'>{written}</p>{sound}{timeline(segments)}"
+        f"<div class='response{sign}'><p class='written'>{written}</p>{audio}{timeline(segments)}"
         f"<p class='chips'>{_chips(row)}</p></div>"
     )
 
@@ -106,3 +171,7 @@ def _advantage(row: Row) -> float | None:
 
 def _total(row: Row) -> float:
     return float((row.get("score") or {}).get("total") or 0.0)
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f} s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +17,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """The contents of a run folder.
+    """The contents of a run folder, filled by `load_run`.
 
     config: config.json. metrics: the lines of metrics.jsonl. evals: eval.json, entries in the file's order.
-    answers: eval/NAME.jsonl by NAME, in that order. rollouts: (step, rows) of the first and the last recorded step.
+    answers: eval/NAME.jsonl by NAME, in that order. rollout_files: (step, rollouts/step_*.jsonl) by step.
+    missing: what is not there, in words for the page.
     """
 
     path: Path
@@ -27,7 +29,7 @@ class Run:
     metrics: tuple[Row, ...] = ()
     evals: Mapping[str, Row] = field(default_factory=dict)
     answers: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
-    rollouts: tuple[tuple[int, tuple[Row, ...]], ...] = ()
+    rollout_files: tuple[tuple[int, Path], ...] = ()
     missing: tuple[str, ...] = ()
 
     @property
@@ -38,6 +40,18 @@ class Run:
     def recipe(self) -> str:
         """The recipe's short name: ``recipes/think_qa.py`` is ``think_qa``."""
         return Path(str(self.config.get("recipe") or self.name)).stem
+
+    @property
+    def command(self) -> str:
+        """The command that started the run, quoted for a shell; "" where config.json does not tell it."""
+        if "recipe" not in self.config:
+            return ""
+        options = map(str, self.config.get("argv") or ())
+        return shlex.join(["audiorl", "train", str(self.config["recipe"]), *options, "--out", str(self.path)])
+
+    def rollouts(self, step: int) -> list[Row]:
+        """The rows that were recorded at a step, read from its file."""
+        return read_jsonl(dict(self.rollout_files)[step])
 
 
 def load_run(folder: str | Path) -> Run:
@@ -62,15 +76,16 @@ def load_run(folder: str | Path) -> Run:
         absent = [name for name in ("before", "after") if name not in evals]
         if absent:
             missing.append(f"eval.json: no {' and no '.join(repr(a) for a in absent)} entry yet")
-    written = {f.stem: f for f in sorted((path / "eval").glob("*.jsonl"))}
-    in_order = [*(name for name in evals or {} if name in written), *written]
-    answers = {name: tuple(read_jsonl(written[name])) for name in dict.fromkeys(in_order)}
+    answer_files = {f.stem: f for f in sorted((path / "eval").glob("*.jsonl"))}
+    in_order = [*(name for name in evals or {} if name in answer_files), *answer_files]
+    answers = {name: tuple(read_jsonl(answer_files[name])) for name in dict.fromkeys(in_order)}
     if not {"before", "after"} <= answers.keys():
         missing.append("eval/before.jsonl and eval/after.jsonl: changed answers cannot be shown")
-    rollouts = _first_and_last(path / "rollouts")
-    if not rollouts:
+    matches = ((re.fullmatch(r"step_(\d+)\.jsonl", f.name), f) for f in (path / "rollouts").glob("step_*.jsonl"))
+    rollout_files = tuple(sorted((int(match[1]), f) for match, f in matches if match and f.stat().st_size))
+    if not rollout_files:
         missing.append("rollouts/: no rollouts were recorded")
-    return Run(path, config or {}, tuple(metrics), evals or {}, answers, rollouts, tuple(missing))
+    return Run(path, config or {}, tuple(metrics), evals or {}, answers, rollout_files, tuple(missing))
 
 
 def read_json_object(path: Path) -> dict[str, Any] | None:
@@ -83,17 +98,3 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
-
-
-def _first_and_last(folder: Path) -> tuple[tuple[int, tuple[Row, ...]], ...]:
-    """The rows of the first and the last step that hold any; a single step is given once."""
-    found = ((re.fullmatch(r"step_(\d+)\.jsonl", f.name), f) for f in folder.glob("step_*.jsonl"))
-    files = sorted((int(match[1]), f) for match, f in found if match)
-
-    def first_with_rows(order: list[tuple[int, Path]]) -> tuple[int, tuple[Row, ...]] | None:
-        return next(((step, rows) for step, f in order if (rows := tuple(read_jsonl(f)))), None)
-
-    first, last = first_with_rows(files), first_with_rows(files[::-1])
-    if first is None or last is None:
-        return ()
-    return (first,) if first[0] == last[0] else (first, last)

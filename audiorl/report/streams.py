@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from audiorl.report.audio import Players
+from audiorl.report.recordings import spoken_player
 from audiorl.report.run import Row, Run
-from audiorl.report.speech import said
 from audiorl.report.summary import show
 from audiorl.report.text import chips, marked
 
@@ -134,9 +134,10 @@ def _band(band: Band, axis: _Axis, players: Players) -> str:
     if band.total and score.get("per_segment") is not None:
         parts["reward"] = score["per_segment"]
     rewards = "".join(_rewards(axis, part, values) for part, values in parts.items())
+    table = _table(axis, f"{band.name}: segments and rewards", rows + rewards)
     return (
         f"<details class='band'{' open' if band.open else ''}><summary><span class='chips'>{band.head}</span></summary>"
-        f"{_table(axis, f'{band.name}: segments and rewards', rows + rewards)}{said(band.row, players)}</details>"
+        f"{table}{spoken_player(band.row, players)}</details>"
     )
 
 

@@ -1,4 +1,4 @@
-"""The style sheet of the page. Everything is in the file itself: no fonts, scripts or pictures are fetched."""
+"""Style sheet and scripts of the page. Everything is in the file itself: no fonts, scripts or pictures are fetched."""
 
 from __future__ import annotations
 
@@ -74,6 +74,11 @@ audio { height: 34px; width: 300px; max-width: 100%; }
 .fact b { color: var(--ink); }
 .pill { background: var(--soft); color: var(--muted); border-radius: 99px; padding: 1px 9px; font-size: 12px;
   font-weight: 500; white-space: nowrap; }
+.chooser { display: flex; flex-wrap: wrap; gap: 8px 12px; align-items: center; margin-top: 16px; position: sticky;
+  top: 0; z-index: 3; background: var(--page); padding: 6px 0; }
+.chooser select, .chooser button { font: inherit; color: var(--ink); background: var(--card);
+  border: 1px solid var(--edge); border-radius: 8px; padding: 3px 10px; }
+.chooser button { cursor: pointer; } .chooser button:disabled { color: var(--muted); opacity: .5; cursor: default; }
 .response { border-top: 1px solid var(--edge); padding: 12px 0 10px 14px; position: relative; }
 .response::before { content: ""; position: absolute; left: 0; top: 15px; bottom: 13px; width: 3px; border-radius: 2px;
   background: var(--edge); }
@@ -166,3 +171,63 @@ footer { margin-top: 60px; color: var(--muted); font-size: 13px; }
 @media print { details { display: block; } audio { display: none; } }
 """
 )
+
+# On pages with streams: a click on a chunk plays from there, and a line follows the playback.
+STREAM_SCRIPT = """<script>
+(() => {
+  const follow = (audio) => {
+    const stream = audio.closest(".stream");
+    if (!stream) return;
+    const now = audio.currentTime, box = stream.querySelector(".scroll"), line = stream.querySelector(".playhead");
+    let x = null;
+    for (const chunk of stream.querySelectorAll("button[data-at]")) {
+      const at = Number(chunk.dataset.at), end = Number(chunk.dataset.end), here = at <= now && now < end;
+      chunk.toggleAttribute("data-now", here);
+      if (here) {
+        const place = chunk.getBoundingClientRect();
+        x = place.left + place.width * (now - at) / (end - at) - box.getBoundingClientRect().left + box.scrollLeft;
+      }
+    }
+    line.hidden = x === null;
+    if (x === null) return;
+    line.style.left = `${x}px`;
+    if (!audio.paused) {
+      const names = stream.querySelector("th").offsetWidth, seen = x - box.scrollLeft;
+      if (seen < names || seen > box.clientWidth - 40) box.scrollLeft = x - names - 40;
+      requestAnimationFrame(() => follow(audio));
+    }
+  };
+  document.addEventListener("click", (event) => {
+    const chunk = event.target.closest("button[data-at]");
+    const audio = chunk && chunk.closest(".stream").querySelector("audio");
+    if (!audio) return;
+    audio.currentTime = Number(chunk.dataset.at);
+    audio.play();
+  });
+  for (const kind of ["play", "seeked", "ended"])
+    document.addEventListener(kind, (event) => {
+      if (kind === "play") document.querySelectorAll("audio").forEach((a) => a !== event.target && a.pause());
+      follow(event.target);
+    }, true);
+})();
+</script>"""
+
+# On pages with several recorded steps: the selector and its two buttons show one of them.
+STEP_SCRIPT = """<script>
+(() => {
+  const section = document.querySelector(".rollouts"), select = section.querySelector("select");
+  const buttons = section.querySelectorAll("button[data-move]");
+  const show = () => {
+    for (const step of section.querySelectorAll(".step")) {
+      step.hidden = step.dataset.step !== select.value;
+      if (step.hidden) step.querySelectorAll("audio").forEach((audio) => audio.pause());
+    }
+    buttons[0].disabled = select.selectedIndex === 0;
+    buttons[1].disabled = select.selectedIndex === select.length - 1;
+  };
+  for (const button of buttons)
+    button.addEventListener("click", () => { select.selectedIndex += Number(button.dataset.move); show(); });
+  select.addEventListener("change", show);
+  show();
+})();
+</script>"""

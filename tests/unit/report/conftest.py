@@ -41,7 +41,7 @@ def run_dir(tmp_path):
     soundfile.write(run / "audio" / "tone.wav", tone, 16_000)
     config = {
         "recipe": "recipes/think_qa.py",
-        "argv": ["audiorl", "train", "recipes/think_qa.py", "--out", "my run"],
+        "argv": ["--grpo.lr", "2e-5", "--title", "it's"],
         "config": {"grpo": {"lr": 2e-5, "clip": [0.2, 0.28]}, "seed": 0},
         "versions": {"torch": "2.13.0"},
     }
@@ -60,6 +60,6 @@ def run_dir(tmp_path):
     write_lines(run / "eval/before.jsonl", [answer("a", False, "first a"), answer("b", True, "first b")])
     write_lines(run / "eval/after.jsonl", [answer("a", True, "then a"), answer("b", False, "then b")])
     write_lines(run / "rollouts/step_000001.jsonl", [rollout("g", 0, 0.0, -1.0), rollout("g", 1, 1.0, 1.0)])
-    write_lines(run / "rollouts/step_000005.jsonl", [rollout("middle", 0, 0.0, 0.0, text="not shown")])
+    write_lines(run / "rollouts/step_000005.jsonl", [rollout("middle", 0, 0.0, 0.0, text="in the middle")])
     write_lines(run / "rollouts/step_000010.jsonl", [rollout("h", 0, 1.0, 0.0, text="at the last step")])
     return run

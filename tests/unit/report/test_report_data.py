@@ -2,10 +2,11 @@
 
 import json
 import math
+import shlex
 
 import pytest
 
-from audiorl.report.panels import arrange
+from audiorl.report.curves import arrange
 from audiorl.report.run import Run, load_run
 from audiorl.report.series import Series, offsets, own_steps, series, smooth
 from audiorl.report.summary import (
@@ -32,7 +33,18 @@ def test_a_complete_run_misses_nothing(run_dir):
     run = load_run(run_dir)
     assert run.missing == ()
     assert (run.name, run.recipe) == ("my-run", "think_qa")
-    assert [step for step, _ in run.rollouts] == [1, 10]
+    assert [step for step, _ in run.rollout_files] == [1, 5, 10]
+    assert [row["text"] for row in run.rollouts(10)] == ["at the last step"]
+
+
+def test_the_command_is_the_one_that_started_the_run(run_dir, monkeypatch):
+    monkeypatch.chdir(run_dir.parent)
+    (run_dir.parent / "a b").symlink_to(run_dir)
+    options = ["--grpo.lr", "2e-5", "--title", "it's"]
+    words = ["audiorl", "train", "recipes/think_qa.py", *options, "--out", "a b"]
+    assert shlex.split(load_run("a b").command) == words
+    (run_dir / "config.json").unlink()
+    assert load_run("a b").command == ""
 
 
 def test_an_empty_run_names_everything_that_is_missing(tmp_path):
@@ -53,11 +65,6 @@ def test_a_run_that_is_still_training_lacks_only_its_end(run_dir):
         "eval.json",
         "eval/before.jsonl and eval/after.jsonl",
     ]
-
-
-def test_a_step_whose_file_is_empty_is_not_the_last(run_dir):
-    (run_dir / "rollouts" / "step_000020.jsonl").write_text('{"step": 20, "gro')
-    assert [step for step, _ in load_run(run_dir).rollouts] == [1, 10]
 
 
 def test_damage_and_absence_are_told_apart(run_dir, tmp_path):

@@ -4,7 +4,9 @@ import base64
 import io
 import json
 import re
+from html import unescape
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,8 +14,9 @@ import soundfile
 
 from audiorl.report import plot_result, write_report
 from audiorl.report.audio import Players
+from audiorl.report.rollouts import timeline
 from audiorl.report.text import chip, marked, prompt
-from audiorl.report.timeline import timeline
+from tests.unit.report.conftest import rollout, write_lines
 
 VOID = {"meta", "br", "img", "input", "link", "hr", "col"}
 EVIL = "<script>alert(1)</script>\"'&$\\frac$"
@@ -49,13 +52,12 @@ def report(run_dir):
 
 def test_a_complete_run(run_dir):
     text, page = report(run_dir)
-    assert page.tags.count("audio") == 4  # two changed answers, two groups of rollouts
+    assert page.tags.count("audio") == 5  # two changed answers, three steps with one group of rollouts each
     assert page.tags.count("svg") == 8  # the bars, six main panels (no length, no clipping here), the loss
     for words in ("rose from 40.0%", "Wrong → right", "then a", "first b", "at the last step", "grpo.lr", "2e-05"):
         assert words in text
-    assert "not shown" not in text, "only the first and the last recorded step are on the page"
     assert "Not in this report" not in text
-    assert "audiorl train recipes/think_qa.py --out &#x27;my run&#x27;" in text
+    assert f"audiorl train recipes/think_qa.py --grpo.lr 2e-5 --title 'it'\"'\"'s' --out {run_dir}" in unescape(text)
 
 
 def test_the_table_marks_what_got_worse(run_dir):
@@ -70,7 +72,48 @@ def test_the_table_marks_what_got_worse(run_dir):
     assert "Worse than before: English (95.0% to 87.0%)." in text
 
 
-def test_the_page_fetches_nothing_and_runs_no_scripts(run_dir):
+def test_a_held_out_curve_ends_with_the_final_evaluation(run_dir):
+    """The fixture's last probes are 69.0% (grpo) and 41.0% (control); eval.json says 70.0% and 45.0%."""
+
+    def legend():
+        text = report(run_dir)[0]
+        return re.sub(r"<[^>]+>", "", text[text.index("<h3>Held-out accuracy</h3>") :].split("<svg")[0])
+
+    assert "final evaluation 70.0%, last probe 69.0%" in legend()
+    assert "control final evaluation 45.0%, last probe 41.0%" in legend()
+    (run_dir / "eval.json").unlink()
+    assert "last probe 69.0%control last probe 41.0%" in legend()
+
+
+def test_every_recorded_step_can_be_chosen(run_dir):
+    text, page = report(run_dir)
+    assert re.findall(r"<option value='(\d+)'( selected)?>", text) == [("1", ""), ("5", ""), ("10", " selected")]
+    steps = dict(re.findall(r"<div class='step' data-step='(\d+)'( hidden)?>", text))
+    assert steps == {"1": " hidden", "5": " hidden", "10": ""}
+    assert "in the middle" in text and page.tags.count("script") == 1
+
+
+def test_a_long_run_is_thinned_out_evenly_and_says_so(run_dir, monkeypatch):
+    for step in range(1, 65):
+        write_lines(run_dir / f"rollouts/step_{step:06d}.jsonl", [rollout("g", 0, 1.0, 0.0, text="word " * 2000)])
+    monkeypatch.setattr("audiorl.report.rollouts._BYTES", 60_000)
+    text, _ = report(run_dir)
+    shown = [int(step) for step in re.findall(r"<option value='(\d+)'", text)]
+    gaps = [later - earlier for earlier, later in pairwise(shown)]
+    assert (shown[0], shown[-1]) == (1, 64) and 8 <= len(shown) <= 16 and max(gaps) <= 8
+    assert f"{64 - len(shown)} more recorded steps are left out to keep the page small: rollouts/step_*.jsonl" in text
+    assert "… 6000 more characters" in text
+
+
+def test_a_step_whose_file_is_torn_is_left_out(run_dir):
+    (run_dir / "rollouts" / "step_000020.jsonl").write_text('{"step": 20, "gro')
+    (run_dir / "rollouts" / "step_000030.jsonl").write_text("")
+    assert re.findall(r"<option value='(\d+)'", report(run_dir)[0]) == ["1", "5", "10"]
+
+
+def test_the_page_fetches_nothing_and_runs_no_scripts_for_a_single_step(run_dir):
+    for step in (1, 5):
+        (run_dir / f"rollouts/step_{step:06d}.jsonl").unlink()
     text, page = report(run_dir)
     assert all(link.startswith("#") for link in page.fetched)
     assert "script" not in page.tags
@@ -134,7 +177,7 @@ def test_nothing_from_data_becomes_markup(run_dir):
     evals[EVIL] = {"accuracy": 0.1, "n": 5, EVIL: 1.5}
     (run_dir / "eval.json").write_text(json.dumps(evals))
     text, page = report(run_dir)
-    assert "script" not in page.tags
+    assert page.tags.count("script") == 1, "the selector's"
     assert text.count("&lt;script&gt;") > 20
     plot_result(run_dir, run_dir / "result.png")
 
