@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from typing import Any
 
 from audiorl.report.audio import Players
 from audiorl.report.run import Row, Run
@@ -11,7 +12,7 @@ from audiorl.report.summary import show
 
 _SHOWN = 8
 
-Rows = Mapping[str, Mapping[str, Row]]  # evaluation name -> sample id -> row of eval/NAME.jsonl
+Rows = Mapping[str, Mapping[Any, Row]]  # evaluation name -> sample id -> row of eval/NAME.jsonl
 Side = Callable[[str, Row, Players], str]  # (evaluation name, row, players) -> HTML
 
 
@@ -73,7 +74,7 @@ def codec_copies(run: Run, players: Players) -> str:
     return f"<section><h2>Through the codec</h2>{note}{cards}</section>" if cards else ""
 
 
-def _card(title: str, audio: str, id: str, rows: Rows, side: Side, players: Players) -> str:
+def _card(title: str, audio: str, id: Any, rows: Rows, side: Side, players: Players) -> str:
     sides = "".join(side(name, by_id[id], players) for name, by_id in rows.items() if id in by_id)
     question = f"<div class='question'><p class='prompt'>{escape(title)}</p>{audio}</div>"
     return f"<article class='card'>{question}<div class='sides'>{sides}</div></article>"
