@@ -2,11 +2,12 @@
 
     OMP_WAIT_POLICY=passive python bench/runtime.py [--rounds 3] [--steps 6] [--megabytes 200] [--threads 1]
 
-Steps: GRPO of the tiny Qwen2.5-Omni on human speech, in one process, in a trainer of Ray, and in a trainer with an
-engine apart from it. The three take turns, each round is a run of its own, and the first step of each is not counted.
+
+Steps: GRPO of the tiny Qwen2.5-Omni on human speech, in one process, in a trainer of Ray, and in a trainer with a
+separate engine. The three take turns, each round is a run of its own, and the first step of each is not counted.
 Runs must end with equal weights. Seconds are those of the loop from asking for rollouts to the end of the update.
 
-Weights: as the run's engines take them, by broadcast over a process group (`runtime.sync`), and through Ray's object
+Weights: as the run's engines take them, by broadcast (`rollout.weight_transfer`), and through Ray's object
 store, from one process into another that keeps a copy; first the tiny model's, then --megabytes of them in tensors of
 4 MB. What arrives must be what was sent. Everything is on one machine: this is the cost of processes, not of a network.
 """
@@ -37,13 +38,14 @@ from audiorl.rollout.weight_transfer import WeightReceiver, WeightSender
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
 from audiorl.runtime.config import RuntimeConfig, set_current
+from audiorl.runtime.local import changes_worker, replaces_worker
 from audiorl.runtime.ray_cluster import RayGroup, connected
 from audiorl.types import Message, Rollout, Sample, Score
 
 RUNTIMES = {
     "one process": RuntimeConfig(),
     "a trainer of Ray": RuntimeConfig(kind="ray"),
-    "a trainer and an engine apart": RuntimeConfig(kind="ray", engines=1),
+    "a trainer and a separate engine": RuntimeConfig(kind="ray", engines=1),
 }
 TENSOR = 2**20
 """Numbers in each of the larger set's tensors."""
@@ -58,7 +60,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    largest = RUNTIMES["a trainer and an engine apart"]
+    largest = RUNTIMES["a trainer and a separate engine"]
     with connected(largest):
         steps = step_times(args.rounds, args.steps)
         set_current(largest)
@@ -129,6 +131,7 @@ class Peer:
         self.held = {name: tensor.clone() for name, tensor in named(make())}
         self.change(0.0)
 
+    @changes_worker
     def change(self, by: float) -> None:
         for tensor in self.held.values():
             if tensor.is_floating_point():
@@ -140,6 +143,7 @@ class Peer:
     def total(self) -> float:
         return sum(float(tensor.double().sum()) for tensor in self.held.values())
 
+    @replaces_worker
     def update_weights(self, weights: Weights, version: int) -> None:
         for name, tensor in named(weights):
             self.held[name].copy_(tensor)
@@ -164,17 +168,17 @@ def transfer_times(make: Callable[[], Weights], rounds: int) -> dict[str, list[f
     trainer, engine = RayGroup("trainer", Peer, make), RayGroup("engine", Peer, make)
     engine.all("follow", trainer.first("open"))
     times: dict[str, list[float]] = {"broadcast": [], "object store": []}
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(1) as pool:
         for version in range(3 * rounds + 1):
             for way in times:
                 trainer.all("change", 1.0)
                 began = time.perf_counter()
                 if way == "broadcast":
-                    received = beside.submit(engine.all, "receive", version)
+                    received = pool.submit(engine.all, "receive", version)
                     trainer.all("send")
                     received.result()
                 else:
-                    engine.all("update_weights", trainer.refer("weights"), version)
+                    engine.all("update_weights", trainer.first_ref("weights"), version)
                 times[way].append(time.perf_counter() - began)
                 assert trainer.first("total") == engine.first("total")
     return {way: found[1:] for way, found in times.items()}

@@ -78,13 +78,13 @@ def run_recipe(file: str) -> None:
 
 def _train(args: list[str]) -> int:
     from audiorl.recipe import loader as recipe
-    from audiorl.runtime.launch import relaunch, take_runtime
+    from audiorl.runtime.launch import parse_runtime_options, relaunch
 
     if not args or args[0].startswith("-"):
         raise ValueError("train: name a recipe first, for example: audiorl train recipes/quickstart.py --out runs/one")
     path, rest = find_script("recipes", args[0]), args[1:]
     command = ["train", *args]
-    runtime = take_runtime(rest)
+    runtime = parse_runtime_options(rest)
     if "--help" in rest or "-h" in rest:
         print("Also: --out DIR (required); --tiny or --full: start from the recipe's tiny() or full() configuration;")
         print("--runtime.kind local|torchrun|ray, --runtime.ranks N and more: docs/scaling.md\n")
@@ -101,10 +101,10 @@ def _train(args: list[str]) -> int:
 
 def _resume(args: list[str]) -> int:
     from audiorl.recipe import loader as recipe
-    from audiorl.runtime.launch import relaunch, take_runtime
+    from audiorl.runtime.launch import parse_runtime_options, relaunch
 
     command = ["resume", *args]
-    runtime = take_runtime(args)
+    runtime = parse_runtime_options(args)
     if len(args) != 1:
         raise ValueError("resume: name one run folder, for example: audiorl resume runs/quickstart")
     relaunch(runtime, command)

@@ -81,10 +81,12 @@ def train_rl(
                 TrainBatch([experiences[i] for i in own], beside[r :: len(ranks)], [parts[i] for i in own])
                 for r, own in enumerate(ranks)
             ]
-            engine.rest()
+            engine.free_gpus()
             train = partial(trainers.each, "train", shards)
             if written_ahead(step + 1, config) and not run.asked_to_stop:
-                results, ahead = engine.beside(train, partial(collect, engine, samples, reward, step + 1, config, seed))
+                results, ahead = engine.overlap(
+                    train, partial(collect, engine, samples, reward, step + 1, config, seed)
+                )
             else:
                 results, ahead = train(), None
             ended = time.monotonic()

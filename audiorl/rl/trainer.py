@@ -34,6 +34,7 @@ from audiorl.models.policy import Reference
 from audiorl.models.value import ValueModel, critic_of
 from audiorl.rl.advantages import compute_advantages, mean_advantage
 from audiorl.run.checkpoint import load_checkpoint
+from audiorl.runtime.local import changes_worker, replaces_worker
 from audiorl.runtime.world import World
 from audiorl.train.adamw import Optimizer
 from audiorl.train.batches import (
@@ -85,7 +86,7 @@ class Trainer:
     `temperature` (and `audio_temperature`, of codes, where it is another) is the one that rollouts are sampled at:
     log-probs are taken under the same distribution. Made before
     a checkpoint is restored: the critic, and the reference if none is given, begin as the policy is now. With the
-    reference "apart" experiences come with its log-probs.
+    reference "separate" experiences come with its log-probs.
 
     Several workers of one `world` do together what one would do alone: counts, whitening, gradients and metrics are
     those of all ranks, wherever an experience is.
@@ -98,7 +99,7 @@ class Trainer:
         optim: OptimConfig,
         temperature: float,
         max_tokens: int,
-        reference: Reference | Literal["apart"] | None = None,
+        reference: Reference | Literal["separate"] | None = None,
         audio_temperature: float | None = None,
         world: World | None = None,
     ):
@@ -111,7 +112,7 @@ class Trainer:
         self.kl = _controller(config)
         self.has_kl = config.kl_beta > 0
         self.reference: Reference | None = None
-        if self.has_kl and reference != "apart":
+        if self.has_kl and reference != "separate":
             self.reference = reference or policy.reference()
         self.critic = critic_of(policy, config.critic.shared) if config.advantage == "gae" else None
         updates = config.steps * config.epochs * config.mini_batches
@@ -124,6 +125,7 @@ class Trainer:
         self.optimizer = optimizer_for(policy, optim, updates, self.world)
         self.ema = None if config.ema_decay is None else EMA(trained, config.ema_decay)
 
+    @changes_worker
     def train(self, shard: TrainBatch) -> TrainOutput:
         """One step: log-probs and values, credit, then `epochs` passes over `mini_batches`."""
         experiences = compute_advantages(self.prepare(shard.experiences), self.config, self.kl.beta, self.world.sum)
@@ -149,7 +151,7 @@ class Trainer:
         temperatures = self.temperature, self.audio_temperature
         if self.reference is not None:
             found = with_logprobs(found, "ref_logprobs", self.reference, config, *temperatures)
-        assert not self.has_kl or all(e.ref_logprobs is not None for e in found), "the reference is apart"
+        assert not self.has_kl or all(e.ref_logprobs is not None for e in found), "no ref_logprobs"
         # With a single update the old policy is the current one: its log-probs come with the loss.
         if config.epochs * config.mini_batches > 1 or (config.kl_in == "reward" and self.has_kl):
             found = with_logprobs(found, "old_logprobs", self.policy, config, *temperatures)
@@ -441,6 +443,7 @@ class Trainer:
         if self.ema is not None:
             self.ema.load(state["ema"], where)
 
+    @replaces_worker
     def resume(self, where: str) -> None:
         """Continue from a checkpoint's folder, weights and all."""
         state, _ = load_checkpoint(Path(where), self.policy)

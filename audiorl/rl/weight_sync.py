@@ -1,8 +1,9 @@
-"""The engines of a phase: the trainers' own, or others apart from them, with weights that follow the trainers'.
+"""The generation engines of a phase, and how the trainers' weights reach them before each step.
 
-Weights travel from the first trainer to all engines apart at once (`runtime.sync`), over a connection that is made anew
-when one of its ends was replaced. An engine that was replaced has the weights that the phase began with: asked to write
-with others it writes nothing, all are sent the weights once more, and are asked again.
+The engines are the trainers' own models, or workers with processes and weights of their own. The first trainer sends
+its weights to all separate engines at once (`rollout.weight_transfer`); the connection is opened again when one end was
+replaced. A replaced engine holds the weights that the phase began with: asked for another version it generates nothing,
+then all engines are sent the weights again, and are asked again.
 """
 
 from __future__ import annotations
@@ -28,21 +29,24 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 ATTEMPTS = 5
-"""How often weights are sent when they do not arrive, before the run stops."""
+"""How many times weights are sent when they do not arrive, before the run stops."""
 
 
-class Source(NamedTuple):
-    """Where an engine takes weights from: the sender's address, and which of its receivers it is."""
+class WeightSource(NamedTuple):
+    """The sender that an engine receives weights from."""
 
     address: str
+    """HOST:PORT of the sender."""
     backend: Literal["gloo", "nccl"]
     receivers: int
+    """How many engines receive."""
     number: int = 0
+    """Which of them this engine is."""
 
 
 @runtime_checkable
 class Sleeper(Protocol):
-    """An engine that can leave its GPU to others, as `VLLMEngine` can; asleep it neither writes nor takes weights."""
+    """An engine that can free its GPU memory, as `VLLMEngine` does. Asleep it neither generates nor takes weights."""
 
     @property
     def can_sleep(self) -> bool: ...
@@ -52,51 +56,51 @@ class Sleeper(Protocol):
     def wake(self) -> None: ...
 
 
-class EngineApart:
-    """A worker that writes rollouts with weights of its own. Asleep it wakes for what it is asked to do."""
+class EngineWorker:
+    """A worker that generates rollouts with its own copy of the weights. It wakes its engine when it is called."""
 
     def __init__(self, engine: HFEngine | VLLMEngine):
         self._engine = engine
         self._asleep = False
-        self._source: Source | None = None
+        self._source: WeightSource | None = None
         self._receiver: WeightReceiver | None = None
 
-    def follow(self, source: Source) -> bool:
-        """Take weights from there. Says whether it already did."""
+    def connect(self, source: WeightSource) -> bool:
+        """Connect to a sender of weights. Returns whether this worker was already connected to it."""
         if self._receiver is not None and source == self._source:
             return True
-        self._leave("another connection was made")
+        self._disconnect("another connection was made")
         self._source = source
         try:
             self._receiver = WeightReceiver(
                 source.address, source.number, source.receivers, host=node_address(), backend=source.backend
             )
         except SyncError:
-            self._receiver = None  # the sender has ended; `receive` says so
+            self._receiver = None  # the sender has ended; `receive` reports it
         return False
 
     def receive(self, version: int) -> str | None:
-        """The weights that are sent next; what went wrong if they did not arrive."""
+        """Load the weights that are sent next. Returns None, or why they did not arrive."""
         if self._receiver is None:
             return "an engine has no connection for weights"
         self._wake()
         try:
             self._receiver.update(self._engine, version)
         except SyncError as error:
-            self._leave(str(error))
+            self._disconnect(str(error))
             return str(error)
         return None
 
-    def write(self, asked: tuple[int, Sequence[Request]]) -> list[Rollout] | None:
-        """Rollouts written with the weights of a version; None where these are others."""
-        version, requests = asked
+    def generate(self, version_and_requests: tuple[int, Sequence[Request]]) -> list[Rollout] | None:
+        """Rollouts of the requests; None where the engine's weights are of another version."""
+        version, requests = version_and_requests
         if self._engine.policy_version != version:
             return None
         self._wake()
         return self._engine.generate(requests)
 
     def sleep(self) -> None:
-        """Leave the GPU to a trainer, as far as the engine can."""
+        """Free GPU memory for a colocated trainer, if the engine can."""
         if isinstance(self._engine, Sleeper) and self._engine.can_sleep and not self._asleep:
             self._engine.sleep()
             self._asleep = True
@@ -108,104 +112,105 @@ class EngineApart:
         self._asleep = False
 
     def close(self) -> None:
-        self._leave("the phase has ended")
+        self._disconnect("the phase has ended")
         if isinstance(self._engine, VLLMEngine):
             self._engine.close()
 
-    def _leave(self, reason: str) -> None:
+    def _disconnect(self, reason: str) -> None:
         if self._receiver is not None:
             self._receiver.close(reason)
         self._receiver = None
 
 
-class _Behind(Exception):
-    """An engine has other weights than those that are to be written with."""
+class StaleWeights(Exception):
+    """A replaced engine has other weights than the version that was asked for."""
 
 
 class GroupEngine:
-    """The engines of a phase as one: each gets a part of the requests, about equally much to write.
+    """The engines of a phase as one engine: the requests are divided by their expected lengths.
 
-    They are the trainers' own, or those of the group `apart`. `ahead`: whether weights are wanted again after they have
-    changed, to write with them beside an update. `together`: those of the group are on the trainers' GPUs, and only one
-    side at a time has memory there for its work.
+    `engines`: workers with their own weights; None: the trainers generate. `overlap`: the next step's rollouts are
+    generated during an update, so the weights of before must be kept. `colocated`: the engines share the trainers'
+    GPUs, where only one of the two may use memory at a time.
     """
 
-    def __init__(self, trainers: Group, apart: Group | None = None, ahead: bool = False, together: bool = False):
-        if ahead and together:
+    def __init__(self, trainers: Group, engines: Group | None = None, overlap: bool = False, colocated: bool = False):
+        if overlap and colocated:
             raise ValueError(
-                "overlap: engines write while trainers train, but with runtime.placement together they take turns on "
-                "one GPU; put the engines apart (--runtime.placement apart), or leave overlap out"
+                "overlap: engines generate while trainers train, but with runtime.placement colocated they take turns "
+                "on one GPU; use --runtime.placement dedicated, or switch overlap off"
             )
-        self.trainers, self.apart, self._ahead, self._together = trainers, apart, ahead, together
+        self.trainers, self.engines, self._snapshots, self._colocated = trainers, engines, overlap, colocated
         self._version = 0
         self._training = False
 
     def generate(self, requests: Sequence[Request]) -> list[Rollout]:
-        group = self.trainers if self.apart is None else self.apart
+        """Rollouts in the order of the requests."""
+        group = self.trainers if self.engines is None else self.engines
         shares = balance([r.n * rough_length(r.sample) for r in requests], group.size)
-        written = self._written([[requests[i] for i in share] for share in shares])
+        generated = self._generate([[requests[i] for i in share] for share in shares])
         by_request: dict[int, list[Rollout]] = {}
-        for share, rollouts in zip(shares, written, strict=True):
-            at = 0
+        for share, rollouts in zip(shares, generated, strict=True):
+            start = 0
             for i in share:
-                by_request[i] = rollouts[at : at + requests[i].n]
-                at += requests[i].n
+                by_request[i] = rollouts[start : start + requests[i].n]
+                start += requests[i].n
         return [rollout for i in range(len(requests)) for rollout in by_request[i]]
 
-    def _written(self, parts: Sequence[Sequence[Request]]) -> list[list[Rollout]]:
-        if self.apart is None:
-            return self.trainers.each("generate", parts)
+    def _generate(self, shards: Sequence[Sequence[Request]]) -> list[list[Rollout]]:
+        if self.engines is None:
+            return self.trainers.each("generate", shards)
         for _ in range(ATTEMPTS):
-            written = self.apart.each("write", [(self._version, part) for part in parts])
-            if None not in written:
-                return written
+            rollouts = self.engines.each("generate", [(self._version, shard) for shard in shards])
+            if None not in rollouts:
+                return rollouts
             if self._training:
-                raise _Behind
-            self._send(self.apart)
-        raise RankError("engines were replaced again and again while they wrote; resume from the last checkpoint")
+                raise StaleWeights
+            self._send(self.engines)
+        raise RankError("engines died again and again while they generated; resume from the last checkpoint")
 
     def sync(self, version: int) -> None:
-        """Write with the weights that the trainers have now, after `version` steps."""
-        if self.apart is None:
+        """Send the trainers' current weights, those after `version` steps, to the engines."""
+        if self.engines is None:
             return
         self._version = version
-        if self._together:
-            self.trainers.all("make_room")
-        if self._ahead:
-            self.trainers.all("keep")
-        self._send(self.apart)
+        if self._colocated:
+            self.trainers.all("free_memory")
+        if self._snapshots:
+            self.trainers.all("snapshot")
+        self._send(self.engines)
 
-    def rest(self) -> None:
-        """Before trainers train: engines leave them the GPUs that they share."""
-        if self.apart is not None and self._together:
-            self.apart.all("sleep")
+    def free_gpus(self) -> None:
+        """Before trainers update: colocated engines sleep."""
+        if self.engines is not None and self._colocated:
+            self.engines.all("sleep")
 
-    def beside(self, train: Callable[[], T], write: Callable[[], S]) -> tuple[T, S]:
-        """Update the trainers, and write with the weights of before: at the same time where engines are apart.
+    def overlap(self, train: Callable[[], T], generate: Callable[[], S]) -> tuple[T, S]:
+        """Train, and generate with the weights of before: at the same time where engines have their own processes.
 
-        What writes must ask nothing of the trainers.
+        `generate` must not call the trainers. Returns the results of both.
         """
-        if self.apart is None:
-            written = write()
-            return train(), written
+        if self.engines is None:
+            rollouts = generate()
+            return train(), rollouts
         self._training = True
         try:
-            trained, writing = _both(train, write)
+            trained, generating = _both(train, generate)
         finally:
             self._training = False
         try:
-            return trained, writing.result()
-        except _Behind:
-            self._send(self.apart)
-            return trained, write()
+            return trained, generating.result()
+        except StaleWeights:
+            self._send(self.engines)
+            return trained, generate()
 
     def close(self) -> None:
         """After the phase."""
-        if self.apart is not None:
-            self.apart.all("close")
+        if self.engines is not None:
+            self.engines.all("close")
 
     def _send(self, engines: Group) -> None:
-        """Deaths on the way are counted where processes are replaced; here it is only tried again."""
+        """Send the weights until all engines have them. The groups count the processes that die meanwhile."""
         for _ in range(ATTEMPTS):
             self._connect(engines)
             sent, received = _both(lambda: self.trainers.first("send"), lambda: engines.all("receive", self._version))
@@ -215,23 +220,22 @@ class GroupEngine:
         raise RankError(f"weights did not reach the engines: {reasons[0]}; resume the run from the last checkpoint")
 
     def _connect(self, engines: Group) -> None:
-        """One connection for all: with an end that is new the others start anew, too."""
-        for anew in (False, True):
-            source: Source = self.trainers.first("source", engines.size, anew)
-            known = engines.each("follow", [source._replace(number=k) for k in range(engines.size)])
-            if all(known):
+        """Connect all engines to the first trainer. When one end is new, all connections are opened again."""
+        for restart in (False, True):
+            source: WeightSource = self.trainers.first("weight_source", engines.size, restart)
+            if all(engines.each("connect", [source._replace(number=k) for k in range(engines.size)])):
                 return
 
 
 def _both(here: Callable[[], T], there: Callable[[], S]) -> tuple[T, Future[S]]:
-    """Call both at once, `there` in a thread, which has ended when this returns. Ctrl-C does not wait for it."""
-    found: Future[S] = Future()
+    """Run both at once, `there` in a thread, and return when both have ended. Ctrl-C does not wait for the thread."""
+    future: Future[S] = Future()
 
     def run() -> None:
         try:
-            found.set_result(there())
+            future.set_result(there())
         except BaseException as error:
-            found.set_exception(error)
+            future.set_exception(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -241,16 +245,16 @@ def _both(here: Callable[[], T], there: Callable[[], S]) -> tuple[T, Future[S]]:
         thread.join()
         raise
     thread.join()
-    return result, found
+    return result, future
 
 
 def free_cached() -> None:
-    """Give other processes what torch keeps of the GPU without using it."""
+    """Return torch's cached but unused GPU memory, so that other processes can use it."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def node_address() -> str:
-    """Where other nodes of the cluster find this one."""
+    """This node's address in the Ray cluster."""
     address: Any = import_ray().util.get_node_ip_address()
     return str(address)

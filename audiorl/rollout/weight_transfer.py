@@ -30,7 +30,7 @@ Backend = Literal["gloo", "nccl"]
 BUCKET = 64 * 2**20
 """Bytes of tensors that travel at once."""
 LOOPBACK = "127.0.0.1"
-JOINING = 60.0
+JOIN_TIMEOUT_SECONDS = 60.0
 """Seconds that receivers have to come once there are weights for them: they are asked at the same time."""
 
 
@@ -131,7 +131,7 @@ class WeightSender(_Peer):
         """
         self._check_open()
         try:
-            self._wait_for("joined", "did not come to take weights", min(JOINING, self._timeout))
+            self._wait_for("joined", "did not come to take weights", min(JOIN_TIMEOUT_SECONDS, self._timeout))
             self._store.set(self._key("go"), "")
             if self._group is None:
                 self._connect()

@@ -1,47 +1,51 @@
-"""Where a run's processes are and what they do. No part of a recipe: the same run can go on elsewhere."""
+"""The processes of a run. Not part of the recipe: a run may be resumed with other processes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-VLLM_BESIDE = (
-    "runtime.engine vllm: vLLM makes a process group of its own, beside which a trainer that is one of several, or "
-    "under ZeRO, cannot have another; make engines processes of their own: --runtime.kind ray --runtime.engines N puts "
-    "them on GPUs of their own, with --runtime.placement together they share the trainers'"
+VLLM_COLOCATED_ERROR = (
+    "runtime.engine vllm: vLLM makes a torch process group, so it cannot run in the process of a trainer that has one "
+    "too (several trainers, or ZeRO); give engines their own processes: --runtime.kind ray --runtime.engines N puts "
+    "them on their own GPUs, with --runtime.placement colocated they share the trainers' GPUs"
 )
 
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """The options `--runtime.…` of `audiorl train` and `audiorl resume`."""
+    """The options `--runtime.…` of `audiorl train`, `audiorl resume` and `audiorl doctor --plan`."""
 
     kind: Literal["local", "torchrun", "ray"] = "local"
+    """local: this process trains. torchrun: `ranks` processes of this machine train. ray: a Ray cluster's processes."""
     ranks: int = 1
-    """Trainers, a GPU each where there are GPUs. torchrun: of this machine; for several start torchrun yourself."""
+    """Number of trainers, one GPU each where there are GPUs. With torchrun: on this machine; for several machines start
+    torchrun yourself."""
     zero: Literal[0, 1, 2, 3] = 0
-    """DeepSpeed ZeRO stage of the trainers; 0 is plain data parallelism, without DeepSpeed."""
+    """DeepSpeed ZeRO stage of the trainers; 0: plain data parallelism, without DeepSpeed."""
     offload: bool = False
-    """Optimizer state in the machine's memory, with ZeRO."""
+    """Keep the optimizer's state in CPU memory; needs zero 1, 2 or 3."""
     engine: Literal["hf", "vllm"] = "hf"
-    """What writes rollouts: the trainer's own model, or vLLM. vLLM in a trainer's process: one process (local)."""
+    """What generates rollouts. hf: the trainer's own model, by transformers. vllm: vLLM; without `engines` it runs in
+    the trainer's process, for one trainer (local) only."""
     engines: int = 0
-    """Engines in processes of their own, with their own weights (ray only); 0: one with each trainer."""
-    placement: Literal["apart", "together"] = "apart"
-    """Engines have GPUs of their own, or each lies on a trainer's GPU, where they take turns: vLLM sleeps meanwhile."""
+    """Number of engines with their own processes and weights (ray only); 0: every trainer generates itself."""
+    placement: Literal["dedicated", "colocated"] = "dedicated"
+    """dedicated: `engines` have their own GPUs. colocated: engine k shares the GPU of trainer k; they take turns, and
+    vLLM sleeps while the trainer updates."""
     engine_gpus: int = 1
-    """GPUs of an engine apart (tensor parallel), all on one node."""
+    """GPUs of one dedicated engine (vLLM's tensor parallel size), all on one node."""
     references: int = 0
-    """Processes that hold the reference of the KL, a GPU each (ray only); 0: every trainer holds it."""
+    """Number of processes that hold the KL's reference model, one GPU each (ray only); 0: every trainer holds it."""
     gpu_fraction: float | None = None
-    """The share of a GPU's memory that vLLM takes; None: 0.9 on a GPU of its own, 0.4 with a trainer."""
+    """Fraction of a GPU's memory that vLLM takes, in (0, 1]; None: 0.9 on its own GPU, 0.4 on a trainer's."""
     address: str | None = None
-    """HOST:PORT of a Ray cluster that runs already. Without it RAY_ADDRESS counts; without both one is started here."""
+    """HOST:PORT of a running Ray cluster; None: the one in RAY_ADDRESS, else a cluster is started on this machine."""
     restarts: int = 3
-    """How often workers that died are replaced before the run stops (ray only)."""
+    """How many times processes that died are replaced before the run stops (ray only)."""
 
     def check(self) -> None:
-        """Raises ValueError for options that cannot be together."""
+        """Raise ValueError for options that contradict each other."""
         for name in ("ranks", "engine_gpus"):
             if getattr(self, name) < 1:
                 raise ValueError(f"runtime.{name} is {getattr(self, name)}; it must be at least 1")
@@ -51,43 +55,43 @@ class RuntimeConfig:
             if getattr(self, name) < 0:
                 raise ValueError(f"runtime.{name} is {getattr(self, name)}; it must be at least 0")
         if self.engines and self.kind != "ray":
-            raise ValueError("runtime.engines: engines apart from the trainers need --runtime.kind ray")
+            raise ValueError("runtime.engines: engines with their own processes need --runtime.kind ray")
         if self.references and self.kind != "ray":
-            raise ValueError("runtime.references: a reference apart from the trainers needs --runtime.kind ray")
-        if self.placement == "together":
-            self._check_together()
+            raise ValueError("runtime.references: a reference with its own process needs --runtime.kind ray")
+        if self.placement == "colocated":
+            self._check_colocated()
         if self.address is not None and self.kind != "ray":
             raise ValueError("runtime.address: only --runtime.kind ray connects to a cluster")
         if self.engine_gpus > 1 and self.engine == "hf":
             raise ValueError(f"runtime.engine_gpus {self.engine_gpus}: only --runtime.engine vllm can use several")
         if self.engine == "vllm" and not self.engines and (self.kind != "local" or self.zero):
-            raise ValueError(VLLM_BESIDE)
+            raise ValueError(VLLM_COLOCATED_ERROR)
         if self.gpu_fraction is not None and not 0 < self.gpu_fraction <= 1:
             raise ValueError(f"runtime.gpu_fraction is {self.gpu_fraction}; it must be in (0, 1]")
         if self.gpu_fraction is not None and self.engine != "vllm":
-            raise ValueError("runtime.gpu_fraction: only --runtime.engine vllm takes a share of its own")
+            raise ValueError("runtime.gpu_fraction: only --runtime.engine vllm reserves a fraction of the GPU")
         if self.offload and not self.zero:
-            raise ValueError("runtime.offload: only ZeRO can keep the optimizer there; add --runtime.zero 1, 2 or 3")
+            raise ValueError("runtime.offload: only ZeRO can offload the optimizer; add --runtime.zero 1, 2 or 3")
 
-    def _check_together(self) -> None:
-        where = "runtime.placement together"
+    def _check_colocated(self) -> None:
+        where = "runtime.placement colocated"
         if not self.engines:
             raise ValueError(f"{where}: there are no engines to place; add --runtime.kind ray --runtime.engines N")
         if self.engines > self.ranks:
             raise ValueError(
                 f"{where}: engine k shares the GPU of trainer k, but runtime.engines {self.engines} are more than "
-                f"runtime.ranks {self.ranks}; take at most as many"
+                f"runtime.ranks {self.ranks}; use at most as many"
             )
         if self.engine_gpus > 1:
             raise ValueError(
-                f"{where}: an engine shares one trainer's GPU, it cannot have runtime.engine_gpus {self.engine_gpus}; "
-                "put engines of several GPUs apart: --runtime.placement apart"
+                f"{where}: an engine shares one trainer's GPU, so it cannot have runtime.engine_gpus "
+                f"{self.engine_gpus}; engines of several GPUs need --runtime.placement dedicated"
             )
 
     @property
     def shares_gpus(self) -> bool:
         """Whether engines are on the trainers' GPUs."""
-        return not self.engines or self.placement == "together"
+        return not self.engines or self.placement == "colocated"
 
 
 _current = RuntimeConfig()
@@ -99,6 +103,6 @@ def current() -> RuntimeConfig:
 
 
 def set_current(config: RuntimeConfig) -> None:
-    """Of the process's run from here on; workers elsewhere are given it with what they are made from."""
+    """Set the options of this process's run. Ray's workers are sent them when they are made."""
     global _current
     _current = config

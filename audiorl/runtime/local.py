@@ -1,34 +1,56 @@
-"""Workers in this process, and what all groups of workers have in common."""
+"""Groups of workers: the protocol, the group in this process, and the marks on methods that change a worker."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeVar
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+StateEffect = Literal["changes", "replaces"]
+_MARK = "_audiorl_state_effect"
+
+
+def changes_worker(method: Method) -> Method:
+    """Mark a method that changes its worker's state. A group repeats its calls on a worker that replaces a dead one."""
+    setattr(method, _MARK, "changes")
+    return method
+
+
+def replaces_worker(method: Method) -> Method:
+    """Mark a method after which a worker's state depends on no earlier call. A group then forgets the earlier ones."""
+    setattr(method, _MARK, "replaces")
+    return method
+
+
+def state_effects(worker: Any) -> dict[str, StateEffect]:
+    """The marked methods of a worker by name. A method that overrides a marked one is marked too."""
+    classes = reversed(type(worker).__mro__)
+    return {name: getattr(f, _MARK) for cls in classes for name, f in vars(cls).items() if hasattr(f, _MARK)}
 
 
 class Group(Protocol):
-    """Workers whose methods are called together, wherever they are."""
+    """Workers whose methods are called together, in whichever processes they are."""
 
     shared: bool
-    """Whether the first worker's model is the driver's own."""
+    """Whether the first worker trains the driver's own model object."""
 
     @property
     def size(self) -> int: ...
 
     def each(self, method: str, shards: Sequence[Any]) -> list[Any]:
-        """Call `method` of every worker with its own shard; the results by worker."""
+        """Call `method` of worker k with `shards[k]`. Returns the results in the order of the workers."""
         ...
 
     def all(self, method: str, *args: Any) -> list[Any]:
-        """Call `method` of every worker with the same arguments; the results by worker."""
+        """Call `method` of every worker with the same arguments. Returns the results in the order of the workers."""
         ...
 
     def first(self, method: str, *args: Any) -> Any:
-        """`all` for what every worker would answer alike: only the first one's answer travels."""
+        """Like `all`, but returns the first worker's result only; the others' results are not sent to the driver."""
         ...
 
     def saved(self, where: str) -> None:
-        """What the workers are now lies in the folder `where`, and `resume` brings one there."""
+        """The workers' state was saved to the checkpoint folder `where`, which their method `resume` loads."""
         ...
 
 
@@ -60,10 +82,11 @@ class LocalGroup:
         pass
 
 
-Make = Callable[..., Any]
-"""Makes a worker. Where workers are in other processes it travels there with its arguments: a function of a module."""
+MakeWorker = Callable[..., Any]
+"""Makes a worker. Groups in other processes pickle it with its arguments, so it is a module-level function."""
 
 
 def check_shards(shards: Sequence[Any], size: int) -> None:
+    """Raise ValueError unless there is one shard for each worker."""
     if len(shards) != size:
         raise ValueError(f"{len(shards)} shards for {size} workers")

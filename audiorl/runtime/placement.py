@@ -1,4 +1,4 @@
-"""Which group a run's workers form: in this process, in those of torchrun, or in those of a Ray cluster."""
+"""Makes the groups of workers that `RuntimeConfig` asks for: in this process, under torchrun, or in a Ray cluster."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from audiorl.runtime.config import VLLM_BESIDE, current
+from audiorl.runtime.config import VLLM_COLOCATED_ERROR, current
 from audiorl.runtime.local import Group, LocalGroup
 from audiorl.runtime.torchrun import RanksGroup, process_group, ranks
 from audiorl.runtime.world import World
 
-Elsewhere = Callable[[], tuple[Any, ...]]
-"""Gives a function of a module and its arguments, from which any process makes its own worker."""
+WorkerSpec = Callable[[], tuple[Any, ...]]
+"""Returns a module-level function and its arguments, from which another process makes its worker."""
 
 
 @contextmanager
 def processes() -> Iterator[None]:
-    """Everything that a run's groups need, for the length of the block."""
+    """Connect the run's processes (torchrun's process group or the Ray cluster) for the length of the block."""
     if current().kind == "ray":
         from audiorl.runtime.ray_cluster import connected
 
@@ -28,32 +28,36 @@ def processes() -> Iterator[None]:
             yield
 
 
-def team(own: Callable[[World], Any], elsewhere: Elsewhere) -> Group:
-    """The trainers of a phase. `own` makes one that shares the driver's objects, where the driver is one of them."""
+def trainer_group(make_local: Callable[[World], Any], spec: WorkerSpec) -> Group:
+    """The trainers of a phase.
+
+    `make_local` makes the driver's own worker, which may share the driver's objects; Ray's driver has none. `spec`
+    describes the workers of all other processes.
+    """
     if current().kind == "ray":
         from audiorl.runtime.ray_cluster import RayGroup
 
-        return RayGroup("trainer", *elsewhere())
+        return RayGroup("trainer", *spec())
     if ranks() == 1:
-        return LocalGroup([own(World())])
-    return RanksGroup(lambda: own(World.of_process_group()), *elsewhere())
+        return LocalGroup([make_local(World())])
+    return RanksGroup(lambda: make_local(World.of_process_group()), *spec())
 
 
-def team_size() -> int:
+def num_trainers() -> int:
     """How many trainers a phase has."""
     return current().ranks if current().kind == "ray" else ranks()
 
 
-def apart(role: Literal["engine", "reference"], elsewhere: Elsewhere) -> Group | None:
-    """Engines or references in processes of their own; None where each trainer has one."""
+def separate_group(role: Literal["engine", "reference"], spec: WorkerSpec) -> Group | None:
+    """Engines or references in processes of their own; None when the trainers hold them."""
     if not (current().engines if role == "engine" else current().references):
         return None
     from audiorl.runtime.ray_cluster import RayGroup
 
-    return RayGroup(role, *elsewhere())
+    return RayGroup(role, *spec())
 
 
 def check_engine() -> None:
-    """Raise ValueError where vLLM would be in a process that trains together with others."""
-    if current().engine == "vllm" and not current().engines and (team_size() > 1 or current().kind != "local"):
-        raise ValueError(VLLM_BESIDE)
+    """Raise ValueError when vLLM would run in a process that trains together with others."""
+    if current().engine == "vllm" and not current().engines and (num_trainers() > 1 or current().kind != "local"):
+        raise ValueError(VLLM_COLOCATED_ERROR)

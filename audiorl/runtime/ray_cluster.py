@@ -1,9 +1,9 @@
-"""A Ray cluster: connecting to it or starting one, placing a run's processes, and workers in them.
+"""Workers in a Ray cluster: connects to a cluster or starts one, places the run's processes, and replaces dead ones.
 
-The driver is no worker here. Trainers form one process group of torch; all others are on their own. A process that
-dies is replaced: its worker is made again and brought to where it was by the calls that changed it, which the group
-keeps from the last checkpoint on. All trainers are replaced together, because a process group does not outlive one of
-its ranks. A step is a function of (seed, step) and the weights, so what is done again comes out the same.
+The driver holds no worker. The trainers form one torch process group; engines and references belong to none. When a
+process dies, a new one makes the worker again, and the group repeats the calls that changed it since the last
+checkpoint (`changes_worker`, `replaces_worker`). All trainers are replaced together, because a process group does not
+survive the death of a rank. A step depends on (seed, step) and the weights only, so the repeated steps are the same.
 """
 
 from __future__ import annotations
@@ -21,32 +21,27 @@ from typing import Any, Literal
 import torch
 
 from audiorl.runtime.config import RuntimeConfig, current
-from audiorl.runtime.local import Make, check_shards
+from audiorl.runtime.local import MakeWorker, StateEffect, check_shards
 from audiorl.runtime.torchrun import RankError
-from audiorl.runtime.worker_process import Failed, Host
+from audiorl.runtime.worker_process import WorkerFailure, WorkerProcess
 
 Role = Literal["trainer", "engine", "reference"]
 
 ROLES: tuple[Role, ...] = ("trainer", "engine", "reference")
-"""In the order of their places."""
+"""In the order of their process indices."""
 
-CONNECTING = 5.0
-"""Seconds that a cluster has for its first answer."""
-PLACING = 60.0
-"""Seconds that others have to free what a run needs."""
-STARTING = 600.0
-"""Seconds until a process must have started: it imports torch and transformers, maybe from a slow disk."""
-NOTICING = 10.0
-"""Seconds after which a death is known that a rank's broken connection may come from."""
-
-REPLACING = frozenset({"resume", "update_weights"})
-"""Methods after which a worker's state depends on no call before them."""
-CHANGING = frozenset({"train", "keep"})
-"""Methods after which a worker is another than before. All others can be called again."""
+CONNECT_TIMEOUT_SECONDS = 5.0
+"""For the first answer of a cluster's head."""
+PLACEMENT_TIMEOUT_SECONDS = 60.0
+"""For other jobs to free the resources that the run needs."""
+START_TIMEOUT_SECONDS = 600.0
+"""For a process to start: it imports torch and transformers, perhaps from a slow disk."""
+DEATH_NOTICE_SECONDS = 10.0
+"""After a rank's collective failed: how long to look for the death of another rank that caused it."""
 
 
 class _Died(Exception):
-    """Processes of a group have ended."""
+    """Processes of a group died."""
 
     def __init__(self, ranks: Sequence[int], reason: str):
         super().__init__(reason)
@@ -54,66 +49,66 @@ class _Died(Exception):
 
 
 class Cluster:
-    """The places of a run's processes on a cluster, and the processes: trainers, then engines, then references."""
+    """A run's resources on a cluster and its processes, indexed: trainers first, then engines, then references."""
 
     def __init__(self, runtime: RuntimeConfig):
         ray = import_ray()
         self.runtime = runtime
         self.restarts = runtime.restarts
-        self._hosts: dict[int, Any] = {}
-        self._counting = threading.Lock()  # trainers and engines may each be called by a thread of their own
+        self._processes: dict[int, Any] = {}
+        self._restart_lock = threading.Lock()  # two threads may call trainers and engines at the same time
         self._gpus = ray.cluster_resources().get("GPU", 0) > 0
-        self._seats = seats(runtime, self._gpus)
+        self._placements = placements(runtime, self._gpus)
         self._bundles = bundles(runtime, self._gpus)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         check_fits(self._bundles, nodes, runtime)
-        self._placement = ray.util.placement_group(self._bundles, strategy="PACK")
-        if not self._placement.wait(PLACING):
+        self._placement_group = ray.util.placement_group(self._bundles, strategy="PACK")
+        if not self._placement_group.wait(PLACEMENT_TIMEOUT_SECONDS):
             free = ray.available_resources()
-            ray.util.remove_placement_group(self._placement)
+            ray.util.remove_placement_group(self._placement_group)
             raise ValueError(
                 f"the cluster is in use: {_need(self._bundles, runtime)}, but of its {_amounts(nodes)} only "
                 f"{_amounts([free])} are free; wait for the others, or ask for less"
             )
 
-    def places(self, role: Role) -> range:
-        """Of the run's processes of a kind: a smaller run may be inside of a larger one's places."""
+    def indices(self, role: Role) -> range:
+        """Indices of the processes of a role. The current run may use fewer than the cluster was made for."""
         first = 0
-        for each, count, wanted in zip(ROLES, _counts(self.runtime), _counts(current()), strict=True):
+        for each, available, wanted in zip(ROLES, _counts(self.runtime), _counts(current()), strict=True):
             if each == role:
-                if wanted > count:
-                    raise ValueError(f"{wanted} {role}s are wanted, but the cluster was made for fewer")
+                if wanted > available:
+                    raise ValueError(f"{wanted} {role}s are wanted, but the cluster was made for {available}")
                 return range(first, first + wanted)
-            first += count
+            first += available
         raise AssertionError(role)
 
-    def host(self, place: int) -> Any:
-        """The process at a place, started if there is none."""
-        if place not in self._hosts:
+    def process(self, index: int) -> Any:
+        """The process at `index` (a Ray actor), started if it is not running."""
+        if index not in self._processes:
             ray = import_ray()
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-            seat = self._seats[place]
-            self._hosts[place] = (
-                ray.remote(_OnNode)
+            placement = self._placements[index]
+            self._processes[index] = (
+                ray.remote(_NodeProcess)
                 .options(
-                    num_cpus=seat.takes["CPU"],
-                    num_gpus=seat.takes.get("GPU", 0),
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement, seat.bundle),
+                    num_cpus=placement.resources["CPU"],
+                    num_gpus=placement.resources.get("GPU", 0),
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement_group, placement.bundle),
                 )
                 .remote(list(sys.path), self._gpus)
             )
-        return self._hosts[place]
+        return self._processes[index]
 
-    def drop(self, place: int) -> None:
-        """End the process at a place."""
-        host = self._hosts.pop(place, None)
-        if host is not None:
-            import_ray().kill(host)
+    def kill(self, index: int) -> None:
+        """End the process at `index`, if it is running."""
+        process = self._processes.pop(index, None)
+        if process is not None:
+            import_ray().kill(process)
 
     def count_restart(self, who: str, reason: str) -> None:
-        """Raises RankError when there have been enough."""
-        with self._counting:
+        """Count one restart. Raises RankError when `restarts` are used up."""
+        with self._restart_lock:
             if self.restarts == 0:
                 raise RankError(
                     f"{who} died ({reason}), after as many restarts as runtime.restarts allows "
@@ -123,13 +118,14 @@ class Cluster:
         print(f"audiorl: {who} died ({reason}) and is replaced; {self.restarts} restarts left", file=sys.stderr)
 
     def close(self) -> None:
-        for place in list(self._hosts):
-            self.drop(place)
-        import_ray().util.remove_placement_group(self._placement)
+        """End all processes and free their resources."""
+        for index in list(self._processes):
+            self.kill(index)
+        import_ray().util.remove_placement_group(self._placement_group)
 
 
-class _OnNode(Host):
-    """A host that knows its node's address from Ray."""
+class _NodeProcess(WorkerProcess):
+    """A `WorkerProcess` that asks Ray for its node's address."""
 
     def __init__(self, paths: Sequence[str], gpu: bool):
         super().__init__(paths, import_ray().util.get_node_ip_address(), gpu)
@@ -140,30 +136,30 @@ _cluster: Cluster | None = None
 
 @contextmanager
 def connected(runtime: RuntimeConfig) -> Iterator[Cluster]:
-    """Connect to the cluster that `runtime` names, or start one here, and keep the run's places for the block.
+    """Connect to the cluster that `runtime` names, or start one on this machine, and reserve the run's resources.
 
-    A block inside of another one, and a Ray that this process has started itself, are used as they are. Raises
-    ValueError when the cluster does not answer, is of other versions, or is too small.
+    Nested blocks share the outer block's cluster; a Ray that this process already initialised is used as it is. Raises
+    ValueError when the cluster does not answer, runs other versions, or is too small.
     """
     global _cluster
     if _cluster is not None:
         _cluster.restarts = runtime.restarts
-        _send_recipes_whole()
+        _pickle_recipes_by_value()
         yield _cluster
         return
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a warning about what Ray will do one day
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # silences a warning about a future default
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = runtime.address or os.environ.get("RAY_ADDRESS")
     if address is None:
         # Read when Ray is imported: a cluster of one machine listens on loopback only.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own is 15: behind everything else here
+        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 gives workers the lowest priority
     ray = import_ray()
-    found = ray.is_initialized()
-    if not found:
+    already_initialized = ray.is_initialized()
+    if not already_initialized:
         _connect(address, runtime)
-    _send_recipes_whole()
+    _pickle_recipes_by_value()
     try:
         _cluster = Cluster(runtime)
         yield _cluster
@@ -171,7 +167,7 @@ def connected(runtime: RuntimeConfig) -> Iterator[Cluster]:
         if _cluster is not None:
             _cluster.close()
             _cluster = None
-        if not found:
+        if not already_initialized:
             ray.shutdown()
 
 
@@ -179,11 +175,10 @@ def _connect(address: str | None, runtime: RuntimeConfig) -> None:
     ray = import_ray()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
-        wanted = sum(_counts(runtime))
         processors = os.cpu_count() or 1
-        # Without GPUs processes may share processors, as everywhere on one machine.
-        count = processors if torch.cuda.is_available() else max(processors, wanted)
-        ray.init(address="local", num_cpus=count, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+        # Without GPUs there may be more processes than processors: Ray must not refuse to place them.
+        cpus = processors if torch.cuda.is_available() else max(processors, sum(_counts(runtime)))
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
         return
     if address != "auto":
         check_answers(address)
@@ -195,14 +190,14 @@ def _connect(address: str | None, runtime: RuntimeConfig) -> None:
 
 
 def check_answers(address: str) -> None:
-    """Raise ValueError unless something like a Ray cluster listens at HOST:PORT. Ray itself would try for minutes."""
+    """Raise ValueError unless a gRPC server, as Ray's head is, listens at HOST:PORT. Ray itself retries for minutes."""
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdigit():
-        raise ValueError(f"runtime.address {address!r}: give HOST:PORT of the cluster's head, as 'ray start' says it")
-    # What every HTTP/2 connection begins with, and so gRPC's: a preface, and an empty frame of settings (RFC 9113).
+        raise ValueError(f"runtime.address {address!r}: give HOST:PORT of the cluster's head, as 'ray start' prints it")
+    # An HTTP/2 connection, and so gRPC, begins with a preface and a SETTINGS frame, empty here (RFC 9113).
     settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECTING) as connection:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_SECONDS) as connection:
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
             answer = connection.recv(len(settings))
     except OSError as error:
@@ -211,11 +206,11 @@ def check_answers(address: str) -> None:
             "leave the option out to start one on this machine"
         ) from error
     if answer[3:4] != settings[3:4]:
-        raise ValueError(f"runtime.address {address}: what answers there is no Ray cluster")
+        raise ValueError(f"runtime.address {address}: the server there is not a Ray cluster")
 
 
-def _send_recipes_whole() -> None:
-    """A recipe is a file, no module that others could import: what it defines travels by value."""
+def _pickle_recipes_by_value() -> None:
+    """Pickle the functions and classes of recipes by value: a recipe is a file that other processes cannot import."""
     from ray import cloudpickle
 
     for name, module in list(sys.modules.items()):
@@ -224,89 +219,91 @@ def _send_recipes_whole() -> None:
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Where a process is: a bundle of the placement group, and what it takes of it."""
+class Placement:
+    """Where one process goes: the index of a bundle in Ray's placement group, and what it uses of the bundle."""
 
     bundle: int
-    takes: dict[str, float]
+    resources: dict[str, float]
+    """Counts of "CPU" and "GPU"."""
 
 
 def _counts(runtime: RuntimeConfig) -> tuple[int, ...]:
-    """Processes by role."""
+    """Number of processes of each of `ROLES`."""
     return runtime.ranks, runtime.engines, runtime.references
 
 
-def seats(runtime: RuntimeConfig, gpus: bool) -> list[Seat]:
-    """Of each process, by place. An engine together with a trainer is in its bundle: half of a GPU each."""
-    shared = runtime.engines if runtime.placement == "together" else 0
+def placements(runtime: RuntimeConfig, gpus: bool) -> list[Placement]:
+    """The placement of each process by index. A colocated engine shares a trainer's bundle: half of the GPU each."""
+    colocated = runtime.engines if runtime.placement == "colocated" else 0
 
-    def seat(bundle: int, share: float) -> Seat:
-        return Seat(bundle, {"CPU": 1.0, "GPU": share} if gpus else {"CPU": 1.0})
+    def place(bundle: int, gpu: float) -> Placement:
+        return Placement(bundle, {"CPU": 1.0, "GPU": gpu} if gpus else {"CPU": 1.0})
 
-    found = [seat(k, 0.5 if k < shared else 1.0) for k in range(runtime.ranks)]
-    if shared:
-        found += [seat(k, 0.5) for k in range(runtime.engines)]
+    trainers = [place(k, 0.5 if k < colocated else 1.0) for k in range(runtime.ranks)]
+    if colocated:
+        engines = [place(k, 0.5) for k in range(runtime.engines)]
     else:
-        found += [seat(runtime.ranks + k, float(runtime.engine_gpus)) for k in range(runtime.engines)]
-    behind = 1 + max(each.bundle for each in found)
-    return found + [seat(behind + k, 1.0) for k in range(runtime.references)]
+        engines = [place(runtime.ranks + k, float(runtime.engine_gpus)) for k in range(runtime.engines)]
+    first = 1 + max(each.bundle for each in [*trainers, *engines])
+    return [*trainers, *engines, *(place(first + k, 1.0) for k in range(runtime.references))]
 
 
 def bundles(runtime: RuntimeConfig, gpus: bool) -> list[dict[str, float]]:
-    """What the placement group keeps for the run: in each bundle, which lies on one node, what its processes take."""
+    """The bundles of Ray's placement group: the sum of what the processes of each use. A bundle lies on one node."""
     totals: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for seat in seats(runtime, gpus):
-        for name, count in seat.takes.items():
-            totals[seat.bundle][name] += count
+    for placement in placements(runtime, gpus):
+        for name, count in placement.resources.items():
+            totals[placement.bundle][name] += count
     return [dict(totals[bundle]) for bundle in sorted(totals)]
 
 
 def check_fits(
     wanted: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]], runtime: RuntimeConfig
 ) -> None:
-    """Raise ValueError with the numbers when the bundles do not fit on the nodes, largest first."""
+    """Raise ValueError with the numbers when the bundles, placed largest first, do not fit on the nodes."""
     free = [dict(node) for node in nodes]
     for bundle in sorted(wanted, key=lambda b: -b.get("GPU", 0)):
-        place = next((n for n in free if all(n.get(name, 0) >= count for name, count in bundle.items())), None)
-        if place is None:
+        node = next((n for n in free if all(n.get(name, 0) >= count for name, count in bundle.items())), None)
+        if node is None:
             raise ValueError(f"{_need(wanted, runtime)}, but the cluster has {_amounts(nodes)} on {len(nodes)} node(s)")
         for name, count in bundle.items():
-            place[name] -= count
+            node[name] -= count
 
 
 def _need(wanted: Sequence[Mapping[str, float]], runtime: RuntimeConfig) -> str:
     engines = f" and runtime.engines {runtime.engines}" if runtime.engines else ""
     if runtime.engines and runtime.engine_gpus > 1:
         engines += f" of {runtime.engine_gpus} GPUs on one node each"
-    if runtime.engines and runtime.placement == "together":
+    if runtime.engines and runtime.placement == "colocated":
         engines += " on their GPUs"
     references = f" and runtime.references {runtime.references}" if runtime.references else ""
     return f"runtime.ranks {runtime.ranks}{engines}{references} need {_amounts(wanted)}"
 
 
-def _amounts(found: Sequence[Mapping[str, float]]) -> str:
-    cpus, gpus = (int(sum(each.get(name, 0) for each in found)) for name in ("CPU", "GPU"))
+def _amounts(resources: Sequence[Mapping[str, float]]) -> str:
+    cpus, gpus = (int(sum(each.get(name, 0) for each in resources)) for name in ("CPU", "GPU"))
     return f"{gpus} GPUs and {cpus} CPUs"
 
 
 class RayGroup:
-    """A worker in each of the run's processes of a kind, made by `make(*args)`. The group before it ends."""
+    """A worker in each of the run's processes of one role, made by `make(*args)`; the role's earlier group ends."""
 
     shared = False
 
-    def __init__(self, role: Role, make: Make, *args: Any):
+    def __init__(self, role: Role, make: MakeWorker, *args: Any):
         if _cluster is None:
-            raise ValueError("no Ray cluster is connected: 'audiorl train' does it, or runtime.cluster.connected")
+            raise ValueError("no Ray cluster is connected: use 'audiorl train' or runtime.ray_cluster.connected")
         self._cluster = _cluster
         self._role: Role = role
-        self._places = _cluster.places(role)
-        self._make = (current(), torch.get_num_threads(), make, *args)
+        self._indices = _cluster.indices(role)
+        self._make_args = (current(), torch.get_num_threads(), make, *args)
         self._ready: set[int] = set()
-        self._changes: list[tuple[str, Sequence[tuple[Any, ...]]]] = []
+        self._effects: dict[str, StateEffect] = {}
+        self._replay: list[tuple[str, Sequence[tuple[Any, ...]]]] = []  # calls that a new worker must repeat
 
     @property
     def size(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     def each(self, method: str, shards: Sequence[Any]) -> list[Any]:
         check_shards(shards, self.size)
@@ -316,73 +313,77 @@ class RayGroup:
         return self._call(method, [args] * self.size, import_ray().get)
 
     def first(self, method: str, *args: Any) -> Any:
-        return import_ray().get(self.refer(method, *args))
+        return import_ray().get(self.first_ref(method, *args))
 
-    def refer(self, method: str, *args: Any) -> Any:
-        """`first`, but the answer stays where it is: for `all` of another group."""
+    def first_ref(self, method: str, *args: Any) -> Any:
+        """Like `first`, but returns a Ray reference, which `all` of another group takes without a copy here."""
         return self._call(method, [args] * self.size, lambda reference: reference)[0]
 
     def saved(self, where: str) -> None:
-        self._changes = [("resume", [(where,)] * self.size)]
+        self._replay = [("resume", [(where,)] * self.size)]
 
     def pids(self) -> list[int]:
-        """The processes' numbers on their nodes."""
-        return import_ray().get([self._cluster.host(place).pid.remote() for place in self._places])
+        """The processes' ids on their nodes."""
+        return import_ray().get([self._cluster.process(index).pid.remote() for index in self._indices])
 
-    # -- calls, and what becomes of them ---------------------------------------------------------------------------
+    # -- calls and failures ----------------------------------------------------------------------------------------
 
-    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], take: Callable[[Any], Any]) -> list[Any]:
-        found: dict[int, Any] = {}
-        while len(found) < self.size:
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], receive: Callable[[Any], Any]) -> list[Any]:
+        """Call `method` of every rank until all have answered, replacing the processes that die."""
+        results: dict[int, Any] = {}
+        while len(results) < self.size:
             try:
                 self._prepare()
-                self._ask(method, {r: a for r, a in enumerate(arguments) if r not in found}, take, found)
+                self._ask(method, {r: a for r, a in enumerate(arguments) if r not in results}, receive, results)
             except _Died as death:
                 self._lose(death)
                 if self._role == "trainer":
-                    found.clear()
-        if method in REPLACING:
-            self._changes.clear()
-        if method in REPLACING | CHANGING:
-            self._changes.append((method, list(arguments)))
-        return [found[rank] for rank in range(self.size)]
+                    results.clear()
+        effect = self._effects.get(method)
+        if effect == "replaces":
+            self._replay.clear()
+        if effect:
+            self._replay.append((method, list(arguments)))
+        return [results[rank] for rank in range(self.size)]
 
     def _prepare(self) -> None:
-        """Have a worker everywhere, in the state of the last call that changed it."""
+        """Make the missing workers and repeat the calls that changed their predecessors."""
         missing = [rank for rank in range(self.size) if rank not in self._ready]
         if not missing:
             return
         if self._role == "trainer":
             missing = list(range(self.size))
         self._start(missing)
-        self._wait({self._host(r).make.options(num_returns=2).remote(*self._make)[0]: r for r in missing})
-        for method, arguments in self._changes:
+        made = {r: self._process(r).make.options(num_returns=2).remote(*self._make_args) for r in missing}
+        self._wait({failure: rank for rank, (failure, _) in made.items()})
+        self._effects = import_ray().get(made[missing[0]][1])
+        for method, arguments in self._replay:
             self._ask(method, {r: arguments[r] for r in missing}, lambda reference: None, {})
         self._ready.update(missing)
 
     def _start(self, ranks: Sequence[int]) -> None:
-        """Have a process in each place and, of trainers, a process group. One may die in here too."""
-        self._wait({self._host(rank).started.remote(): rank for rank in ranks}, within=STARTING)
+        """Start the processes of `ranks`; trainers then join one process group. Raises _Died if one dies meanwhile."""
+        self._wait({self._process(rank).started.remote(): rank for rank in ranks}, within=START_TIMEOUT_SECONDS)
         if self._role == "trainer":
-            store = self._host(0).open_store.options(num_returns=2).remote()
+            store = self._process(0).open_store.options(num_returns=2).remote()
             self._wait({store[0]: 0})
             address = import_ray().get(store[1])
-            self._wait({self._host(r).join.remote(r, self.size, *address): r for r in ranks})
+            self._wait({self._process(r).join.remote(r, self.size, *address): r for r in ranks})
 
     def _ask(
         self,
         method: str,
         arguments: Mapping[int, tuple[Any, ...]],
-        take: Callable[[Any], Any],
-        found: dict[int, Any],
+        receive: Callable[[Any], Any],
+        results: dict[int, Any],
     ) -> None:
-        """Call a method of some ranks; `found` gets their answers as they come."""
-        answers = {r: self._host(r).call.options(num_returns=2).remote(method, *a) for r, a in arguments.items()}
+        """Call a method of the ranks in `arguments`; fills `results` by rank as the answers arrive."""
+        answers = {r: self._process(r).call.options(num_returns=2).remote(method, *a) for r, a in arguments.items()}
 
         def arrived(rank: int) -> None:
-            found[rank] = take(answers[rank][1])
+            results[rank] = receive(answers[rank][1])
 
-        self._wait({failed: rank for rank, (failed, _) in answers.items()}, arrived)
+        self._wait({failure: rank for rank, (failure, _) in answers.items()}, arrived)
 
     def _wait(
         self,
@@ -390,8 +391,10 @@ class RayGroup:
         arrived: Callable[[int], None] = lambda rank: None,
         within: float | None = None,
     ) -> None:
-        """Until every rank has answered or died. Raises RankError for what a worker raised and for an answer that does
-        not come `within` seconds after the one before, _Died for the dead.
+        """Wait until every rank of `pending` (Ray reference to rank) has answered.
+
+        Raises RankError for what a worker raised, or when no answer comes for `within` seconds; _Died when processes
+        died.
         """
         ray = import_ray()
         dead: dict[int, str] = {}
@@ -403,65 +406,65 @@ class RayGroup:
             reference = answered[0]
             rank = pending.pop(reference)
             try:
-                failed = ray.get(reference)
-                if failed is None:
+                failure = ray.get(reference)
+                if failure is None:
                     arrived(rank)
             except ray.exceptions.RayTaskError as error:
                 cause = error.cause
-                failed = Failed(type(cause or error).__name__, _reason(error), isinstance(cause, RuntimeError))
+                failure = WorkerFailure(type(cause or error).__name__, _reason(error), isinstance(cause, RuntimeError))
             except ray.exceptions.RayError as error:
                 dead[rank] = _reason(error)
-                failed = None
-            if failed is not None:
-                self._fail(rank, failed)
+                failure = None
+            if failure is not None:
+                self._fail(rank, failure)
             if dead and self._role == "trainer":
-                break  # the others wait for it in vain
+                break  # the other ranks never answer: they wait for the dead one in a collective
         if dead:
             raise _Died(list(dead), next(iter(dead.values())))
 
-    def _fail(self, rank: int, failed: Failed) -> None:
-        """Stop for what a rank's worker raised, unless it only met another's death."""
+    def _fail(self, rank: int, failure: WorkerFailure) -> None:
+        """Stop the run for what a worker raised. Raises _Died instead if another rank's death was the cause."""
         ray = import_ray()
-        if failed.echo and self._role == "trainer":
-            beats = {self._host(r).pid.remote(): r for r in range(self.size) if r != rank}
-            for beat in ray.wait(list(beats), num_returns=len(beats), timeout=NOTICING)[0] if beats else []:
+        if failure.maybe_secondary and self._role == "trainer":
+            pids = {self._process(r).pid.remote(): r for r in range(self.size) if r != rank}
+            for pid in ray.wait(list(pids), num_returns=len(pids), timeout=DEATH_NOTICE_SECONDS)[0] if pids else []:
                 try:
-                    ray.get(beat)
+                    ray.get(pid)
                 except ray.exceptions.RayError as error:
-                    raise _Died([beats[beat]], _reason(error)) from error
-        self._end()  # the other ranks wait for this one in an operation that it will not join
-        raise RankError(f"{self._name([rank])}: {failed}; the run stopped, resume it from the last checkpoint")
+                    raise _Died([pids[pid]], _reason(error)) from error
+        self._end()  # the other ranks wait for this one in a collective that it will not join
+        raise RankError(f"{self._name([rank])}: {failure}; the run stopped, resume it from the last checkpoint")
 
     def _lose(self, death: _Died) -> None:
         if self._role == "trainer":
             self._end()
         for rank in death.ranks:
-            self._cluster.drop(self._places[rank])
+            self._cluster.kill(self._indices[rank])
             self._ready.discard(rank)
         self._cluster.count_restart(self._name(death.ranks), str(death))
 
     def _end(self) -> None:
-        for place in self._places:
-            self._cluster.drop(place)
+        for index in self._indices:
+            self._cluster.kill(index)
         self._ready.clear()
 
-    def _host(self, rank: int) -> Any:
-        return self._cluster.host(self._places[rank])
+    def _process(self, rank: int) -> Any:
+        return self._cluster.process(self._indices[rank])
 
     def _name(self, ranks: Sequence[int]) -> str:
-        kind = "rank" if self._role == "trainer" else self._role
-        return f"{kind} {', '.join(map(str, ranks))}"
+        role = "rank" if self._role == "trainer" else self._role
+        return f"{role} {', '.join(map(str, ranks))}"
 
 
 def _reason(error: Exception) -> str:
-    """What Ray says of a death or of a task that could not begin, in one line."""
+    """Ray's explanation of a death, or of a task that could not start, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     last = (lines or [type(error).__name__])[-1]
     return last.partition(" Some common causes")[0].rpartition("exit detail: ")[2].rstrip(".")
 
 
 def import_ray() -> Any:
-    """Raises ValueError that says how to install it."""
+    """The module ray. Raises ValueError that says how to install it where it is missing."""
     try:
         import ray
         import ray.exceptions

@@ -1,11 +1,11 @@
-"""The processes that torchrun started as one group of workers: rank 0 drives, the others follow.
+"""Groups of workers under torchrun: rank 0 runs the recipe and sends commands, the other ranks execute them.
 
-Rank 0 runs the recipe as always. Every other rank waits in `follow` for what rank 0 wants: a worker made from a
-function and its arguments, a method called, the end. All ranks do it at the same time, so that the collective
-operations of their workers line up. Only rank 0 has a run folder.
+Every other rank waits in `follow` for commands of rank 0: make a worker from a function and its arguments, call a
+method of it, end. All ranks execute a command at the same time, so that the workers' collective operations match. Only
+rank 0 has a run folder.
 
-What goes wrong on one rank ends all of them: it leaves the reason in torch's key-value store, and the others, whose
-connection to it breaks in the middle of an operation, find it there.
+An error on one rank ends all ranks. That rank writes the reason to torch's key-value store; the others, whose
+collective operation fails, read it there and report it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
-from audiorl.runtime.local import Make, check_shards
+from audiorl.errors import Interrupted
+from audiorl.runtime.local import MakeWorker, check_shards
 from audiorl.runtime.world import World
 
-LONG = timedelta(days=7)
-"""Followers may wait for days: rank 0 also generates, scores and evaluates."""
-FAILED = "audiorl/failed"
+PROCESS_GROUP_TIMEOUT = timedelta(days=7)
+"""How long a rank waits in a collective operation: rank 0 may score and evaluate for days."""
+FAILURE_KEY = "audiorl/failed"
+"""Key of torch's store under which the first rank that fails writes the reason."""
 OWN_GPU = "AUDIORL_OWN_GPU"
-"""Set in a process that was given a GPU: its models are held there, whatever the driver has."""
+"""Environment variable, set in a process of Ray that was given a GPU: its models use it whatever the recipe names."""
 
 
 class RankError(RuntimeError):
-    """Another rank could not go on."""
+    """Another rank failed."""
 
 
 def rank() -> int:
@@ -44,32 +46,32 @@ def rank() -> int:
 
 
 def ranks() -> int:
+    """How many processes torchrun started; 1 for a process on its own."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_device(device: str) -> str:
-    """`cuda` as this process's own GPU. A process of a Ray cluster takes the one that it was given."""
+    """`cuda` as this process's own GPU: the one of its local rank, or the one that Ray gave it."""
     if OWN_GPU in os.environ:
         return "cuda"
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" and ranks() > 1 else device
 
 
 def backend() -> str:
-    """Of the process groups that train: tensors of either kind of device can be summed."""
+    """Backend of the trainers' process group, which sums CPU tensors and, where there are GPUs, CUDA tensors."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 def listening_store(host: str, port: int = 0, timeout: timedelta = dist.default_pg_timeout) -> dist.TCPStore:
-    """Where processes meet, at an address of this machine and no other; any free port for 0."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.create_server((host, port), family=family)
+    """A key-value store that listens on `host` only, not on every address. Port 0: any free one."""
+    server = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     return dist.TCPStore(
         host,
-        listening.getsockname()[1],
+        server.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
         timeout=timeout,
-        master_listen_fd=listening.detach(),  # the store's own socket would listen on every address
+        master_listen_fd=server.detach(),  # the store's own socket would listen on every address
     )
 
 
@@ -78,12 +80,10 @@ _store: dist.Store | None = None
 
 @contextmanager
 def process_group() -> Iterator[World]:
-    """Connect the processes that torchrun started, if it did, for the length of the block.
+    """Connect the processes of torchrun, if there are any, for the length of the block.
 
-    On rank 0 the others' work ends with the block, also with an error: then they end with one, too.
+    When rank 0 leaves the block the other ranks end; when it leaves with an error they end with an error too.
     """
-    from audiorl.errors import Interrupted  # with all of transformers, which not every process needs
-
     global _store
     if ranks() == 1:
         yield World()
@@ -91,8 +91,8 @@ def process_group() -> Iterator[World]:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    store, own, size = next(dist.rendezvous("env://", timeout=LONG))
-    dist.init_process_group(backend(), store=store, rank=own, world_size=size, timeout=LONG)
+    store, own_rank, size = next(dist.rendezvous("env://", timeout=PROCESS_GROUP_TIMEOUT))
+    dist.init_process_group(backend(), store=store, rank=own_rank, world_size=size, timeout=PROCESS_GROUP_TIMEOUT)
     _store = store
     world = World.of_process_group()
     try:
@@ -102,7 +102,7 @@ def process_group() -> Iterator[World]:
         raise
     except BaseException as error:
         if world.rank == 0 and not isinstance(error, RankError):
-            _left_behind(f"rank 0: {type(error).__name__}: {error}")
+            _report_failure(f"rank 0: {type(error).__name__}: {error}")
         raise
     else:
         _end(world)
@@ -112,21 +112,21 @@ def process_group() -> Iterator[World]:
 
 
 class RanksGroup:
-    """A worker on every rank, made by `make(*args)`; rank 0's by `own`, which may share the driver's objects."""
+    """A worker on every rank, made by `make(*args)`; rank 0's by `make_local`, which may share the driver's objects."""
 
     shared = True
 
-    def __init__(self, own: Make, make: Make, *args: Any):
+    def __init__(self, make_local: MakeWorker, make: MakeWorker, *args: Any):
         self._number = RanksGroup._made = RanksGroup._made + 1
         self.size = ranks()
         others = {group._number for group in RanksGroup._in_use}
         self._send([("make", others, self._number, torch.get_num_threads(), make, args)] * self.size)
         RanksGroup._in_use.add(self)
-        self._own = own()
+        self._local = make_local()
 
     _made = 0
     _in_use: ClassVar[WeakSet[RanksGroup]] = WeakSet()
-    """Followers keep the workers of these alone."""
+    """Groups that still exist. The other ranks free the workers of all other groups."""
 
     def each(self, method: str, shards: Sequence[Any]) -> list[Any]:
         check_shards(shards, self.size)
@@ -143,48 +143,48 @@ class RanksGroup:
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], answer: bool) -> list[Any]:
         self._send([("call", self._number, method, args, answer) for args in arguments])
-        with _naming_the_failed():
-            own = getattr(self._own, method)(*arguments[0])
+        with _explaining_failures():
+            result = getattr(self._local, method)(*arguments[0])
             if not answer:
-                return [own]
-            found: list[Any] = [None] * self.size
-            dist.gather_object(None, found)
-        return [own, *found[1:]]
+                return [result]
+            results: list[Any] = [None] * self.size
+            dist.gather_object(None, results)
+        return [result, *results[1:]]
 
     def _send(self, messages: Sequence[tuple[Any, ...]]) -> None:
-        with _naming_the_failed():
+        with _explaining_failures():
             _send(messages)
 
 
 def follow() -> None:
-    """Do what rank 0 wants until it has nothing more. Ctrl-C is for rank 0, which saves first."""
+    """Execute the commands of rank 0 until it ends. Ignores SIGINT and SIGTERM: rank 0 handles them and saves first."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     workers: dict[int, Any] = {}
     while True:
         try:
-            what, *rest = _receive()
+            command, *rest = _receive()
         except RuntimeError:
-            raise SystemExit(1) from None  # rank 0 has ended, and says why itself
-        if what == "end":
+            raise SystemExit(1) from None  # rank 0 ended and printed the reason
+        if command == "end":
             return
         try:
-            if what == "make":
+            if command == "make":
                 in_use, number, threads, make, args = rest
                 workers = {n: worker for n, worker in workers.items() if n in in_use}
                 torch.set_num_threads(threads)
                 workers[number] = make(*args)
             else:
                 number, method, args, answer = rest
-                found = getattr(workers[number], method)(*args)
+                result = getattr(workers[number], method)(*args)
                 if answer:
-                    dist.gather_object(found)
+                    dist.gather_object(result)
         except Exception as error:
             if _reason() is None:
-                _left_behind(f"rank {rank()}: {type(error).__name__}: {error}")
+                _report_failure(f"rank {rank()}: {type(error).__name__}: {error}")
                 traceback.print_exc()
             sys.stderr.flush()
-            os._exit(1)  # at once: the others wait for this process in an operation that it will not join
+            os._exit(1)  # without cleanup, which would wait for ranks that wait for this one
 
 
 def _end(world: World) -> None:
@@ -193,31 +193,31 @@ def _end(world: World) -> None:
 
 
 def _send(messages: Sequence[Any]) -> None:
-    """Give every rank its message."""
+    """Send `messages[k]` to rank k."""
     dist.scatter_object_list([None], list(messages))
 
 
 def _receive() -> Any:
-    found: list[Any] = [None]
-    dist.scatter_object_list(found, None)
-    return found[0]
+    message: list[Any] = [None]
+    dist.scatter_object_list(message, None)
+    return message[0]
 
 
-def _left_behind(reason: str) -> None:
+def _report_failure(reason: str) -> None:
     if _store is not None and _reason() is None:
-        _store.set(FAILED, reason)
+        _store.set(FAILURE_KEY, reason)
 
 
 def _reason() -> str | None:
-    """Why the first rank failed, if one did."""
-    if _store is None or not _store.check([FAILED]):
+    """Why the first rank failed; None if none did."""
+    if _store is None or not _store.check([FAILURE_KEY]):
         return None
-    return bytes(_store.get(FAILED)).decode(errors="replace")
+    return bytes(_store.get(FAILURE_KEY)).decode(errors="replace")
 
 
 @contextmanager
-def _naming_the_failed() -> Iterator[None]:
-    """A broken connection as a RankError that says what happened where."""
+def _explaining_failures() -> Iterator[None]:
+    """Turn the error of a broken collective into a RankError that names the failed rank and its reason."""
     try:
         yield
     except RuntimeError as error:

@@ -21,8 +21,8 @@ from audiorl.metrics.spectral import mel_distance, stft_distance
 from audiorl.run.checkpoint import TrainerState, load_checkpoint
 from audiorl.run.folder import Run
 from audiorl.runtime.config import current
-from audiorl.runtime.local import Group
-from audiorl.runtime.placement import team, team_size
+from audiorl.runtime.local import Group, changes_worker, replaces_worker
+from audiorl.runtime.placement import num_trainers, trainer_group
 from audiorl.runtime.torchrun import local_device
 from audiorl.train.fit import fit
 from tokenizers_audio.audio import prepare
@@ -114,6 +114,7 @@ class CodecWorker:
         self.crops = crops_of(tokenizer, recordings, config, seed)
         self.begins = tokenizer.config.phases == "peaks" and not trained
 
+    @changes_worker
     def train(self, items: Sequence[Place]) -> dict[str, float]:
         if self.begins and not self.trainer.steps_done:
             places = range(0, len(self.crops), max(len(self.crops) // START_CROPS, 1))
@@ -129,6 +130,7 @@ class CodecWorker:
     def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
         self.trainer.load(state, where)
 
+    @replaces_worker
     def resume(self, where: str) -> None:
         state, _ = load_checkpoint(Path(where), self.tokenizer)
         self.trainer.load(state, where)
@@ -187,12 +189,12 @@ def _workers(
     trained: bool,
 ) -> Group:
     """A trainer on each rank; the crops of a batch are dealt out evenly."""
-    if config.batch_size % team_size():
-        raise ValueError(f"a batch of {config.batch_size} cannot be dealt out evenly to {team_size()} processes")
+    if config.batch_size % num_trainers():
+        raise ValueError(f"a batch of {config.batch_size} cannot be dealt out evenly to {num_trainers()} processes")
     if current().zero:
         raise ValueError(f"{phase}: this kind of training does not use DeepSpeed; start it without --runtime.zero")
     others = (tokenizer.device.type, recordings, config, seed, trained)
-    return team(
+    return trainer_group(
         lambda world: CodecWorker(tokenizer, recordings, config, seed, trained),
         lambda: (_worker, run.keep_model(phase, "start", tokenizer), *others),
     )

@@ -14,8 +14,8 @@ from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import TrainerState, load_checkpoint
 from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile
-from audiorl.runtime.local import Group
-from audiorl.runtime.placement import team
+from audiorl.runtime.local import Group, replaces_worker
+from audiorl.runtime.placement import trainer_group
 from audiorl.runtime.world import World
 from audiorl.train.batches import blank
 from audiorl.train.optim import backward, idle_passes, optimizer_for
@@ -66,6 +66,7 @@ class Learner(Generic[M]):
     def load(self, state: TrainerState, where: str) -> None:
         self.optimizer.load(state["optimizer"], where)
 
+    @replaces_worker
     def resume(self, where: str) -> None:
         """Continue from a checkpoint's folder, weights and all."""
         state, _ = load_checkpoint(Path(where), self.model)
@@ -78,7 +79,7 @@ class Learner(Generic[M]):
 
 def learners(run: Run, phase: str, model: AudioPolicy | ValueModel, make: Callable[..., Any], *args: Any) -> Group:
     """The trainers of a phase, one on each rank: `make(model, *args, world)`."""
-    return team(
+    return trainer_group(
         lambda world: make(model, *args, world),
         lambda: (_learner, make, ModelFile.save(run, phase, "start", model), args),
     )

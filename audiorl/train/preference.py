@@ -24,6 +24,7 @@ from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.run.folder import Run
+from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
 from audiorl.train.batches import check_finite, check_loss, counts, group_packs
 from audiorl.train.fit import fit, seen
@@ -80,6 +81,7 @@ class PreferenceWorker(Learner[AudioPolicy]):
                 found[p] = tuple(next(answers).float().cpu() for _ in tokens[p])
         return found
 
+    @changes_worker
     def train(self, items: Sequence[Referenced | Contrasted]) -> dict[str, float]:
         """One update from the mean loss over the items of all ranks. Returns metrics, means over them."""
         sums: dict[str, float] = defaultdict(float)

@@ -19,6 +19,7 @@ from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
 from audiorl.models.step_judge import StepJudge
 from audiorl.run.folder import Run
+from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
 from audiorl.train.batches import check_loss
 from audiorl.train.fit import fit
@@ -45,6 +46,7 @@ class ProcessRewardWorker(Learner[AudioPolicy]):
         self.config = config
         self.judge = StepJudge(policy, config.marker, config.good, config.bad)
 
+    @changes_worker
     def train(self, items: Sequence[Steps]) -> dict[str, float]:
         """One update. Returns means over the steps of all ranks."""
         sums: dict[str, float] = defaultdict(float)

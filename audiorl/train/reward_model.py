@@ -17,6 +17,7 @@ from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.models.value import ValueModel, score_answers
 from audiorl.run.folder import Run
+from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
 from audiorl.train.batches import check_loss, group_packs
 from audiorl.train.fit import fit
@@ -31,6 +32,7 @@ class RewardModelWorker(Learner[ValueModel]):
         super().__init__(model, optim, config.steps, world)
         self.config = config
 
+    @changes_worker
     def train(self, pairs: Sequence[Pair]) -> dict[str, float]:
         """One update from the mean loss over the pairs of all ranks. Returns means over them."""
         sums: dict[str, float] = defaultdict(float)

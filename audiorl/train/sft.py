@@ -13,6 +13,7 @@ from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.run.folder import Run
+from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
 from audiorl.train.batches import check_loss, counts, spread
 from audiorl.train.fit import fit
@@ -27,6 +28,7 @@ class SFTWorker(Learner[AudioPolicy]):
         self.policy = policy
         self.sft = sft
 
+    @changes_worker
     def train(self, examples: Sequence[Example]) -> dict[str, float]:
         per_sequence = self.sft.weighting == "sequence"
         sums = {"sft/loss": 0.0, "policy/entropy": 0.0}

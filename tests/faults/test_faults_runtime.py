@@ -130,7 +130,7 @@ class Killer(threading.Thread):
 
     def _number(self, place: int) -> list[int]:
         """Of the process at a place, if it is there and has said it."""
-        host = self.cluster._hosts.get(place)
+        host = self.cluster._processes.get(place)
         if host is None:
             return []
         if self.asked.get(place, (None, None))[0] is not host:
@@ -246,8 +246,8 @@ def test_a_run_that_dies_too_often_stops_and_is_resumed(
 def test_a_process_that_dies_while_it_starts_is_replaced(cluster: Cluster) -> None:
     cluster.restarts = 2
     set_current(RuntimeConfig(kind="ray", ranks=2, engines=2))
-    cluster.drop(2)
-    os.kill(import_ray().get(cluster.host(2).pid.remote()), signal.SIGKILL)
+    cluster.kill(2)
+    os.kill(import_ray().get(cluster.process(2).pid.remote()), signal.SIGKILL)
     group = RayGroup("engine", Counter, 4.0)
     assert [total for total, _ in group.all("generate", 0.0)] == [4.0, 4.0]
     assert cluster.restarts == 1

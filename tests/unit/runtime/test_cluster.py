@@ -19,7 +19,17 @@ import torch
 from audiorl.cli import main
 from audiorl.recipe.loader import load_recipe
 from audiorl.runtime.config import RuntimeConfig, set_current
-from audiorl.runtime.ray_cluster import Cluster, RayGroup, Seat, bundles, check_answers, check_fits, connected, seats
+from audiorl.runtime.local import changes_worker, replaces_worker
+from audiorl.runtime.ray_cluster import (
+    Cluster,
+    Placement,
+    RayGroup,
+    bundles,
+    check_answers,
+    check_fits,
+    connected,
+    placements,
+)
 from audiorl.runtime.torchrun import RankError
 from audiorl.runtime.world import World
 from tests.unit.runtime.data_recipe import PHASES
@@ -33,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("own_runtime")
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two trainers with an engine in the place of each, and two references: what all tests of this file use."""
-    with connected(RuntimeConfig(kind="ray", ranks=2, engines=2, placement="together", references=2)) as found:
+    with connected(RuntimeConfig(kind="ray", ranks=2, engines=2, placement="colocated", references=2)) as found:
         yield found
 
 
@@ -46,11 +56,12 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Counter:
-    """Keeps a sum that calls change, and writes down its life."""
+    """Keeps a sum that calls change."""
 
     def __init__(self, start: float):
         self.total = start
 
+    @changes_worker
     def train(self, x: float) -> float:
         self.total += x
         return float(World.of_process_group().sum(torch.tensor(self.total)))
@@ -59,12 +70,14 @@ class Counter:
         time.sleep(seconds)
         return self.total, os.getpid()
 
+    @replaces_worker
     def update_weights(self, weights: dict[str, torch.Tensor], version: int) -> None:
         self.total = float(weights["total"]) + version
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {"total": torch.tensor(self.total)}
 
+    @replaces_worker
     def resume(self, where: str) -> None:
         self.total = float(Path(where).read_text())
 
@@ -95,7 +108,7 @@ def test_a_group_calls_its_workers_as_every_group_does(cluster: Cluster) -> None
     with pytest.raises(ValueError, match="3 shards for 2 workers"):
         group.each("train", [1.0, 2.0, 3.0])
     engines = RayGroup("engine", Counter, 0.0)
-    engines.all("update_weights", group.refer("weights"), 7)
+    engines.all("update_weights", group.first_ref("weights"), 7)
     assert [total for total, _ in engines.all("generate", 0.0)] == [19.0, 19.0]
 
 
@@ -108,7 +121,7 @@ def test_what_a_worker_raises_reaches_the_driver_and_the_next_group_works(cluste
 
 RECIPE_OF_ITS_OWN = """
 from dataclasses import dataclass
-import beside
+import helper_module
 
 @dataclass(frozen=True)
 class Config: ...
@@ -118,20 +131,20 @@ def tiny(): return Config()
 def main(config, run): ...
 
 class Doubler:
-    def generate(self, x): return beside.twice(x)
+    def generate(self, x): return helper_module.twice(x)
 """
 
 
 def test_workers_import_what_the_driver_can_and_recipes_travel(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "beside.py").write_text("def twice(x): return 2 * x")
+    (tmp_path / "helper_module.py").write_text("def twice(x): return 2 * x")
     (tmp_path / "doubling.py").write_text(RECIPE_OF_ITS_OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
     recipe = load_recipe(tmp_path / "doubling.py")
     runtime = RuntimeConfig(kind="ray", ranks=2, engines=1)
     set_current(runtime)
-    cluster.drop(2)  # a process that starts from here on knows the path
+    cluster.kill(2)  # a process that starts from here on knows the path
     with connected(runtime):
         assert RayGroup("engine", recipe.Doubler).each("generate", [21]) == [42]
 
@@ -180,25 +193,25 @@ def test_ray_trains_as_one_process_and_either_goes_on_where_the_other_stopped(
         assert_equal_runs(one, two)
 
 
-def test_engines_together_with_trainers_train_as_one_process(cluster: Cluster, one: Path, tmp_path: Path) -> None:
+def test_colocated_engines_train_as_one_process(cluster: Cluster, one: Path, tmp_path: Path) -> None:
     two = tmp_path / "two"
-    together = ("--runtime.engines", "2", "--runtime.placement", "together")
-    assert main(["train", str(RECIPE), "--out", str(two), *RAY, *together]) == 0
+    colocated = ("--runtime.engines", "2", "--runtime.placement", "colocated")
+    assert main(["train", str(RECIPE), "--out", str(two), *RAY, *colocated]) == 0
     assert_equal_runs(one, two)
 
 
 @pytest.mark.parametrize(("kind", "references"), [("grpo", "2"), pytest.param("ppo", "1", marks=pytest.mark.slow)])
-def test_a_reference_apart_trains_as_one_process(
+def test_a_separate_reference_trains_as_one_process(
     kind: str, references: str, cluster: Cluster, one: Path, tmp_path: Path
 ) -> None:
     """With the KL in the loss, and in the reward of PPO."""
-    local, apart = (one if kind == "grpo" else tmp_path / "one"), tmp_path / "apart"
+    local, separate = (one if kind == "grpo" else tmp_path / "one"), tmp_path / "separate"
     if kind == "ppo":
         assert main(["train", str(RECIPE), "--kind", kind, "--out", str(local)]) == 0
     options = [*RAY, "--runtime.references", references]
-    assert main(["train", str(RECIPE), "--kind", kind, "--out", str(apart), *options]) == 0
-    assert_equal_runs(local, apart)
-    assert all(row["kl/beta"] > 0 for row in rows(apart, "rl")) and abs(rows(apart, "rl")[-1]["kl"]) > 1e-3
+    assert main(["train", str(RECIPE), "--kind", kind, "--out", str(separate), *options]) == 0
+    assert_equal_runs(local, separate)
+    assert all(row["kl/beta"] > 0 for row in rows(separate, "rl")) and abs(rows(separate, "rl")[-1]["kl"]) > 1e-3
 
 
 def test_ray_learns_preferences_and_judgements_as_one_process(cluster: Cluster, tmp_path: Path) -> None:
@@ -259,7 +272,7 @@ def test_a_place_that_is_no_cluster(tmp_path: Path) -> None:
     with subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         port = process.stdout.readline().split(" port ")[1].split()[0]
-        with pytest.raises(ValueError, match="what answers there is no Ray cluster"):
+        with pytest.raises(ValueError, match="the server there is not a Ray cluster"):
             check_answers(f"127.0.0.1:{port}")
         process.terminate()
     for bad in ("ray://host:10001", "host", "host:port"):
@@ -321,12 +334,12 @@ def test_what_does_not_fit_is_said_with_numbers() -> None:
         check_fits(bundles(runtime, gpus=False), [{"CPU": 2.0}], runtime)
 
 
-def test_engines_together_share_the_bundles_of_trainers() -> None:
+def test_colocated_engines_share_the_bundles_of_trainers() -> None:
     """Three trainers and two engines on three GPUs: the last trainer has its own whole."""
-    runtime = RuntimeConfig(kind="ray", ranks=3, engines=2, engine="vllm", placement="together")
+    runtime = RuntimeConfig(kind="ray", ranks=3, engines=2, engine="vllm", placement="colocated")
     half, whole = {"CPU": 1.0, "GPU": 0.5}, {"CPU": 1.0, "GPU": 1.0}
-    trainers, engines = [Seat(0, half), Seat(1, half), Seat(2, whole)], [Seat(0, half), Seat(1, half)]
-    assert seats(runtime, gpus=True) == trainers + engines
+    trainers, engines = [(0, half), (1, half), (2, whole)], [(0, half), (1, half)]
+    assert placements(runtime, gpus=True) == [Placement(*each) for each in trainers + engines]
     wanted = bundles(runtime, gpus=True)
     assert wanted == [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}]
     assert bundles(runtime, gpus=False) == [{"CPU": 2.0}, {"CPU": 2.0}, {"CPU": 1.0}]
@@ -342,35 +355,37 @@ def test_engines_together_share_the_bundles_of_trainers() -> None:
 
 def test_references_have_gpus_behind_all_others() -> None:
     one = {"CPU": 1.0, "GPU": 1.0}
-    apart = RuntimeConfig(kind="ray", ranks=2, engines=1, engine="vllm", engine_gpus=4, references=2)
-    assert bundles(apart, gpus=True) == [one, one, {"CPU": 1.0, "GPU": 4.0}, one, one]
-    assert [seat.bundle for seat in seats(apart, gpus=True)] == [0, 1, 2, 3, 4]
-    together = RuntimeConfig(kind="ray", ranks=2, engines=1, placement="together", references=1)
-    assert [seat.bundle for seat in seats(together, gpus=True)] == [0, 1, 0, 2]
-    assert bundles(together, gpus=True) == [{"CPU": 2.0, "GPU": 1.0}, one, one]
+    dedicated = RuntimeConfig(kind="ray", ranks=2, engines=1, engine="vllm", engine_gpus=4, references=2)
+    assert bundles(dedicated, gpus=True) == [one, one, {"CPU": 1.0, "GPU": 4.0}, one, one]
+    assert [placement.bundle for placement in placements(dedicated, gpus=True)] == [0, 1, 2, 3, 4]
+    colocated = RuntimeConfig(kind="ray", ranks=2, engines=1, placement="colocated", references=1)
+    assert [placement.bundle for placement in placements(colocated, gpus=True)] == [0, 1, 0, 2]
+    assert bundles(colocated, gpus=True) == [{"CPU": 2.0, "GPU": 1.0}, one, one]
     with pytest.raises(ValueError, match=r"runtime.references 2 need 8 GPUs and 5 CPUs, but the cluster has 7 GPUs"):
-        check_fits(bundles(apart, gpus=True), [{"CPU": 9.0, "GPU": 7.0}], apart)
+        check_fits(bundles(dedicated, gpus=True), [{"CPU": 9.0, "GPU": 7.0}], dedicated)
 
 
-def test_places_of_a_smaller_run(cluster: Cluster) -> None:
+def test_processes_of_a_smaller_run(cluster: Cluster) -> None:
     set_current(RuntimeConfig(kind="ray", ranks=1, engines=1, references=2))
-    assert [cluster.places(role) for role in ("trainer", "engine", "reference")] == [
+    assert [cluster.indices(role) for role in ("trainer", "engine", "reference")] == [
         range(1),
         range(2, 3),
         range(4, 6),
     ]
     set_current(RuntimeConfig(kind="ray", ranks=1, references=3))
-    with pytest.raises(ValueError, match="3 references are wanted, but the cluster was made for fewer"):
-        cluster.places("reference")
+    with pytest.raises(ValueError, match="3 references are wanted, but the cluster was made for 2"):
+        cluster.indices("reference")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--runtime.references", "1"], "a reference apart from the trainers needs --runtime.kind ray"),
+        (["--runtime.references", "1"], "a reference with its own process needs --runtime.kind ray"),
         ([*RAY, "--runtime.references=-1"], "runtime.references is -1; it must be at least 0"),
         (["--runtime.address", "127.0.0.1:6379"], "only --runtime.kind ray connects to a cluster"),
-        (["--runtime.engines", "1"], "engines apart from the trainers need --runtime.kind ray"),
+        (["--runtime.engines", "1"], "engines with their own processes need --runtime.kind ray"),
+        ([*RAY, "--runtime.placement", "together"], "runtime.placement together is now called colocated"),
+        ([*RAY, "--runtime.placement=apart"], "runtime.placement apart is now called dedicated"),
         ([*RAY, "--runtime.engine-gpus", "2"], "only --runtime.engine vllm can use several"),
     ],
 )

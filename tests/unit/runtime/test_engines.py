@@ -1,4 +1,4 @@
-"""Engines apart, and vLLM, in whole phases of RL: the weights arrive at every step, also when processes are killed."""
+"""Separate engines and vLLM in whole phases of RL: weights arrive at every step, also when processes are killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from audiorl.models.policy import Weights, named
 from audiorl.rl import train as loop
 from audiorl.rl.train import train_rl
 from audiorl.rl.trainer import TrainBatch, Trainer, TrainOutput
-from audiorl.rl.weight_sync import EngineApart, GroupEngine
+from audiorl.rl.weight_sync import EngineWorker, GroupEngine
 from audiorl.rl.workers import Actor, _actor, _reference
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
@@ -31,7 +31,7 @@ from tests.conftest import TEXTS, make_omni
 from tests.unit.train.test_overlap import CONFIG, OPTIM, SAMPLING, assert_same, column, even
 
 RAY = RuntimeConfig(kind="ray", engines=1)
-TOGETHER = replace(RAY, placement="together")
+COLOCATED = replace(RAY, placement="colocated")
 
 pytestmark = pytest.mark.usefixtures("own_runtime")
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("own_runtime")
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A trainer, an engine in its place and a reference, whose processes all tests of this file use."""
-    with connected(replace(TOGETHER, references=1)) as found:
+    with connected(replace(COLOCATED, references=1)) as found:
         yield found
 
 
@@ -54,31 +54,31 @@ class EvenAndDeadly:
         if place is not None:
             from ray import get
 
-            os.kill(get(self.cluster.host(place).pid.remote()), signal.SIGKILL)
+            os.kill(get(self.cluster.process(place).pid.remote()), signal.SIGKILL)
         return even(rollouts)
 
 
-def test_overlap_with_an_engine_apart_that_dies_is_overlap_in_one_process(
+def test_overlap_with_a_separate_engine_that_dies_is_overlap_in_one_process(
     cluster: Cluster, samples: list[Sample], tmp_path: Path
 ) -> None:
-    """The engine dies twice between a step's answers and its greedy answers: of step 2, written beside the update to 2
-    steps, so that weights are wanted again that the trainer has no more, and of step 3, written with current ones."""
+    """The engine dies twice between a step's answers and its greedy answers: of step 2, generated during the
+    update, whose weights must be sent again from the snapshot, and of step 3, generated with current weights."""
     config = replace(CONFIG, advantage="remax")
     trained = {}
     for name, runtime, reward in (
         ("local", RuntimeConfig(), even),
-        ("apart", RAY, EvenAndDeadly(cluster, {"2": 1, "3": 1})),
+        ("separate", RAY, EvenAndDeadly(cluster, {"2": 1, "3": 1})),
     ):
         set_current(runtime)
         trained[name] = make_omni(ModelConfig(audio="full"))
         run = Run.create(tmp_path / name, "overlap", [], config)
         train_rl(trained[name], samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
     assert cluster.restarts == RAY.restarts - 2
-    assert_same(trained["apart"], trained["local"], 1e-5)
+    assert_same(trained["separate"], trained["local"], 1e-5)
     for metric in ("rollout/staleness", "reward/mean", "policy/engine_gap", "grad_norm"):
         one, two = (column(tmp_path / name, metric) for name in trained)
         assert two == pytest.approx(one, abs=1e-5, rel=1e-4), metric
-    assert column(tmp_path / "apart", "rollout/staleness") == [0, 1, 1, 0, 1]
+    assert column(tmp_path / "separate", "rollout/staleness") == [0, 1, 1, 0, 1]
 
 
 class Fragile(HFEngine):
@@ -97,10 +97,10 @@ class Fragile(HFEngine):
         super().update_weights(coming(), version)
 
 
-def fragile(start: ModelFile[AudioPolicy], once: str) -> EngineApart:
+def fragile(start: ModelFile[AudioPolicy], once: str) -> EngineWorker:
     engine = Fragile(start.load(), SAMPLING)
     engine.once = Path(once)
-    return EngineApart(engine)
+    return EngineWorker(engine)
 
 
 def test_a_death_in_the_middle_of_a_transfer(cluster: Cluster, samples: list[Sample], tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_death_in_the_middle_of_a_transfer(cluster: Cluster, samples: list[Sam
     engine.close()
 
 
-# -- together with trainers ------------------------------------------------------------------------------------------
+# -- colocated with trainers ------------------------------------------------------------------------------------------
 
 
 class Diary:
@@ -177,8 +177,8 @@ class Dozing(HFEngine):
 class Noting(Actor):
     diary: Diary
 
-    def make_room(self) -> None:
-        super().make_room()
+    def free_memory(self) -> None:
+        super().free_memory()
         self.diary.note("room")
 
     def train(self, shard: TrainBatch) -> TrainOutput:
@@ -186,10 +186,10 @@ class Noting(Actor):
         return super().train(shard)
 
 
-def dozing(start: ModelFile[AudioPolicy], path: str) -> EngineApart:
+def dozing(start: ModelFile[AudioPolicy], path: str) -> EngineWorker:
     engine = Dozing(start.load(), SAMPLING)
     engine.diary = Diary(path)
-    worker = EngineApart(engine)
+    worker = EngineWorker(engine)
     worker.sleep()
     return worker
 
@@ -211,49 +211,49 @@ def test_engines_sleep_while_trainers_train_and_wake_to_write(
         start = ModelFile.save(run, phase, "start", policy)
         trainers = RayGroup("trainer", noting, start, config, str(diary))
         engines = RayGroup("engine", dozing, start, str(diary))
-        return trainers, GroupEngine(trainers, engines, together=True), None
+        return trainers, GroupEngine(trainers, engines, colocated=True), None
 
     trained = {}
     cluster.restarts = 1
-    for name in ("local", "together"):
-        if name == "together":
-            set_current(TOGETHER)
+    for name in ("local", "colocated"):
+        if name == "colocated":
+            set_current(COLOCATED)
             monkeypatch.setattr(loop, "actors", workers)
         trained[name] = make_omni(ModelConfig(audio="full"))
-        run = Run.create(tmp_path / name, "together", [], config)
-        reward = EvenAndDeadly(cluster, {"1": 1} if name == "together" else {})
+        run = Run.create(tmp_path / name, "colocated", [], config)
+        reward = EvenAndDeadly(cluster, {"1": 1} if name == "colocated" else {})
         train_rl(trained[name], samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
     assert cluster.restarts == 0
-    assert_same(trained["together"], trained["local"], 1e-5)
+    assert_same(trained["colocated"], trained["local"], 1e-5)
     step = ["room", "wake", "receive", "write", "write", "sleep", "train"]
     died = ["room", "wake", "receive", "write", "sleep", "wake", "receive", "write", "sleep", "train"]
     assert diary.read_text().split() == ["room", "sleep", *step[1:], *died, *step]
 
 
 def test_what_takes_turns_cannot_overlap(cluster: Cluster, samples: list[Sample], tmp_path: Path) -> None:
-    set_current(TOGETHER)
-    run = Run.create(tmp_path / "run", "together", [], CONFIG)
-    with pytest.raises(ValueError, match=r"overlap: .* runtime.placement together they take turns .* put the engines"):
+    set_current(COLOCATED)
+    run = Run.create(tmp_path / "run", "colocated", [], CONFIG)
+    with pytest.raises(ValueError, match=r"overlap: .* runtime.placement colocated they take turns .* use --runtime"):
         train_rl(make_omni(), samples, even, run, config=CONFIG, optim=OPTIM, sampling=SAMPLING)
 
 
 @pytest.mark.parametrize(
     ("runtime", "message"),
     [
-        (RuntimeConfig(kind="ray", placement="together"), "there are no engines to place; add --runtime.kind ray"),
-        (replace(TOGETHER, engines=2), "runtime.engines 2 are more than runtime.ranks 1"),
-        (replace(TOGETHER, engine="vllm", engine_gpus=2), "cannot have runtime.engine_gpus 2; put engines of several"),
+        (RuntimeConfig(kind="ray", placement="colocated"), "there are no engines to place; add --runtime.kind ray"),
+        (replace(COLOCATED, engines=2), "runtime.engines 2 are more than runtime.ranks 1"),
+        (replace(COLOCATED, engine="vllm", engine_gpus=2), "cannot have runtime.engine_gpus 2; engines of several"),
     ],
 )
-def test_engines_that_cannot_be_together_with_trainers(runtime: RuntimeConfig, message: str) -> None:
-    with pytest.raises(ValueError, match=f"runtime.placement together: .*{message}"):
+def test_engines_that_cannot_be_colocated(runtime: RuntimeConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=f"runtime.placement colocated: .*{message}"):
         runtime.check()
 
 
-# -- references apart ------------------------------------------------------------------------------------------------
+# -- separate references ---------------------------------------------------------------------------------------------
 
 
-def test_a_reference_apart_that_dies_and_is_not_the_policys_start(
+def test_a_separate_reference_that_dies_and_is_not_the_policys_start(
     cluster: Cluster, samples: list[Sample], tmp_path: Path
 ) -> None:
     """As in a second phase that is held to another policy than it begins with."""
@@ -262,22 +262,22 @@ def test_a_reference_apart_that_dies_and_is_not_the_policys_start(
     cluster.restarts = 1
     for name, runtime, reward in (
         ("local", RuntimeConfig(), even),
-        ("apart", replace(RAY, engines=0, references=1), EvenAndDeadly(cluster, {"1": 2})),
+        ("separate", replace(RAY, engines=0, references=1), EvenAndDeadly(cluster, {"1": 2})),
     ):
         set_current(runtime)
         policy = trained[name] = make_omni(ModelConfig(audio="full"))
         run = Run.create(tmp_path / name, "reference", [], config)
         train_rl(policy, samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING, reference=reference)
     assert cluster.restarts == 0
-    assert_same(trained["apart"], trained["local"], 1e-5)
+    assert_same(trained["separate"], trained["local"], 1e-5)
     for metric in ("kl", "policy/loss", "grad_norm"):
         one, two = (column(tmp_path / name, metric) for name in trained)
         assert two == pytest.approx(one, abs=1e-5, rel=1e-4), metric
-    assert column(tmp_path / "apart", "kl")[0] > 1e-3, "it is another"
+    assert column(tmp_path / "separate", "kl")[0] > 1e-3, "it is another"
 
 
 @pytest.mark.parametrize("learned", [False, True])
-def test_a_reference_apart_below_an_adapter(learned: bool, samples: list[Sample], tmp_path: Path) -> None:
+def test_a_separate_reference_below_an_adapter(learned: bool, samples: list[Sample], tmp_path: Path) -> None:
     """Its log-probs are those of the base model, also where a phase begins with an adapter that has learned."""
     make_omni().save(tmp_path / "base")
     policy = load_policy(tmp_path / "base", ModelConfig(lora=LoraConfig(rank=4)))
@@ -290,22 +290,22 @@ def test_a_reference_apart_below_an_adapter(learned: bool, samples: list[Sample]
     start = ModelFile.save(run, "rl", "start", policy)
     found = [Experience.from_rollout(r) for r in HFEngine(policy, SAMPLING).generate([Request(s, 2) for s in samples])]
     worker = Trainer(policy, replace(CONFIG, kl_beta=0.5), OPTIM, 1.0, 8, reference)
-    apart = _reference(start, worker.config, SAMPLING, "base" if learned else None)
-    for e, logprobs in zip(worker.prepare(found), apart.logprobs(found), strict=True):
+    separate = _reference(start, worker.config, SAMPLING, "base" if learned else None)
+    for e, logprobs in zip(worker.prepare(found), separate.logprobs(found), strict=True):
         assert e.ref_logprobs is not None
         torch.testing.assert_close(logprobs, e.ref_logprobs, atol=1e-6, rtol=0)
         here = e.engine_logprobs
         assert here is not None and torch.allclose(here, e.ref_logprobs, atol=1e-4) != learned
 
 
-def test_trainers_hold_no_reference_that_is_apart() -> None:
+def test_trainers_hold_no_separate_reference() -> None:
     config = replace(CONFIG, kl_beta=0.5)
-    worker = Trainer(make_omni(), config, OPTIM, 1.0, 8, "apart")
+    worker = Trainer(make_omni(), config, OPTIM, 1.0, 8, "separate")
     assert worker.reference is None and worker.has_kl
     experience = Experience(
         torch.tensor([3, 4]), torch.tensor([False, True]), prompt_length=1, engine_logprobs=torch.zeros(2)
     )
-    with pytest.raises(AssertionError, match="the reference is apart"):
+    with pytest.raises(AssertionError, match="no ref_logprobs"):
         worker.prepare([experience])
     filled = experience.replace(ref_logprobs=torch.tensor([0.0, -2.0]))
     assert worker.prepare([filled])[0].ref_logprobs is filled.ref_logprobs
@@ -314,14 +314,14 @@ def test_trainers_hold_no_reference_that_is_apart() -> None:
 # -- vLLM ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["beside", "apart"])
+@pytest.mark.parametrize("where", ["colocated", "separate"])
 def test_vllm_writes_with_the_trainers_weights(
     where: str, samples: list[Sample], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """With one update a step the gap is that of the weights that wrote to those that are trained: rounding alone, or
     where a step is written ahead what one update moves."""
     runtime, config = RuntimeConfig(engine="vllm"), replace(CONFIG, overlap=False, steps=3)
-    if where == "apart":
+    if where == "separate":
         request.getfixturevalue("cluster")
         runtime, config = replace(RAY, engine="vllm"), replace(CONFIG, steps=4)
     runtime.check()
@@ -332,7 +332,7 @@ def test_vllm_writes_with_the_trainers_weights(
     run = Run.create(tmp_path / "run", "vllm", [], config)
     train_rl(policy, samples, even, run, config=config, optim=OptimConfig(lr=1e-2), sampling=SAMPLING)
     staleness = column(tmp_path / "run", "rollout/staleness")
-    assert staleness == ([0, 0, 0] if where == "beside" else [0, 1, 1, 0])
+    assert staleness == ([0, 0, 0] if where == "colocated" else [0, 1, 1, 0])
     for stale, gap in zip(staleness, column(tmp_path / "run", "policy/engine_gap"), strict=True):
         assert gap > 1e-2 if stale else gap < 1e-4
     assert min(column(tmp_path / "run", "grad_norm")) > 0
@@ -346,8 +346,8 @@ def test_vllm_writes_with_the_trainers_weights(
         RuntimeConfig(engine="vllm", zero=1),
     ],
 )
-def test_vllm_beside_trainers_that_have_a_process_group(runtime: RuntimeConfig) -> None:
-    message = r"vLLM makes a process group .* --runtime.kind ray --runtime.engines N .* --runtime.placement together"
+def test_vllm_colocated_with_trainers_that_have_a_process_group(runtime: RuntimeConfig) -> None:
+    message = r"vLLM makes a process group .* --runtime.kind ray --runtime.engines N .* --runtime.placement colocated"
     with pytest.raises(ValueError, match=message):
         runtime.check()
 
