@@ -32,7 +32,8 @@ from audiorl.rewards.replay import read_rollouts
 from audiorl.rewards.similarity import sentence_chrf
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
-from audiorl.run.folder import Run, rollout_row
+from audiorl.run.folder import Run
+from audiorl.run.records import rollout_row
 from audiorl.simulst.logs import Instance, write_log
 from audiorl.simulst.schedules import split_words
 from audiorl.simulst.scoring import score
