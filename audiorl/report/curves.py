@@ -89,7 +89,8 @@ def curves(run: Run) -> str:
     body = f'<div class="panels">{"".join(_panel(run, p) for p in main)}</div>'
     if more:
         rest = "".join(_panel(run, p) for p in more)
-        body += f'<details><summary>{len(more)} more curves</summary><div class="panels">{rest}</div></details>'
+        title = f"{len(more)} more chart{'s' * (len(more) > 1)}"
+        body += f'<details><summary>{title}</summary><div class="panels">{rest}</div></details>'
     return f"<section><h2>Curves</h2><p class='sub'>{_how_to_read(run)}</p>{body}</section>"
 
 
@@ -129,13 +130,13 @@ def _end(run: Run, one: Series, style: Style, name: str) -> str:
     metric = one.name.removeprefix("eval/")
     if metric not in final:
         return f"{prefix}last probe <b>{last_probe}</b>"
-    return f"{prefix}final evaluation <b>{show(final[metric], metric)}</b>, last probe {last_probe}"
+    return f"{prefix}final evaluation <b>{show(final[metric], metric)}</b> (last probe {last_probe})"
 
 
 def _short(name: str, panel: Panel) -> str:
-    """The name without the prefix that all names of its panel share: ``reward/format`` is ``format``."""
-    prefixes = {n.rpartition("/")[0] for n in panel.names}
-    return name.rpartition("/")[2] if len(prefixes) == 1 else name
+    """The name without the group that all names of its panel share: ``reward/format`` is ``format``."""
+    groups = {n.partition("/")[0] for n in panel.names}
+    return name.partition("/")[2] if len(groups) == 1 and "/" in name else name
 
 
 def _how_to_read(run: Run) -> str:

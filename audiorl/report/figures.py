@@ -42,6 +42,7 @@ def draw_lines(
                 ax.plot(one.x, one.y, color=tint, lw=0.8, alpha=0.28)
                 ax.plot(one.x, smooth(one.y), color=tint, lw=2.0, ls=dash)
     _plain_axes(ax, theme)
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:.5g}")  # an offset would cover the phases' names
     if all(one.name.endswith("accuracy") for phases in shown for one in phases):
         ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     if label == "step":
@@ -168,7 +169,6 @@ def _plain_axes(ax: Axes, theme: Theme) -> None:
     ax.tick_params(colors=theme.muted, labelsize=9, length=0, pad=4)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    ax.yaxis.get_offset_text().set(color=theme.muted, size=9)
     ax.margins(x=0.02)
     low, high = ax.get_ylim()
     if 0 <= low < 0.25 * high:

@@ -18,7 +18,7 @@ from audiorl.report.run import Run, load_run
 from audiorl.report.series import is_control, offsets, series
 from audiorl.report.streams import held_out
 from audiorl.report.style import CSS, STEP_SCRIPT, STREAM_SCRIPT
-from audiorl.report.summary import sentence, show
+from audiorl.report.summary import sentence, show, worse_tasks
 
 
 def write(run_dir: str | Path) -> Path:
@@ -58,9 +58,10 @@ def page(run: Run) -> str:
 
 def _header(run: Run) -> str:
     picture = bars(run)
+    worse = f"<p class='worse'>▼ {escape(tasks)}</p>" if (tasks := worse_tasks(run)) else ""
     return (
         f"<header><p class='over'>audiorl run · {escape(run.name)}</p><h1>{escape(run.recipe)}</h1>"
-        f"<div class='hero{'' if picture else ' alone'}'><div><p class='say'>{escape(sentence(run))}</p>"
+        f"<div class='hero{'' if picture else ' alone'}'><div><p class='say'>{escape(sentence(run))}</p>{worse}"
         f"<p class='facts-line'>{_facts(run)}</p></div>{picture}</div>{_missing(run)}</header>"
     )
 

@@ -36,6 +36,7 @@ section > .card, .tables, .panels { margin-top: 16px; }
 
 .hero { display: grid; grid-template-columns: 1.15fr 1fr; gap: 28px; align-items: center; margin-top: 22px; }
 .hero .say { font-size: 21px; line-height: 1.45; letter-spacing: -.01em; text-wrap: pretty; }
+.hero .worse { color: var(--bad); font-weight: 600; margin-top: 8px; }
 .hero.alone { grid-template-columns: 1fr; }
 .facts-line { display: flex; flex-wrap: wrap; gap: 6px 22px; margin-top: 16px; color: var(--muted); font-size: 13.5px; }
 .facts-line b { color: var(--ink); font-variant-numeric: tabular-nums; }

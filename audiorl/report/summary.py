@@ -22,6 +22,8 @@ _NAMES = {
     "bleu": "BLEU",
     "wer": "WER",
     "cer": "CER",
+    "cut": "cut at the length limit",
+    "seconds": "duration (s)",
     "mel_distance": "mel distance",
     "stft_distance": "STFT distance",
     "laal": "LAAL (s)",
@@ -66,13 +68,12 @@ class EvaluationRow:
         return show(self.values[entry], self.metric) if entry in self.values else "–"
 
     def change_text(self) -> str:
-        """``+12.5 points``, ``-0.031``; a dash without a change to tell."""
+        """``+12.5 points``, ``−0.031``; a dash without a change to tell."""
         change = self.change
         if change is None:
             return "–"
-        if is_percentage(self.metric):
-            return f"{change * 100 + 0.0:+.1f} points"
-        return "0" if change == 0 else ("+" if change > 0 else "-") + show(abs(change))
+        text = f"{abs(change) * 100:.1f} points" if is_percentage(self.metric) else show(abs(change))
+        return "0" if not re.search("[1-9]", text) else ("+" if change > 0 else "−") + text
 
 
 def evaluation_rows(run_folder: str | Path) -> list[EvaluationRow]:
@@ -199,7 +200,7 @@ def measures(evals: Mapping[str, Mapping[str, Any]]) -> list[Measure]:
 def sentence(run: Run) -> str:
     """``Held-out accuracy rose from 41.0% (34.4–47.9%) to 63.5% (56.6–69.9%) on n = 200; …``
 
-    The numbers are those of eval.json. Tasks that got worse are named in a second sentence.
+    The numbers are those of eval.json. `worse_tasks` says which tasks did not follow.
     """
     by_entry = {m.entry: m for m in measures(run.evals)}
     metric = headline(run.evals)
@@ -224,16 +225,17 @@ def sentence(run: Run) -> str:
         text += " on " + ", ".join(f"n = {m.n} ({m.entry})" for m in by_entry.values() if m.n is not None)
     if control := by_entry.get("control"):
         text += f"; the control reached {_with_interval(control, metric)}"
-    return f"{text}.{worse_tasks(rows_of_entries(run.evals), metric)}"
+    return f"{text}."
 
 
-def worse_tasks(rows: Sequence[EvaluationRow], metric: str, limit: int = 3) -> str:
-    """`` Worse than before: English (95.0% to 87.0%).`` with the greatest losses first; "" where no task lost."""
-    lost = [row for row in rows if row.metric == metric and row.task and row.worse]
+def worse_tasks(run: Run, limit: int = 3) -> str:
+    """``Worse than before: English (95.0% to 87.0%).`` The greatest losses come first; "" where no task lost."""
+    metric = headline(run.evals)
+    lost = [row for row in rows_of_entries(run.evals) if row.metric == metric and row.task and row.worse]
     lost.sort(key=lambda row: -abs(row.change or 0.0))
     named = ", ".join(f"{row.task} ({row.cell('before')} to {row.cell('after')})" for row in lost[:limit])
     more = f" and {len(lost) - limit} more" if len(lost) > limit else ""
-    return f" Worse than before: {named}{more}." if lost else ""
+    return f"Worse than before: {named}{more}." if lost else ""
 
 
 def changes(before: Sequence[Row], after: Sequence[Row]) -> Changes:
@@ -268,7 +270,7 @@ def metric_name(metric: str) -> str:
 
 def is_percentage(metric: str) -> bool:
     """Whether a metric is a share that people read in percent."""
-    return metric.rpartition("/")[2] in ("accuracy", "wer", "cer", "low", "high")
+    return metric.rpartition("/")[2] in ("accuracy", "wer", "cer", "cut", "spoken", "low", "high")
 
 
 def show(value: Any, metric: str = "") -> str:

@@ -32,7 +32,7 @@ def marked(text: str) -> str:
 
 def prompt(text: str) -> str:
     """A prompt with its `[audio]` marks as small pills."""
-    return escape(text).replace("[audio]", '<span class="pill">♪ audio</span>')
+    return escape(text.strip()).replace("[audio]", '<span class="pill">♪ audio</span>')
 
 
 def chips(parts: Mapping[str, float]) -> str:

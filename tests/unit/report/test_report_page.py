@@ -67,9 +67,9 @@ def test_the_table_marks_what_got_worse(run_dir):
     (run_dir / "eval.json").write_text(json.dumps(evals))
     text, _ = report(run_dir)
     rows = re.findall(r"<tr class='([^']*)'><th scope='row'>([^<]*)<.*?<td>([^<]*)</td></tr>", text)
-    assert ("task worse", "accuracy, English", "▼ -8.0 points") in rows
+    assert ("task worse", "accuracy, English", "▼ −8.0 points") in rows
     assert ("task", "accuracy, digits", "+30.0 points") in rows
-    assert "Worse than before: English (95.0% to 87.0%)." in text
+    assert "▼ Worse than before: English (95.0% to 87.0%)." in text
 
 
 def test_a_held_out_curve_ends_with_the_final_evaluation(run_dir):
@@ -79,8 +79,8 @@ def test_a_held_out_curve_ends_with_the_final_evaluation(run_dir):
         text = report(run_dir)[0]
         return re.sub(r"<[^>]+>", "", text[text.index("<h3>Held-out accuracy</h3>") :].split("<svg")[0])
 
-    assert "final evaluation 70.0%, last probe 69.0%" in legend()
-    assert "control final evaluation 45.0%, last probe 41.0%" in legend()
+    assert "final evaluation 70.0% (last probe 69.0%)" in legend()
+    assert "control final evaluation 45.0% (last probe 41.0%)" in legend()
     (run_dir / "eval.json").unlink()
     assert "last probe 69.0%control last probe 41.0%" in legend()
 
