@@ -57,6 +57,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.corpus import bundled_speech
 from audiorl.models import AudioPolicy, qwen_omni
+from audiorl.models.audio_encoder import AudioEncoder
 from audiorl.models.features import log_mel
 from audiorl.models.text import TextDecoder
 from audiorl.models.tiny import tiny_tokenizer
@@ -410,16 +411,16 @@ def padded_update(
     optimizer.step()
 
 
-class HearsAgain(AudioPolicy):
-    """Hears a clip anew wherever it stands, as trainers do that keep nothing."""
+class EncodesAgain(AudioEncoder):
+    """Encodes a clip again wherever it stands, as trainers do that cache nothing."""
 
     @contextmanager
-    def encode_audio_once(self) -> Iterator[None]:
+    def once(self) -> Iterator[None]:
         yield
 
-    def _encode_clip(self, clip: AudioClip) -> Tensor:
-        self._cache.clear()
-        return super()._encode_clip(clip)
+    def encoder_output(self, clip: AudioClip) -> Tensor:
+        self.cache.clear()
+        return super().encoder_output(clip)
 
 
 def audio_updates(batch: Sequence[Experience], base: AudioPolicy, rows: int) -> dict[str, Callable[[], float]]:
@@ -436,8 +437,9 @@ def audio_updates(batch: Sequence[Experience], base: AudioPolicy, rows: int) -> 
         padded_update(base.model, optimizer, batch, mels, rows)
         return time.perf_counter() - began
 
-    def packed(kind: type[AudioPolicy], share: bool) -> float:
-        policy = kind(base.model, base.tokenizer, extractor, base.backbone, base.config)
+    def packed(kind: type[AudioEncoder], share: bool) -> float:
+        policy = AudioPolicy(base.model, base.tokenizer, extractor, base.backbone, base.config)
+        policy.audio = kind(base.model, extractor, base.backbone, base.config)
         # a pack as long as a shared group in either form
         config = RLConfig(kl_beta=BETA, share_prompts=share, micro_batch_tokens=longest + GROUP * ANSWER)
         worker = Trainer(policy, config, OptimConfig(lr=STANDSTILL, max_grad_norm=UNCLIPPED), 1.0, ANSWER)
@@ -447,9 +449,9 @@ def audio_updates(batch: Sequence[Experience], base: AudioPolicy, rows: int) -> 
 
     return {
         "padded": padded,
-        "packed": lambda: packed(HearsAgain, False),
-        "packed, audio encoded once": lambda: packed(AudioPolicy, False),
-        "packed, encoded once, prompt shared": lambda: packed(AudioPolicy, True),
+        "packed": lambda: packed(EncodesAgain, False),
+        "packed, audio encoded once": lambda: packed(AudioEncoder, False),
+        "packed, encoded once, prompt shared": lambda: packed(AudioEncoder, True),
     }
 
 

@@ -31,8 +31,8 @@ from torch import Tensor
 
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.corpus import bundled_speech
-from audiorl.models.policy import Weights, named
 from audiorl.models.qwen_omni import tiny
+from audiorl.models.weights import Weights, named
 from audiorl.rl.train import train_rl
 from audiorl.rollout.weight_transfer import WeightReceiver, WeightSender
 from audiorl.run.folder import Run

@@ -1,18 +1,13 @@
-"""Policies, one file per backbone family."""
+"""Policies: speech models and text decoders that are trained, one file per model family."""
 
-from __future__ import annotations
-
-import dataclasses
-import json
-from pathlib import Path
-from typing import Any
-
-from audiorl.config import ModelConfig
+from audiorl.models.backbone import Backbone
+from audiorl.models.checkpoints import load_policy, load_weights, read_config
 from audiorl.models.dual_branch import dualize
-from audiorl.models.loading import naming_damage, read_tensors
-from audiorl.models.policy import NON_LORA_WEIGHTS, AudioPolicy, Backbone, Reference
-from audiorl.models.speech import CONFIG_KEY, FrameLayout, Prompt
-from tokenizers_audio.protocol import AudioTokenizer
+from audiorl.models.lora import adapted_model
+from audiorl.models.policy import AudioPolicy
+from audiorl.models.prompts import Prompt
+from audiorl.models.reference import Reference
+from audiorl.models.speech import FrameLayout
 
 __all__ = [
     "AudioPolicy",
@@ -26,148 +21,3 @@ __all__ = [
     "load_weights",
     "read_config",
 ]
-
-TEXT_MODEL_TYPES = ("llama", "qwen2", "qwen3")
-
-
-def load_policy(
-    path: str | Path, config: ModelConfig | None = None, codec: AudioTokenizer | None = None
-) -> AudioPolicy:
-    """The policy in a Hugging Face folder or hub id: a model, or a LoRA adapter that names its base model.
-
-    The family is read from the folder's `model_type`; a model that was dualized comes back as one that speaks. `codec`
-    is for a model that speaks. Raises ValueError for a folder of another architecture and for a codec that is not the
-    model's.
-    """
-    config = config or ModelConfig()
-    folder = Path(path)
-    if folder.is_dir() and (folder / "adapter_config.json").exists():
-        policy = _load_adapter(folder, config)
-    else:
-        policy = _load_model(path, config)
-    if codec is not None:
-        policy.set_codec(codec)
-    return policy
-
-
-def _load_model(path: str | Path, config: ModelConfig) -> AudioPolicy:
-    found = read_config(path)
-    kind = str(found.get("model_type"))
-    speech = None if CONFIG_KEY not in found else _layout(path, found[CONFIG_KEY])
-    if kind in ("qwen2_5_omni", "qwen2_5_omni_thinker", "qwen3_omni_moe", "qwen3_omni_moe_thinker"):
-        from audiorl.models import qwen_omni
-
-        return qwen_omni.load(path, config, "qwen3" if kind.startswith("qwen3") else "qwen2.5", speech)
-    if kind == "qwen2_audio":
-        from audiorl.models import qwen2_audio
-
-        return qwen2_audio.load(path, config, speech)
-    if kind == "higgs_audio_v2":
-        from audiorl.models import higgs
-
-        return higgs.load(path, config)
-    if kind in TEXT_MODEL_TYPES:
-        from audiorl.models import text
-
-        return text.load(path, config, kind, speech)
-    raise ValueError(
-        f"{path}: model_type {kind!r} is not one of the speech models audiorl trains "
-        "(qwen2_5_omni, qwen3_omni_moe, qwen2_audio, higgs_audio_v2) nor a text decoder it reads "
-        f"({', '.join(TEXT_MODEL_TYPES)})"
-    )
-
-
-def adapted_model(path: str | Path) -> str | None:
-    """The folder or hub id of the model that an adapter folder belongs to; None where there is no adapter."""
-    folder = Path(path)
-    if not (folder.is_dir() and (folder / "adapter_config.json").exists()):
-        return None
-    return str(_saved_adapter(folder).base_model_name_or_path)
-
-
-def load_weights(folder: str | Path, policy: AudioPolicy) -> None:
-    """Copy the weights of a model or adapter folder into `policy`.
-
-    Raises ValueError when the folder is incomplete or of another architecture.
-    """
-    folder = Path(folder)
-    adapter = (folder / "adapter_config.json").exists()
-    if adapter != (policy.adapter is not None):
-        kinds = ("a whole model", "a low-rank adapter")
-        raise ValueError(f"{folder}: holds {kinds[adapter]}, this run trains {kinds[not adapter]}")
-    if adapter:
-        _read_adapter(folder, policy)
-        return
-    saved = load_policy(folder, policy.config)
-    if type(saved.model) is not type(policy.model):
-        raise ValueError(
-            f"{folder}: holds a {type(saved.model).__name__}, this run trains a {type(policy.model).__name__}"
-        )
-    if saved.speech != policy.speech:
-        raise ValueError(f"{folder}: holds a model that speaks as {saved.speech}, this run trains {policy.speech}")
-    policy.load_weights(dict(saved.model.named_parameters()), str(folder))
-
-
-def _layout(path: str | Path, saved: Any) -> FrameLayout:
-    try:
-        return FrameLayout(**saved)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f'{path}/config.json: "{CONFIG_KEY}" does not say how the model speaks: {error}') from error
-
-
-def read_config(path: str | Path) -> dict[str, Any]:
-    """The config.json of a model folder or a hub id. Raises ValueError where there is none or it is damaged."""
-    folder = Path(path)
-    if folder.exists():
-        config = folder / "config.json"
-        if not config.is_file():
-            raise ValueError(f"{path}: no config.json there; a Hugging Face model folder is expected")
-        try:
-            content = json.loads(config.read_text())
-        except ValueError as error:
-            raise ValueError(f"{config}: not valid JSON ({error})") from error
-        if not isinstance(content, dict):
-            raise ValueError(f"{config}: not a JSON object")
-        return content
-    from transformers import PreTrainedConfig
-
-    try:
-        return PreTrainedConfig.get_config_dict(str(path))[0]
-    except OSError as error:
-        raise ValueError(f"{path}: neither a local folder nor a model that the hub gives ({error})") from error
-
-
-def _load_adapter(folder: Path, config: ModelConfig) -> AudioPolicy:
-    from audiorl.config import LoraConfig
-
-    saved = _saved_adapter(folder)
-    targets = tuple(sorted({t.rsplit(".", 1)[-1] for t in saved.target_modules}))
-    lora = LoraConfig(rank=saved.r, alpha=saved.lora_alpha, target_modules=targets)
-    policy = load_policy(saved.base_model_name_or_path, dataclasses.replace(config, lora=lora))
-    _read_adapter(folder, policy)
-    return policy
-
-
-def _saved_adapter(folder: Path) -> Any:
-    from peft import PeftConfig
-
-    saved = PeftConfig.from_pretrained(str(folder))
-    if not saved.base_model_name_or_path:
-        raise ValueError(f"{folder}/adapter_config.json: base_model_name_or_path is missing")
-    return saved
-
-
-def _read_adapter(folder: Path, policy: AudioPolicy) -> None:
-    from peft.utils import load_peft_weights, set_peft_model_state_dict
-
-    with naming_damage(folder):
-        weights = load_peft_weights(str(folder), device=str(policy.device))
-    try:
-        missed = set_peft_model_state_dict(policy.adapter, weights).unexpected_keys
-    except RuntimeError as error:
-        raise ValueError(f"{folder}: the adapter has another shape than the model: {error}") from error
-    if missed:
-        raise ValueError(f"{folder}: adapter weight {missed[0]!r} is not in this model; was it saved by another one?")
-    if (folder / NON_LORA_WEIGHTS).exists():
-        policy.load_weights(read_tensors(folder / NON_LORA_WEIGHTS), str(folder / NON_LORA_WEIGHTS))
-    policy.weights_changed()

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from audiorl.models.backbone import Backbone
 from audiorl.models.dual_ffn import CodeEmbedding, DualLayer
-from audiorl.models.policy import AudioPolicy, Backbone
+from audiorl.models.policy import AudioPolicy
 from audiorl.models.speech import CONFIG_KEY, FrameLayout
 
 DECODERS = ("llama", "qwen2", "qwen3", "qwen2_5_omni_text")
@@ -41,7 +42,7 @@ def dualize(policy: AudioPolicy, codebooks: int, codebook_size: int, seed: int =
     decoder = policy.backbone.decoder(policy.model)
     add_branch(policy.model, decoder, layout)
     _start(policy.model, decoder, seed)
-    policy.speaks(layout)
+    policy.set_speech(layout)
     return policy
 
 

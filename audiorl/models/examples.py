@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from audiorl.audio import AudioClip
 from audiorl.models import AudioPolicy
-from audiorl.models.speech import wants_speech
+from audiorl.models.prompts import wants_speech
 from audiorl.types import Experience, Rollout, Sample, Segment
 
 

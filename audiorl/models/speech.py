@@ -1,7 +1,7 @@
-"""What a model that speaks adds to one that writes: frames of codes among its tokens, and how they are laid out.
+"""Frames of codes among the tokens of a model that speaks.
 
 Shapes: N rows, Q codebooks, F frames of codes. A codec's frames [Q, F] are F + Q + 1 rows of the delay pattern
-(`tokenizers_audio.delay`), in which codebook k comes k rows late.
+(`tokenizers_audio.delay`), in which codebook k is delayed by k rows.
 """
 
 from __future__ import annotations
@@ -12,24 +12,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from audiorl.audio import AudioClip
-from audiorl.types import Sample
 from tokenizers_audio.delay import deinterleave, interleave, sampled_codes_mask
 from tokenizers_audio.protocol import AudioTokenizer
 
 CONFIG_KEY = "audiorl_speech"
-"""Where a dualized model's config.json keeps its `FrameLayout`."""
+"""The key of a dualized model's config.json that holds its `FrameLayout`."""
 CODEC_KEY = "audiorl_codec"
-"""Where it keeps the identity of the codec that its codes belong to."""
+"""The key that holds the identity of the codec that its codes belong to."""
 
 
 @dataclass(frozen=True)
 class FrameLayout:
-    """How speech stands among tokens: `begin_id`, then rows of frames, then `end_id`.
+    """How speech is written among tokens: `begin_id`, then rows of frames, then `end_id`.
 
     Each of `codebooks` has `size` codes, of which the last two, `bos` and `eos`, begin and end it. A frame's id is
     `frame_id`, or `delay_id` in the rows in which some codebook has ended; a model reads its codes, not this id. Rows
-    that the delay pattern forces and `end_id` are never drawn.
+    that the delay pattern forces and `end_id` are never sampled.
     """
 
     codebooks: int
@@ -50,15 +48,14 @@ class FrameLayout:
 
     def check(self, codec: AudioTokenizer) -> None:
         """Raise ValueError unless the model can write this codec's codes."""
-        theirs, ours = (codec.num_codebooks, codec.codebook_size), (self.codebooks, self.size - 2)
-        if theirs != ours:
+        if (codec.num_codebooks, codec.codebook_size) != (self.codebooks, self.size - 2):
             raise ValueError(
-                f"the codec has {theirs[0]} codebooks of {theirs[1]} codes, the model writes {ours[0]} of {ours[1]}; "
-                "they do not belong together"
+                f"the codec has {codec.num_codebooks} codebooks of {codec.codebook_size} codes, the model writes "
+                f"{self.codebooks} of {self.size - 2}; they do not belong together"
             )
 
     def rows(self, codes: Tensor) -> Rows:
-        """Speech [Q, F] as its frames and `end_id`; what opens it, `begin_id`, is left to the caller.
+        """Speech [Q, F] as its frames and `end_id`; the caller writes `begin_id` before it.
 
         Raises ValueError for another number of codebooks and for codes out of range.
         """
@@ -92,38 +89,21 @@ class FrameLayout:
 
     def spoken(self, codes: Tensor) -> list[Tensor]:
         """The complete frames [Q, F] of each speech in rows [N, Q] that are -1 where a row is no frame."""
-        said = codes[:, 0] >= 0
-        edges = torch.diff(said.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int))
+        is_frame = codes[:, 0] >= 0
+        edges = torch.diff(
+            is_frame.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int)
+        )
         starts, ends = (edges == 1).nonzero()[:, 0], (edges == -1).nonzero()[:, 0]
         return [deinterleave(codes[a:b], self.bos, self.eos) for a, b in zip(starts, ends, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of a stream of tokens and frames: ids [N], codes [N, Q] (-1 where a row is no frame), drawn [N, Q]."""
+    """Rows of a stream of tokens and frames: ids [N], codes [N, Q] (-1 where a row is no frame), code_mask [N, Q]."""
 
     ids: Tensor
     codes: Tensor
     code_mask: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Prompt:
-    """A prompt as the model reads it: ids [P], codes [P, Q] where it holds frames, and the clips heard by the tower."""
-
-    ids: Tensor
-    codes: Tensor | None = None
-    audio: tuple[AudioClip, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def followed_by(self, ids: Tensor, audio: tuple[AudioClip, ...]) -> Prompt:
-        """The prompt and then tokens with what is heard in them."""
-        codes = self.codes
-        if codes is not None:
-            codes = torch.cat([codes, codes.new_full((len(ids), codes.shape[1]), -1)])
-        return Prompt(torch.cat([self.ids, ids]), codes, self.audio + audio)
 
 
 def padded_codes(codes: Sequence[Tensor | None], lengths: Sequence[int], left: bool = False) -> Tensor | None:
@@ -136,17 +116,3 @@ def padded_codes(codes: Sequence[Tensor | None], lengths: Sequence[int], left: b
         if c is not None:
             row[len(row) - length if left else 0 :][:length] = c
     return padded
-
-
-def wants_speech(sample: Sample) -> bool:
-    """Whether the answer is to be spoken at once: `metadata["respond"]` is "speech" and not "text", its default.
-
-    The prompt then ends with `begin_id`, and the answer with the speech. A model that speaks may otherwise decide so
-    itself, after text, in any turn.
-    """
-    respond = sample.metadata.get("respond", "text")
-    if respond not in ("text", "speech"):
-        raise ValueError(f'sample {sample.id!r}: metadata "respond" is {respond!r}; give "text" or "speech"')
-    if respond == "speech" and sample.turns:
-        raise ValueError(f'sample {sample.id!r}: a stream\'s turns begin with text; leave "respond" out')
-    return bool(respond == "speech")

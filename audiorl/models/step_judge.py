@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.models.policy import AudioPolicy
-from audiorl.models.speech import wants_speech
+from audiorl.models.prompts import wants_speech
 from audiorl.types import Experience, Sample
 
 

@@ -18,7 +18,7 @@ from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
-from audiorl.models.policy import Reference
+from audiorl.models.reference import Reference
 from audiorl.rl.advantages import normalize_scores
 from audiorl.rl.collect import RolloutBatch, collect
 from audiorl.rl.trainer import TrainBatch, in_order

@@ -30,7 +30,7 @@ from audiorl.algos.losses import (
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, RLConfig
 from audiorl.models import AudioPolicy
-from audiorl.models.policy import Reference
+from audiorl.models.reference import Reference
 from audiorl.models.value import ValueModel, critic_of
 from audiorl.rl.advantages import compute_advantages, mean_advantage
 from audiorl.run.checkpoint import load_checkpoint

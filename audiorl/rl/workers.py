@@ -14,7 +14,8 @@ from torch import Tensor
 
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
-from audiorl.models.policy import Reference, Weights, named
+from audiorl.models.reference import Reference
+from audiorl.models.weights import Weights, named
 from audiorl.rl.trainer import State, Trainer, with_logprobs
 from audiorl.rl.weight_sync import EngineWorker, GroupEngine, WeightSource, free_cached, node_address
 from audiorl.rollout.hf import HFEngine

@@ -20,8 +20,10 @@ from transformers.cache_utils import DynamicLayer
 
 from audiorl.config import SamplingConfig
 from audiorl.models.attention import ungrouped
-from audiorl.models.policy import AudioPolicy, Weights
-from audiorl.models.speech import Prompt, padded_codes, wants_speech
+from audiorl.models.policy import AudioPolicy
+from audiorl.models.prompts import Prompt, wants_speech
+from audiorl.models.speech import padded_codes
+from audiorl.models.weights import Weights
 from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, max_rows, sampler_for
 from audiorl.rollout.streams import StreamDecoder, side_by_side
 from audiorl.types import Request, Rollout, Segment, StopReason

@@ -24,7 +24,8 @@ from transformers.cache_utils import DynamicLayer
 from audiorl.config import SamplingConfig
 from audiorl.models.attention import ungrouped
 from audiorl.models.policy import AudioPolicy
-from audiorl.models.speech import Prompt, padded_codes
+from audiorl.models.prompts import Prompt
+from audiorl.models.speech import padded_codes
 from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, max_rows, sampler_for
 from audiorl.types import Request, Rollout, Sample, Segment, StopReason, Turn
 

@@ -27,8 +27,9 @@ from torch import Tensor
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy, adapted_model, load_policy, read_config
-from audiorl.models.policy import Weights, check_weight, named
+from audiorl.models.lora import merged_weights
 from audiorl.models.speech import CONFIG_KEY
+from audiorl.models.weights import Weights, check_weight, named
 from audiorl.rollout.hf import answered
 from audiorl.rollout.samplers import SegmentBuffer
 from audiorl.rollout.sampling import seed_of
@@ -219,12 +220,12 @@ class VLLMEngine:
         from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
         if clip.key not in self._hears:
-            mel, before = self._policy.mel(clip)
+            mel, before = self._policy.audio.mel(clip)
             on_gpu, on_cpu = MultiModalBatchedField(), MultiModalBatchedField(keep_on_cpu=True)
             item = MultiModalKwargsItem(
                 {"mels": MultiModalFieldElem(mel, on_gpu), "skip": MultiModalFieldElem(torch.tensor(before), on_cpu)}
             )
-            self._hears[clip.key] = item, self._policy.audio_tokens(clip)
+            self._hears[clip.key] = item, self._policy.audio.num_tokens(clip)
         return self._hears[clip.key]
 
     def _write(self, questions: Sequence[tuple[Any, Any]]) -> list[tuple[SegmentBuffer, StopReason]]:
@@ -316,16 +317,7 @@ def served_weights(policy: AudioPolicy) -> Iterator[tuple[str, Tensor]]:
         yield from policy.weights().items()
         return
     decoder = {id(p) for p in policy.backbone.decoder(policy.model).parameters()}
-    modules = dict(policy.model.named_modules())
-    for name, p in policy.model.named_parameters():
-        if ".lora_" in name or not (p.requires_grad or id(p) in decoder):
-            continue
-        module = name.rpartition(".base_layer.")[0]
-        with torch.no_grad():
-            merged = p
-            if module and name.endswith(".weight"):
-                merged = p + modules[module].get_delta_weight("default").to(p.dtype)
-        yield name.replace(".base_layer.", "."), merged.detach()
+    yield from merged_weights(policy, lambda p: p.requires_grad or id(p) in decoder)
 
 
 def check_together(names: Iterable[str], all_names: Iterable[str]) -> None:

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from audiorl.models.policy import Weights, named
+from audiorl.models.weights import Weights, named
 from audiorl.runtime.torchrun import listening_store
 
 Backend = Literal["gloo", "nccl"]

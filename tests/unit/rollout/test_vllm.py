@@ -47,7 +47,7 @@ def lively(policy: AudioPolicy, scale: float = 0.08) -> AudioPolicy:
         for p in policy.model.parameters():
             if p.dim() > 1:
                 p.copy_(torch.randn(p.shape, generator=g) * scale)
-    policy._cache.clear()
+    policy.audio.cache.clear()
     return policy
 
 

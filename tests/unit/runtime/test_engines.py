@@ -13,7 +13,7 @@ import torch
 
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig
 from audiorl.models import AudioPolicy, load_policy, qwen_omni
-from audiorl.models.policy import Weights, named
+from audiorl.models.weights import Weights, named
 from audiorl.rl import train as loop
 from audiorl.rl.train import train_rl
 from audiorl.rl.trainer import TrainBatch, Trainer, TrainOutput

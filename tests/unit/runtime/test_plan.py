@@ -334,7 +334,7 @@ def test_the_tower_keeps_what_is_estimated() -> None:
     """Whisper tiny's encoder in the Omni tower, trained, on real speech; within a quarter."""
     policy = qwen_omni.tiny(TEXTS, hidden=64, layers=1, vocab_size=400, config=ModelConfig(audio="full"))
     clips = [u.clip for u in bundled_speech(min_seconds=2.0, max_seconds=4.0)[:2]]
-    seconds = sum(policy.mel(c)[0].shape[1] for c in clips) / 100 / len(clips)
+    seconds = sum(policy.audio.mel(c)[0].shape[1] for c in clips) / 100 / len(clips)
     measured = kept_by_autograd(policy, lambda: policy.encode_audio(clips))
     tower = count(policy).shape.tower
     assert tower is not None

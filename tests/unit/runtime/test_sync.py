@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from audiorl.models.policy import named
+from audiorl.models.weights import named
 from audiorl.rollout.weight_transfer import SyncError, WeightReceiver, WeightSender, buckets
 from tests.unit.runtime import sync_peers
 from tests.unit.runtime.sync_peers import weights

@@ -1,0 +1,157 @@
+"""Clips through a model's audio encoder: each clip once, cached, and in training once per update.
+
+Shapes: D audio encoder width, H decoder width.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from math import ceil
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, WhisperFeatureExtractor
+
+from audiorl.audio import AudioClip, seconds
+from audiorl.audio import name as clip_name
+from audiorl.config import ModelConfig
+from audiorl.models.backbone import Backbone
+from audiorl.models.features import log_mel
+
+
+class AudioEncoder:
+    """Encodes clips one at a time, so that a result never depends on its batch.
+
+    The output of a frozen audio encoder is cached (up to `ModelConfig.audio_cache_mb`) for rollouts, log-probs and all
+    epochs; that of a trained one is cached until the weights change.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, extractor: WhisperFeatureExtractor | None, backbone: Backbone, config: ModelConfig
+    ):
+        self.model, self.extractor, self.backbone, self.config = model, extractor, backbone, config
+        self.cache = ClipCache(config.audio_cache_mb * 2**20)
+        self._update: dict[str, tuple[Tensor, Tensor]] | None = None
+        """During an update: by clip, the encoder output with its graph, and the leaf that the passes differentiate."""
+
+    @property
+    def _device(self) -> torch.device:
+        return self.backbone.head(self.model).weight.device
+
+    def encode(self, clips: Sequence[AudioClip]) -> list[Tensor]:
+        """One [tokens, H] per clip, as the decoder receives it; differentiable where the config trains it."""
+        embeddings = []
+        for clip in clips:
+            encoder_output = self.encoder_output(clip)
+            trained = self.config.audio != "frozen" and torch.is_grad_enabled()
+            with nullcontext() if trained else torch.no_grad():
+                embeddings.append(self.backbone.project(self.model, encoder_output))
+        return embeddings
+
+    def num_tokens(self, clip: AudioClip) -> int:
+        """How many audio tokens the clip becomes. Encodes it, unless the model has no weights (device "meta")."""
+        if self.extractor is None:
+            raise ValueError("the model has no audio encoder")
+        if self._device.type != "meta":
+            return len(self.encoder_output(clip))
+        mel, context_tokens = self.mel(clip)
+        tokens = self.backbone.tokens(self.model, mel.shape[1]) - context_tokens
+        if tokens < 1:
+            raise ValueError(f"{clip_name(clip)}: the clip is too short for the audio encoder")
+        return tokens
+
+    def mel(self, clip: AudioClip) -> tuple[Tensor, int]:
+        """[mel bins, frames] of the clip with its context, on the CPU, and how many audio tokens are the context's."""
+        assert self.extractor is not None
+        mel = log_mel(self.extractor, clip.with_context().load(self.extractor.sampling_rate))
+        return mel, self._tokens_in(clip.context) if clip.context else 0
+
+    def _tokens_in(self, duration: float) -> int:
+        """Audio tokens of `duration` seconds."""
+        assert self.extractor is not None
+        hop = self.extractor.hop_length / self.extractor.sampling_rate
+        return self.backbone.tokens(self.model, ceil(duration / hop - 1e-6))
+
+    @contextmanager
+    def once(self) -> Iterator[None]:
+        """Around the passes of one update: a trained audio encoder runs forward and backward once per clip.
+
+        The passes differentiate down to the encoder output. Their gradients are summed there and go through the audio
+        encoder when the block ends. A frozen audio encoder runs once per clip with or without this block.
+        """
+        if self.config.audio != "full":
+            yield
+            return
+        assert self._update is None, "one update at a time"
+        self._update = {}
+        try:
+            yield
+            reached = [(output, leaf.grad) for output, leaf in self._update.values() if leaf.grad is not None]
+            if reached:
+                torch.autograd.backward([output for output, _ in reached], [grad for _, grad in reached])
+        finally:
+            self._update = None
+
+    def weights_changed(self) -> None:
+        """Drop the cached output of a trained audio encoder; call after every update of the weights."""
+        if self.config.audio == "full":
+            self.cache.clear()
+
+    def encoder_output(self, clip: AudioClip) -> Tensor:
+        """[tokens, D] of the clip, from the cache where it is there."""
+        key = clip.key
+        if self.config.audio == "full" and torch.is_grad_enabled():
+            if self._update is None:
+                return self._run(clip)
+            if key not in self._update:
+                output = self._run(clip)
+                self._update[key] = output, output.detach().requires_grad_()
+            return self._update[key][1]
+        cached = self.cache.get(key)
+        if cached is None:
+            with torch.no_grad():
+                cached = self._run(clip)
+            self.cache.put(key, cached.cpu())
+        return cached.to(self._device)
+
+    def _run(self, clip: AudioClip) -> Tensor:
+        """[tokens, D] of the clip itself; its context is encoded with it and then cut off."""
+        mel, context_tokens = self.mel(clip)
+        weight = next(self.backbone.audio_encoder(self.model).parameters())
+        output = self.backbone.encode_audio(self.model, [mel.to(device=weight.device, dtype=weight.dtype)])[0]
+        if not clip.context:
+            return output
+        tokens = self._tokens_in(seconds(clip))
+        if context_tokens + tokens != len(output):
+            raise ValueError(
+                f"{clip_name(clip)}: {tokens} audio tokens after {context_tokens} of context are {len(output)} "
+                f"together; make the context of {clip.context:g} s a multiple of the audio encoder's frame"
+            )
+        return output[context_tokens:]
+
+
+class ClipCache:
+    """Tensors by `AudioClip.key`, bounded in bytes; the least recently used is dropped first."""
+
+    def __init__(self, max_bytes: int):
+        self._max_bytes, self._bytes = max_bytes, 0
+        self._tensors: OrderedDict[str, Tensor] = OrderedDict()
+
+    def get(self, key: str) -> Tensor | None:
+        if key in self._tensors:
+            self._tensors.move_to_end(key)
+            return self._tensors[key]
+        return None
+
+    def clear(self) -> None:
+        self._tensors.clear()
+        self._bytes = 0
+
+    def put(self, key: str, tensor: Tensor) -> None:
+        self._tensors[key] = tensor
+        self._bytes += tensor.nbytes
+        while self._bytes > self._max_bytes and len(self._tensors) > 1:
+            _, dropped = self._tensors.popitem(last=False)
+            self._bytes -= dropped.nbytes
