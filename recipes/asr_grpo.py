@@ -11,33 +11,46 @@ the recipe without any download.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
-from audiorl.evaluation.phases import evaluate_phase
-from audiorl.recipe.common import RecipeConfig, measured, policy_from, read_sets, split_held_out, with_reward_file
-from audiorl.report import write_report
+from audiorl.recipe.common import (
+    PtxOptions,
+    RecipeConfig,
+    RewardOptions,
+    measured,
+    policy_from,
+    ptx_examples,
+    read_sets,
+    read_split,
+    stratified,
+)
 from audiorl.rewards import CharAccuracy, Repetition, WeightedSum, WordAccuracy
-from audiorl.rl.train import Evaluate, train_rl
+from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
 from audiorl.types import Sample
 
 
 @dataclass(frozen=True)
-class Config(RecipeConfig):
+class Config(PtxOptions, RewardOptions, RecipeConfig):
     retention: tuple[str, ...] = ()
-    """Sets on which the score must not fall: another language, another domain."""
+    """Sets on which the score must not fall, named like `data`: another language, another domain. At most
+    `held_out_count` rows of them are measured."""
     retention_margin: float = 0.01
+    """By how much accuracy on `retention` may fall (0.01: one percentage point) before the run ends with an error."""
     unit: Literal["word", "char"] = "word"
+    """Errors are counted in words (reward 1 - WER) or in characters (reward 1 - CER)."""
     normalizer: Literal["english", "basic", "none"] = "basic"
-    reward_file: str | None = None
-    reward_weight: float = 1.0
+    """What is left out before texts are compared: see `audiorl.metrics.text.normalize`."""
     grpo: RLConfig = RLConfig(group_size=8, prompts_per_step=8, kl_beta=0.01, eval_every=100, save_every=50)
+    """The estimator. Its steps follow from `epochs` and `max_steps`."""
     optim: OptimConfig = OptimConfig(lr=1e-6)
+    """The policy's optimizer."""
     sampling: SamplingConfig = SamplingConfig(temperature=1.0, max_new_tokens=128)
+    """How transcripts are sampled in training; held-out ones are greedy and as long at most."""
 
 
 def tiny() -> Config:
@@ -55,49 +68,42 @@ def tiny() -> Config:
 
 
 def main(config: Config, run: Run) -> None:
-    if not config.data:
-        raise ValueError("name the recordings to train on: --data FILE … (or --data bundled)")
-    samples, held_out = split_held_out(read(config.data, config), read(config.held_out, config), config.held_out_count)
-    retained = read(config.retention, config)[-config.held_out_count :] if config.retention else []
+    source: dict[str, Any] = dict(bundled=lambda _: bundled_transcripts(), read=read_samples, think=False)
+    samples, held_out = read_split(config, **source)
+    retained: list[Sample] = []
+    if config.retention:
+        retained = stratified(read_sets(config.retention, config, **source), config.held_out_count, config.data_seed)[1]
     policy = policy_from(config)
-    measure = WordAccuracy if config.unit == "word" else CharAccuracy
-    reward = WeightedSum.of(
-        accuracy=measure(normalizer=config.normalizer),
-        repetition=(Repetition(), 0.2),
+    accuracy = WordAccuracy if config.unit == "word" else CharAccuracy
+    reward = config.rewarded(
+        WeightedSum.of(accuracy=accuracy(normalizer=config.normalizer), repetition=(Repetition(), 0.2))
     )
-    scored = with_reward_file(reward, config.reward_file, config.reward_weight)
-    tokens = config.sampling.max_new_tokens
-
-    def train(evaluate: Evaluate) -> None:
+    with measured(run, policy, held_out, reward, config.sampling.max_new_tokens, retained) as evaluate:
         train_rl(
             policy,
             samples,
-            scored,
+            reward,
             run,
-            config=replace(config.grpo, steps=config.steps(len(samples), config.grpo.prompts_per_step)),
+            config=config.scheduled(config.grpo, len(samples)),
             optim=config.optim,
             sampling=config.sampling,
             seed=config.seed,
             phase="grpo",
             evaluate=evaluate,
+            supervised=ptx_examples(config, config.ptx_data, config.grpo),
         )
+    if retained:
+        check_retention(config, run)
 
-    if retained:
-        evaluate_phase(run, "retention_before", policy, retained, reward, tokens)
-    measured(run, policy, held_out, scored, train, eval_tokens=tokens)
-    if retained:
-        after = evaluate_phase(run, "retention_after", policy, retained, reward, tokens)["accuracy"]
-    print(write_report(run.dir))
-    if retained and after < run.result("retention_before")["accuracy"] - config.retention_margin:
-        before = run.result("retention_before")["accuracy"]
+
+def check_retention(config: Config, run: Run) -> None:
+    """Raise ValueError where the accuracy on the retention sets has fallen too far."""
+    before, after = (run.result(f"retention_{when}")["accuracy"] for when in ("before", "after"))
+    if after < before - config.retention_margin:
         raise ValueError(
             f"retention: accuracy fell from {before:.3f} to {after:.3f} on {', '.join(config.retention)}, more than "
             f"{config.retention_margin}; take an earlier checkpoint, a lower optim.lr or a higher grpo.kl_beta"
         )
-
-
-def read(paths: tuple[str, ...], config: Config) -> list[Sample]:
-    return read_sets(paths, config, lambda _: bundled_transcripts(), think=False, read=read_samples)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,17 @@ download. `recipes/dpo_online.py` makes its pairs from the policy's own answers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig
 from audiorl.data.bundled import bundled_pairs, bundled_set
 from audiorl.data.manifest import read_samples
 from audiorl.data.preferences import Judged, Pair, pairs_to_judged, read_pairs
 from audiorl.recipe.common import RecipeConfig, answer_reward, measured, policy_from, read_sets, split_held_out
-from audiorl.report import write_report
-from audiorl.rl.train import Evaluate
 from audiorl.run.folder import Run
 from audiorl.train.preference import prefer
+from audiorl.types import Sample
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,11 @@ class Config(RecipeConfig):
     think: bool = False
     """Whether prompts and answers have thoughts."""
     eval_tokens: int = 256
+    """Most tokens of a greedy answer to a held-out question."""
     dpo: PreferenceConfig = PreferenceConfig(batch_size=32, eval_every=100)
+    """The loss. Its steps follow from `epochs` and `max_steps`."""
     optim: OptimConfig = OptimConfig(lr=5e-7, warmup_steps=20)
+    """The policy's optimizer."""
 
 
 def tiny() -> Config:
@@ -46,43 +49,31 @@ def tiny() -> Config:
 
 
 def main(config: Config, run: Run) -> None:
-    if not config.data:
-        raise ValueError("name the pairs to learn from: --data FILE … (or --data bundled)")
-    pairs = read_sets(
-        config.data,
-        config,
-        lambda name: bundled_pairs(name, config.think, config.seed),
-        think=config.think,
-        read=read_pairs,
-    )
-    if config.held_out:
-        held_out = read_sets(
-            config.held_out,
-            config,
-            lambda name: bundled_set(name, config.think, config.seed),
-            think=config.think,
-            read=read_samples,
-        )
-    else:
-        pairs, kept = split_held_out(pairs, [], config.held_out_count)
-        held_out = [p.sample for p in kept]
-    policy = policy_from(config)
+    pairs, held_out = read(config)
     items: list[Pair] | list[Judged] = pairs_to_judged(pairs) if config.dpo.loss == "kto" else pairs
-
-    def train(evaluate: Evaluate) -> None:
+    policy = policy_from(config)
+    with measured(run, policy, held_out, answer_reward(config.think), config.eval_tokens) as evaluate:
         prefer(
             policy,
             items,
             run,
-            config=replace(config.dpo, steps=config.steps(len(items), config.dpo.batch_size)),
+            config=config.scheduled(config.dpo, len(items)),
             optim=config.optim,
             seed=config.seed,
             phase=config.dpo.loss,
             evaluate=evaluate,
         )
 
-    measured(run, policy, held_out, answer_reward(config.think), train, eval_tokens=config.eval_tokens)
-    print(write_report(run.dir))
+
+def read(config: Config) -> tuple[list[Pair], list[Sample]]:
+    """(training pairs, held-out questions): those of held-out pairs, where no set of questions is given."""
+    think, seed = config.think, config.seed
+    sets = read_sets(config.data, config, partial(bundled_pairs, think=think, seed=seed), read_pairs, think=think)
+    asked = read_sets(config.held_out, config, partial(bundled_set, think=think, seed=seed), read_samples, think=think)
+    if asked:
+        return [p for _, pairs in sets for p in pairs], [s for _, samples in asked for s in samples]
+    pairs, held_out = split_held_out(sets, [], config.held_out_count, config.data_seed)
+    return pairs, [p.sample for p in held_out]
 
 
 if __name__ == "__main__":

@@ -9,44 +9,44 @@ are made of answers whose rewards differ. `--path tiny --data bundled` tries the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig, SamplingConfig
-from audiorl.data.bundled import bundled_set
-from audiorl.data.manifest import read_samples
 from audiorl.data.preferences import pairs_to_judged
 from audiorl.data.schedule import batch_of_step
 from audiorl.evaluation.phases import evaluate_phase
 from audiorl.recipe.common import (
     RecipeConfig,
+    RewardOptions,
     answer_reward,
+    measured,
     policy_from,
-    read_sets,
-    split_held_out,
-    with_reward_file,
+    read_questions,
 )
-from audiorl.report import write_report
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.train.answers import sampled_pairs
 from audiorl.train.preference import prefer
-from audiorl.types import Sample
 
 
 @dataclass(frozen=True)
-class Config(RecipeConfig):
+class Config(RewardOptions, RecipeConfig):
     think: bool = True
+    """Ask for thoughts before the answer, and reward their format."""
     rounds: int = 3
+    """Rounds of answering and learning."""
     prompts_per_round: int = 1024
+    """Prompts that are answered in a round."""
     answers: int = 8
     """Answers sampled for each prompt."""
-    reward_file: str | None = None
-    reward_weight: float = 1.0
     eval_tokens: int = 256
+    """Most tokens of a greedy answer to a held-out question."""
     dpo: PreferenceConfig = PreferenceConfig(batch_size=32)
-    """`steps` follow from the pairs of a round and `epochs`."""
+    """The loss. The steps of a round follow from its pairs, `epochs` and `max_steps`."""
     optim: OptimConfig = OptimConfig(lr=5e-7)
+    """The policy's optimizer."""
     sampling: SamplingConfig = SamplingConfig(temperature=1.0, max_new_tokens=64)
+    """How the answers of a round are sampled."""
 
 
 def tiny() -> Config:
@@ -67,33 +67,25 @@ def tiny() -> Config:
 
 
 def main(config: Config, run: Run) -> None:
-    if not config.data:
-        raise ValueError("name the questions to train on: --data FILE … (or --data bundled)")
-    samples, held_out = split_held_out(read(config.data, config), read(config.held_out, config), config.held_out_count)
+    samples, held_out = read_questions(config, think=config.think)
     policy = policy_from(config)
-    reward = with_reward_file(answer_reward(config.think), config.reward_file, config.reward_weight)
-    evaluate_phase(run, "before", policy, held_out, reward, config.eval_tokens)
-    for k in range(1, config.rounds + 1):
-        phase = f"round_{k}"
-        if run.finished(phase):
-            run.load_result(phase, policy)
-        else:
-            asked = batch_of_step(samples, k - 1, config.prompts_per_round, config.seed)
-            asked = list({s.id: s for s in asked}.values())
-            engine = HFEngine(policy, config.sampling)
-            pairs = sampled_pairs(run, phase, engine, asked, reward, config.answers, config.seed + k)
-            items = pairs_to_judged(pairs) if config.dpo.loss == "kto" else pairs
-            dpo = replace(config.dpo, steps=config.steps(len(items), config.dpo.batch_size))
-            prefer(policy, items, run, config=dpo, optim=config.optim, seed=config.seed, phase=phase)
-        name = "after" if k == config.rounds else f"after_{k}"
-        evaluate_phase(run, name, policy, held_out, reward, config.eval_tokens)
-    print(write_report(run.dir))
-
-
-def read(paths: tuple[str, ...], config: Config) -> list[Sample]:
-    return read_sets(
-        paths, config, lambda name: bundled_set(name, config.think, config.seed), think=config.think, read=read_samples
-    )
+    reward = config.rewarded(answer_reward(config.think))
+    with measured(run, policy, held_out, reward, config.eval_tokens):
+        for k in range(1, config.rounds + 1):
+            phase = f"round_{k}"
+            if run.finished(phase):
+                run.load_result(phase, policy)
+            else:
+                prompts = {s.id: s for s in batch_of_step(samples, k - 1, config.prompts_per_round, config.seed)}
+                engine = HFEngine(policy, config.sampling)
+                pairs = sampled_pairs(
+                    run, phase, engine, list(prompts.values()), reward, config.answers, config.seed + k
+                )
+                items = pairs_to_judged(pairs) if config.dpo.loss == "kto" else pairs
+                dpo = config.scheduled(config.dpo, len(items))
+                prefer(policy, items, run, config=dpo, optim=config.optim, seed=config.seed, phase=phase)
+            if k < config.rounds:
+                evaluate_phase(run, f"after_{k}", policy, held_out, reward, config.eval_tokens)
 
 
 if __name__ == "__main__":

@@ -10,36 +10,37 @@ tries the recipe without any download. `--reward-file my.py` adds a reward of yo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
-from audiorl.data.bundled import bundled_set
-from audiorl.data.manifest import read_samples
 from audiorl.recipe.common import (
+    PtxOptions,
     RecipeConfig,
+    RewardOptions,
     answer_reward,
     measured,
     policy_from,
-    read_sets,
-    split_held_out,
-    with_reward_file,
+    ptx_examples,
+    read_questions,
 )
-from audiorl.report import write_report
-from audiorl.rl.train import Evaluate, train_rl
+from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
-from audiorl.types import Sample
 
 
 @dataclass(frozen=True)
-class Config(RecipeConfig):
+class Config(PtxOptions, RewardOptions, RecipeConfig):
     think: bool = True
+    """Ask for thoughts before the answer, and reward their format."""
     epochs: float = 2.0
-    reward_file: str | None = None
-    reward_weight: float = 1.0
+    """Passes over the training questions."""
     eval_tokens: int = 256
+    """Most tokens of a greedy answer to a held-out question."""
     grpo: RLConfig = RLConfig(group_size=8, prompts_per_step=8, kl_beta=0.01, eval_every=100, save_every=50)
+    """The estimator. Its steps follow from `epochs` and `max_steps`."""
     optim: OptimConfig = OptimConfig(lr=1e-6)
+    """The policy's optimizer."""
     sampling: SamplingConfig = SamplingConfig(temperature=1.0, max_new_tokens=64)
+    """How answers are sampled in training."""
 
 
 def tiny() -> Config:
@@ -56,34 +57,23 @@ def tiny() -> Config:
 
 
 def main(config: Config, run: Run) -> None:
-    if not config.data:
-        raise ValueError("name the questions to train on: --data FILE … (or --data bundled)")
-    samples, held_out = split_held_out(read(config.data, config), read(config.held_out, config), config.held_out_count)
+    samples, held_out = read_questions(config, think=config.think)
     policy = policy_from(config)
-    reward = with_reward_file(answer_reward(config.think), config.reward_file, config.reward_weight)
-
-    def train(evaluate: Evaluate) -> None:
+    reward = config.rewarded(answer_reward(config.think))
+    with measured(run, policy, held_out, reward, config.eval_tokens) as evaluate:
         train_rl(
             policy,
             samples,
             reward,
             run,
-            config=replace(config.grpo, steps=config.steps(len(samples), config.grpo.prompts_per_step)),
+            config=config.scheduled(config.grpo, len(samples)),
             optim=config.optim,
             sampling=config.sampling,
             seed=config.seed,
             phase="grpo",
             evaluate=evaluate,
+            supervised=ptx_examples(config, config.ptx_data, config.grpo),
         )
-
-    measured(run, policy, held_out, reward, train, eval_tokens=config.eval_tokens)
-    print(write_report(run.dir))
-
-
-def read(paths: tuple[str, ...], config: Config) -> list[Sample]:
-    return read_sets(
-        paths, config, lambda name: bundled_set(name, config.think, config.seed), think=config.think, read=read_samples
-    )
 
 
 if __name__ == "__main__":

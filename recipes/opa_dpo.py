@@ -13,17 +13,14 @@ without any download.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig, SamplingConfig, SFTConfig
-from audiorl.data.bundled import bundled_set
-from audiorl.data.manifest import read_samples
 from audiorl.data.preferences import Pair
 from audiorl.evaluation.phases import evaluate_phase
 from audiorl.models.examples import Example
-from audiorl.recipe.common import RecipeConfig, answer_reward, policy_from, read_sets, split_held_out
-from audiorl.report import write_report
+from audiorl.recipe.common import RecipeConfig, answer_reward, measured, policy_from, read_questions
 from audiorl.rewards.files import load_function
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
@@ -36,15 +33,23 @@ from audiorl.types import Sample
 @dataclass(frozen=True)
 class Config(RecipeConfig):
     think: bool = False
+    """Ask for thoughts before the answer."""
     lora: bool = True
+    """Train low-rank adapters (`--model.lora` sets their shape) instead of all decoder weights."""
     expert: str | None = None
-    """A Python file that defines revise(sample, text) -> str."""
+    """A Python file that defines revise(sample, text) -> str; None: see `correct`."""
     eval_tokens: int = 256
+    """Most tokens of a greedy answer to a held-out question."""
     sft: SFTConfig = SFTConfig(batch_size=32)
+    """Supervised fine-tuning. Its steps follow from `epochs` and `max_steps`."""
     sft_optim: OptimConfig = OptimConfig(lr=1e-5)
+    """The optimizer of supervised fine-tuning."""
     dpo: PreferenceConfig = PreferenceConfig(batch_size=32)
+    """The preference loss. Its steps follow from `epochs` and `max_steps`."""
     dpo_optim: OptimConfig = OptimConfig(lr=1e-6)
+    """The optimizer of preference learning."""
     sampling: SamplingConfig = SamplingConfig(temperature=1.0, max_new_tokens=64)
+    """How the policy's own answers are sampled."""
 
 
 def tiny() -> Config:
@@ -63,43 +68,35 @@ def tiny() -> Config:
 
 
 def main(config: Config, run: Run) -> None:
-    if not config.data:
-        raise ValueError("name the questions to train on: --data FILE … (or --data bundled)")
-    samples, held_out = split_held_out(read(config.data, config), read(config.held_out, config), config.held_out_count)
+    samples, held_out = read_questions(config, think=config.think)
     if config.max_steps is not None:  # answers to what will not be trained on are not needed
         samples = samples[: config.max_steps * max(config.sft.batch_size, config.dpo.batch_size)]
     revise: Callable[[Sample, str], str] = correct if config.expert is None else load_function(config.expert, "revise")
     policy = policy_from(config)
     reward = answer_reward(config.think)
-    evaluate_phase(run, "before", policy, held_out, reward, config.eval_tokens)
+    with measured(run, policy, held_out, reward, config.eval_tokens):
+        answers = policy_answers(run, "own", HFEngine(policy, config.sampling), samples, config.seed)
+        examples, pairs = learned(samples, answers, revise)
+        print(f"{len(examples)} answers to learn, {len(pairs)} pairs", flush=True)
+        training = config.scheduled(config.sft, len(examples))
+        sft(policy, examples, run, config=training, optim=config.sft_optim, seed=config.seed)
+        evaluate_phase(run, "after_sft", policy, held_out, reward, config.eval_tokens)
+        dpo = config.scheduled(config.dpo, len(pairs))
+        prefer(policy, pairs, run, config=dpo, optim=config.dpo_optim, seed=config.seed, phase="dpo")
 
-    answers = policy_answers(run, "own", HFEngine(policy, config.sampling), samples, config.seed)
-    revised = [revise(s, text) for s, text in zip(samples, answers, strict=True)]
-    gold = [f"<answer>{s.references[0]}</answer>" for s in samples]
-    good = [list(dict.fromkeys(texts)) for texts in zip(gold, revised, strict=True)]
-    examples = [Example(s, text) for s, texts in zip(samples, good, strict=True) for text in texts]
-    pairs = [
-        Pair(s, text, answer)
-        for s, texts, answer in zip(samples, good, answers, strict=True)
-        for text in texts
-        if answer.strip() and text.strip() != answer.strip()
-    ]
-    print(f"{len(examples)} answers to learn, {len(pairs)} pairs", flush=True)
-    steps = config.steps(len(examples), config.sft.batch_size)
-    sft(policy, examples, run, config=replace(config.sft, steps=steps), optim=config.sft_optim, seed=config.seed)
-    evaluate_phase(run, "after_sft", policy, held_out, reward, config.eval_tokens)
-    steps = config.steps(len(pairs), config.dpo.batch_size)
-    prefer(
-        policy,
-        pairs,
-        run,
-        config=replace(config.dpo, steps=steps),
-        optim=config.dpo_optim,
-        seed=config.seed,
-        phase="dpo",
-    )
-    evaluate_phase(run, "after", policy, held_out, reward, config.eval_tokens)
-    print(write_report(run.dir))
+
+def learned(
+    samples: Sequence[Sample], answers: Sequence[str], revise: Callable[[Sample, str], str]
+) -> tuple[list[Example], list[Pair]]:
+    """(gold and revised answers to learn, pairs that prefer them to the policy's own answers)."""
+    examples, pairs = [], []
+    for sample, answer in zip(samples, answers, strict=True):
+        gold = f"<answer>{sample.references[0]}</answer>"
+        for text in dict.fromkeys((gold, revise(sample, answer))):
+            examples.append(Example(sample, text))
+            if answer.strip() and text.strip() != answer.strip():
+                pairs.append(Pair(sample, text, answer))
+    return examples, pairs
 
 
 def correct(sample: Sample, text: str) -> str:
@@ -107,16 +104,6 @@ def correct(sample: Sample, text: str) -> str:
     right = f"<answer>{sample.references[0]}</answer>"
     found = list(re.finditer(r"<answer>(?:(?!<answer>).)*?</answer>", text, re.DOTALL))
     return right if not found else text[: found[-1].start()] + right + text[found[-1].end() :]
-
-
-def read(paths: tuple[str, ...], config: Config) -> list[Sample]:
-    return read_sets(
-        paths,
-        config,
-        lambda name: bundled_set(name, config.think, config.seed),
-        think=config.think,
-        read=read_samples,
-    )
 
 
 if __name__ == "__main__":

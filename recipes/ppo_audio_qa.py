@@ -14,33 +14,31 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
-from audiorl.data.bundled import bundled_set
-from audiorl.data.manifest import read_samples
 from audiorl.recipe.common import (
+    PtxOptions,
     RecipeConfig,
+    RewardOptions,
     answer_reward,
     measured,
     policy_from,
-    read_sets,
-    split_held_out,
-    with_reward_file,
+    ptx_examples,
+    read_questions,
 )
-from audiorl.report import write_report
 from audiorl.rewards import ModelReward, Term, WeightedSum
-from audiorl.rl.train import Evaluate, train_rl
+from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
-from audiorl.types import Sample
 
 
 @dataclass(frozen=True)
-class Config(RecipeConfig):
+class Config(PtxOptions, RewardOptions, RecipeConfig):
     think: bool = True
+    """Ask for thoughts before the answer, and reward their format."""
     reward_model: str | None = None
-    """A reward model's folder, the part `model` of the reward."""
+    """A reward model's folder, added to the reward as the part `model`; None adds none."""
     reward_model_weight: float = 1.0
-    reward_file: str | None = None
-    reward_weight: float = 1.0
+    """Weight of `reward_model`."""
     eval_tokens: int = 256
+    """Most tokens of a greedy answer to a held-out question."""
     ppo: RLConfig = RLConfig(
         advantage="gae",
         prompts_per_step=64,
@@ -56,8 +54,11 @@ class Config(RecipeConfig):
         eval_every=100,
         save_every=50,
     )
+    """The estimator and its critic. Its steps follow from `epochs` and `max_steps`."""
     optim: OptimConfig = OptimConfig(lr=1e-6)
+    """The policy's optimizer; `--ppo.critic.optim` is the critic's."""
     sampling: SamplingConfig = SamplingConfig(temperature=1.0, max_new_tokens=64)
+    """How answers are sampled in training."""
 
 
 def tiny() -> Config:
@@ -80,38 +81,27 @@ def tiny() -> Config:
 
 
 def main(config: Config, run: Run) -> None:
-    if not config.data:
-        raise ValueError("name the questions to train on: --data FILE … (or --data bundled)")
-    samples, held_out = split_held_out(read(config.data, config), read(config.held_out, config), config.held_out_count)
+    samples, held_out = read_questions(config, think=config.think)
     policy = policy_from(config)
     reward = answer_reward(config.think)
     if config.reward_model is not None:
         model = ModelReward(config.reward_model, device=config.model.device)
         reward = WeightedSum((*reward.terms, Term("model", model, config.reward_model_weight)))
-    reward = with_reward_file(reward, config.reward_file, config.reward_weight)
-
-    def train(evaluate: Evaluate) -> None:
+    reward = config.rewarded(reward)
+    with measured(run, policy, held_out, reward, config.eval_tokens) as evaluate:
         train_rl(
             policy,
             samples,
             reward,
             run,
-            config=replace(config.ppo, steps=config.steps(len(samples), config.ppo.prompts_per_step)),
+            config=config.scheduled(config.ppo, len(samples)),
             optim=config.optim,
             sampling=config.sampling,
             seed=config.seed,
             phase="ppo",
             evaluate=evaluate,
+            supervised=ptx_examples(config, config.ptx_data, config.ppo),
         )
-
-    measured(run, policy, held_out, reward, train, eval_tokens=config.eval_tokens)
-    print(write_report(run.dir))
-
-
-def read(paths: tuple[str, ...], config: Config) -> list[Sample]:
-    return read_sets(
-        paths, config, lambda name: bundled_set(name, config.think, config.seed), think=config.think, read=read_samples
-    )
 
 
 if __name__ == "__main__":

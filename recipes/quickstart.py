@@ -89,7 +89,8 @@ def main(config: Config, run: Run) -> None:
     tokens = config.sampling.max_new_tokens
 
     supervised = ["sft", "control_sft"] if config.control else ["sft"]
-    examples = [] if all(run.finished(phase) for phase in supervised) else synthetic(human, config)
+    learned = all(run.finished(phase) for phase in supervised) and not config.grpo.ptx_coef
+    examples = [] if learned else synthetic(human, config)
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     evaluate_phase(run, "before", policy, measured, reward, tokens)
     train_rl(
@@ -103,6 +104,7 @@ def main(config: Config, run: Run) -> None:
         seed=config.seed,
         phase="grpo",
         evaluate=probe(policy, measured, reward, tokens),
+        supervised=examples,
     )
     evaluate_phase(run, "after", policy, measured, reward, tokens)
     if config.control:

@@ -11,18 +11,19 @@ Rows are pairs of answers, or answers in steps with labels (see the README). The
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 
 from audiorl.config import ModelConfig, OptimConfig, ProcessRewardConfig, RewardModelConfig
 from audiorl.data.bundled import bundled_pairs, bundled_steps
-from audiorl.data.preferences import Pair, Steps, read_pairs, read_steps
+from audiorl.data.preferences import read_pairs, read_steps
 from audiorl.evaluation.phases import measure_phase
 from audiorl.models.step_judge import StepJudge
 from audiorl.models.value import ValueModel
-from audiorl.recipe.common import RecipeConfig, policy_from, read_sets, split_held_out
+from audiorl.recipe.common import RecipeConfig, policy_from, read_split
 from audiorl.report import write_report
 from audiorl.run.folder import Run
 from audiorl.train.process_reward import judged_right, train_process_reward
@@ -32,11 +33,15 @@ from audiorl.train.reward_model import ranked_right, train_reward_model
 @dataclass(frozen=True)
 class Config(RecipeConfig):
     kind: Literal["outcome", "process"] = "outcome"
+    """A score for a whole answer, learned from pairs, or a judgement of every step, learned from labelled steps."""
     think: bool = False
     """Whether prompts and answers have thoughts."""
     outcome: RewardModelConfig = RewardModelConfig(batch_size=32)
+    """The loss of `--kind outcome`. Its steps follow from `epochs` and `max_steps`."""
     process: ProcessRewardConfig = ProcessRewardConfig(batch_size=32)
+    """The loss of `--kind process`. Its steps follow from `epochs` and `max_steps`."""
     optim: OptimConfig = OptimConfig(lr=5e-6, warmup_steps=20)
+    """The model's optimizer."""
 
 
 def tiny() -> Config:
@@ -52,41 +57,30 @@ def tiny() -> Config:
 
 
 def main(config: Config, run: Run) -> None:
-    if not config.data:
-        raise ValueError("name the rows to learn from: --data FILE … (or --data bundled)")
     (outcome if config.kind == "outcome" else process)(config, run)
     print(write_report(run.dir))
 
 
 def outcome(config: Config, run: Run) -> None:
-    def read(paths: tuple[str, ...]) -> list[Pair]:
-        def bundled(name: str) -> list[Pair]:
-            return bundled_pairs(name, config.think, config.seed)
-
-        return read_sets(paths, config, bundled, think=config.think, read=read_pairs)
-
-    pairs, held_out = split_held_out(read(config.data), read(config.held_out), config.held_out_count)
+    bundled = partial(bundled_pairs, think=config.think, seed=config.seed)
+    pairs, held_out = read_split(config, bundled, read_pairs, think=config.think)
     policy = policy_from(config)
     torch.manual_seed(config.seed)
     model = ValueModel(policy, spread=1.0)
+    training = config.scheduled(config.outcome, len(pairs))
     measure_phase(run, "before", lambda: ranked_right(model, held_out))
-    trained = replace(config.outcome, steps=config.steps(len(pairs), config.outcome.batch_size))
-    train_reward_model(model, pairs, run, config=trained, optim=config.optim, seed=config.seed)
+    train_reward_model(model, pairs, run, config=training, optim=config.optim, seed=config.seed)
     measure_phase(run, "after", lambda: ranked_right(model, held_out))
 
 
 def process(config: Config, run: Run) -> None:
-    def read(paths: tuple[str, ...]) -> list[Steps]:
-        return read_sets(
-            paths, config, lambda name: bundled_steps(name, config.seed), think=config.think, read=read_steps
-        )
-
-    items, held_out = split_held_out(read(config.data), read(config.held_out), config.held_out_count)
+    bundled = partial(bundled_steps, seed=config.seed)
+    answers, held_out = read_split(config, bundled, read_steps, think=config.think)
     policy = policy_from(config)
     judge = StepJudge(policy, config.process.marker, config.process.good, config.process.bad)
+    training = config.scheduled(config.process, len(answers))
     measure_phase(run, "before", lambda: judged_right(judge, held_out))
-    trained = replace(config.process, steps=config.steps(len(items), config.process.batch_size))
-    train_process_reward(policy, items, run, config=trained, optim=config.optim, seed=config.seed)
+    train_process_reward(policy, answers, run, config=training, optim=config.optim, seed=config.seed)
     measure_phase(run, "after", lambda: judged_right(judge, held_out))
 
 

@@ -11,30 +11,39 @@ loss weighting. `--path tiny --data bundled` tries the recipe without any downlo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from audiorl.config import ModelConfig, OptimConfig, SFTConfig
-from audiorl.data.bundled import bundled_set, bundled_transcripts
+from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
-from audiorl.evaluation.phases import evaluate_phase
 from audiorl.models.examples import Example
-from audiorl.recipe.common import RecipeConfig, answer_reward, policy_from, read_sets, split_held_out
-from audiorl.report import write_report
+from audiorl.recipe.common import (
+    RecipeConfig,
+    answer_reward,
+    measured,
+    policy_from,
+    read_questions,
+    read_split,
+    supervised_turn,
+)
 from audiorl.rewards import WeightedSum, WordAccuracy
 from audiorl.run.folder import Run
 from audiorl.train.sft import sft
-from audiorl.types import Sample
 
 
 @dataclass(frozen=True)
 class Config(RecipeConfig):
     task: Literal["questions", "transcripts"] = "questions"
+    """Learn the answers to questions, in <answer> tags, or the transcripts of speech."""
     thought: str | None = None
-    """The field of a row that holds its thought."""
+    """The field of a row that holds its thought, learned before the answer in <think> tags; None: no thoughts."""
     eval_tokens: int = 256
+    """Most tokens of a greedy answer to a held-out row."""
     sft: SFTConfig = SFTConfig(batch_size=32)
+    """Batches and loss. Its steps follow from `epochs` and `max_steps`."""
     optim: OptimConfig = OptimConfig(lr=1e-5, warmup_steps=20, schedule="cosine")
+    """The model's optimizer."""
 
 
 def tiny() -> Config:
@@ -50,44 +59,19 @@ def tiny() -> Config:
 
 
 def main(config: Config, run: Run) -> None:
-    if not config.data:
-        raise ValueError("name the rows to learn from: --data FILE … (or --data bundled)")
-    samples, held_out = split_held_out(read(config.data, config), read(config.held_out, config), config.held_out_count)
-    policy = policy_from(config)
-    examples = [Example(s, target(s, config)) for s in samples]
     if config.task == "questions":
+        samples, held_out = read_questions(config, think=config.thought is not None)
         reward = answer_reward(config.thought is not None)
+    elif config.thought is not None:
+        raise ValueError("--thought: belongs to --task questions; transcripts are learned without thoughts")
     else:
+        samples, held_out = read_split(config, lambda _: bundled_transcripts(), read_samples, think=False)
         reward = WeightedSum.of(accuracy=WordAccuracy(normalizer="basic"))
-    steps = config.steps(len(examples), config.sft.batch_size)
-    evaluate_phase(run, "before", policy, held_out, reward, config.eval_tokens)
-    sft(policy, examples, run, config=replace(config.sft, steps=steps), optim=config.optim, seed=config.seed)
-    evaluate_phase(run, "after", policy, held_out, reward, config.eval_tokens)
-    print(write_report(run.dir))
-
-
-def target(sample: Sample, config: Config) -> str:
-    """The turn to learn. Raises ValueError naming a sample without a reference or a thought."""
-    if not sample.references:
-        raise ValueError(f"sample {sample.id!r}: no reference to learn")
-    if config.task == "transcripts":
-        return sample.references[0]
-    answer = f"<answer>{sample.references[0]}</answer>"
-    if config.thought is None:
-        return answer
-    thought = sample.metadata.get(config.thought)
-    if not isinstance(thought, str) or not thought.strip():
-        raise ValueError(f"sample {sample.id!r}: its row has no text in the field {config.thought!r}")
-    return f"<think>{thought.strip()}</think>{answer}"
-
-
-def read(paths: tuple[str, ...], config: Config) -> list[Sample]:
-    think = config.thought is not None
-
-    def bundled(name: str) -> list[Sample]:
-        return bundled_set(name, think, config.seed) if config.task == "questions" else bundled_transcripts()
-
-    return read_sets(paths, config, bundled, think=think, read=read_samples)
+    examples = [Example(s, supervised_turn(s, config.task == "questions", config.thought)) for s in samples]
+    policy = policy_from(config)
+    with measured(run, policy, held_out, reward, config.eval_tokens):
+        training = config.scheduled(config.sft, len(examples))
+        sft(policy, examples, run, config=training, optim=config.optim, seed=config.seed)
 
 
 if __name__ == "__main__":

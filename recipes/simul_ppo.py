@@ -13,22 +13,32 @@ with word times (`audiorl.simulst.formats`). `--path tiny --data bundled` tries 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.evaluation.streams import measure_streams
 from audiorl.models.examples import Example
-from audiorl.recipe.common import RecipeConfig, policy_from, split_held_out, with_voice
+from audiorl.recipe.common import (
+    PtxOptions,
+    RecipeConfig,
+    RewardOptions,
+    policy_from,
+    ptx_examples,
+    read_split,
+    with_voice,
+)
 from audiorl.recipe.stages import Stage, train_stages
 from audiorl.report import write_report
 from audiorl.rewards.similarity import Metric
 from audiorl.rewards.simul import TimeCompliance, multi_turn, single_turn
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.simulst.bundled import bundled_streams
 from audiorl.simulst.formats import read_streams
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.train.sft import sft
+from audiorl.types import Reward
 
 PPO = RLConfig(
     steps=200,
@@ -50,39 +60,53 @@ PPO = RLConfig(
 
 
 @dataclass(frozen=True)
-class RewardOptions:
+class StreamRewards:
     """What the two stages reward; see `audiorl.rewards.simul`."""
 
     quality: Metric = "chrf"
+    """How a translation is compared with its reference."""
     time: bool = False
     """Time compliance: the translation should last as long as its reference does when spoken."""
     longest_wait: float = 1.0
     """Acceptable wait of a translation, in chunks."""
     weights: dict[str, float] = field(default_factory=dict)
-    """Of rewards by name, where not 1."""
+    """Weights of rewards by name; 1 for those that are not named."""
 
 
 @dataclass(frozen=True)
-class Config(RecipeConfig):
+class Config(PtxOptions, RewardOptions, RecipeConfig):
     held_out_count: int = 50
+    """Streams held out of `data` where no `held_out` is given, drawn from every set and language in proportion."""
     source_language: str = ""
-    """Of the streams, where their file does not say it."""
+    """Code of the streams' language, where their file does not name it."""
     target_language: str = ""
+    """Code of the language to translate into, where the streams' file does not name it or has several."""
     codec: str | None = None
     """A codec's folder or hub id: the interpreter also speaks. A model that writes text only is dualized for it."""
     chunks: ChunkConfig = ChunkConfig()
+    """How streams are cut into chunks of audio."""
     max_seconds: float = 60.0
     """Longer streams are cut between units."""
+    max_steps: int | None = None
+    """Most steps of each stage, whatever `stage1.steps` and `stage2.steps` give; None: no limit."""
     sft_epochs: float = 0.0
+    """Passes over the streams in the supervised start; 0: none."""
     lag: int = 2
     """The supervised interpreter says a unit 0 to `lag` chunks after it could be said."""
     sft: SFTConfig = SFTConfig(batch_size=16, save_every=50)
+    """The supervised start. Its steps follow from `sft_epochs`."""
     sft_optim: OptimConfig = OptimConfig(lr=1e-5, warmup_steps=20, schedule="cosine")
-    rewards: RewardOptions = RewardOptions()
+    """The optimizer of the supervised start."""
+    rewards: StreamRewards = StreamRewards()
+    """What is rewarded. `reward_file` adds to both stages, standardised over the batch like the others."""
     stage1: RLConfig = PPO
+    """PPO with the rewards of single turns."""
     stage2: RLConfig = PPO
+    """PPO with the rewards of single turns and of the whole stream."""
     optim: OptimConfig = OptimConfig(lr=1e-6)
+    """The policy's optimizer in both stages."""
     sampling: SamplingConfig = SamplingConfig(temperature=1.0, max_new_tokens=48, max_frames=250)
+    """How the interpreter is sampled after each chunk; held-out streams are interpreted greedily."""
 
 
 def tiny() -> Config:
@@ -111,14 +135,54 @@ def tiny() -> Config:
 
 
 def main(config: Config, run: Run) -> None:
-    if not config.data:
-        raise ValueError("name the streams to train on: --data FILE … (or --data bundled)")
-    train, held_out = split_held_out(read(config.data, config), read(config.held_out, config), config.held_out_count)
-    for stream in (*train, *held_out):
-        if not stream.units:
-            raise ValueError(f"stream {stream.id!r} has no units: without references there is nothing to reward")
+    if config.epochs != 1:
+        raise ValueError("--epochs: the stages count steps; set --stage1.steps, --stage2.steps or --sft-epochs")
+    train, held_out = read(config)
     policy = policy_from(config)
     speech_decoder = with_voice(policy, config.codec, config.seed) if config.codec else None
+    single, both = stage_rewards(config, speech_decoder)
+    measure = partial(
+        measure_streams,
+        run,
+        policy=policy,
+        streams=held_out,
+        chunks=config.chunks,
+        sampling=config.sampling,
+        reward=both,
+        speech_decoder=speech_decoder,
+    )
+    if config.sft_epochs:
+        rng = random.Random(config.seed)
+        examples = [
+            Example(interpretation_sample(s, config.chunks, [rng.randint(0, config.lag) for _ in s.units]))
+            for s in train
+        ]
+        training = replace(config, epochs=config.sft_epochs, max_steps=None).scheduled(config.sft, len(train))
+        sft(policy, examples, run, config=training, optim=config.sft_optim, seed=config.seed)
+    measure("before")
+    stages = [
+        replace(stage, steps=min(stage.steps, config.max_steps or stage.steps))
+        for stage in (config.stage1, config.stage2)
+    ]
+    train_stages(
+        policy,
+        train,
+        held_out,
+        run,
+        (Stage("stage1", single, stages[0], "after stage1"), Stage("stage2", both, stages[1], "after")),
+        chunks=config.chunks,
+        optim=config.optim,
+        sampling=config.sampling,
+        measure=measure,
+        seed=config.seed,
+        supervised=ptx_examples(config, config.ptx_data, config.stage1, config.stage2),
+        speech_decoder=speech_decoder,
+    )
+    print(write_report(run.dir))
+
+
+def stage_rewards(config: Config, speech_decoder: CodecSpeechDecoder | None) -> tuple[Reward, Reward]:
+    """The rewards of stage 1 and of stage 2, each with that of `reward_file`."""
     options = config.rewards
     time: bool | TimeCompliance = options.time
     if time and speech_decoder is not None:
@@ -126,57 +190,24 @@ def main(config: Config, run: Run) -> None:
     of_turns = {name: w for name, w in options.weights.items() if name not in ("latency", "stream_quality")}
     single = single_turn(options.quality, time, of_turns)
     both = multi_turn(options.quality, time, options.longest_wait, options.weights)
-
-    def measured(name: str) -> None:
-        measure_streams(run, name, policy, held_out, config.chunks, config.sampling, both, None, speech_decoder)
-
-    if config.sft_epochs:
-        rng = random.Random(config.seed)
-        examples = [
-            Example(interpretation_sample(s, config.chunks, [rng.randint(0, config.lag) for _ in s.units]))
-            for s in train
-        ]
-        steps = max(round(config.sft_epochs * len(train) / config.sft.batch_size), 1)
-        settings = replace(config.sft, steps=steps)
-        sft(policy, examples, run, config=settings, optim=config.sft_optim, seed=config.seed)
-    measured("before")
-    train_stages(
-        policy,
-        train,
-        held_out,
-        run,
-        (Stage("stage1", single, config.stage1, "after stage1"), Stage("stage2", both, config.stage2, "after")),
-        chunks=config.chunks,
-        optim=config.optim,
-        sampling=config.sampling,
-        measure=measured,
-        seed=config.seed,
-        speech_decoder=speech_decoder,
-    )
-    print(write_report(run.dir))
+    return config.rewarded(single), config.rewarded(both)
 
 
-def read(paths: Sequence[str], config: Config) -> list[Stream]:
-    streams: list[Stream] = []
-    for path in paths:
-        if path == "bundled":
-            language = config.target_language or "es"
-            streams += bundled_streams("train", language, count=8, seconds=(3.0, config.max_seconds))
-            continue
-        loaded = read_streams(
-            path,
-            source_language=config.source_language,
-            target_language=config.target_language,
-            audio_root=config.audio_root,
-            on_error=config.on_error,
-            check_audio=config.check_audio,
-            max_seconds=config.max_seconds,
-        )
-        print(loaded.summary(), flush=True)
-        if loaded.skipped:
-            print(loaded.listing(), flush=True)
-        streams += loaded.samples
-    return streams
+def read(config: Config) -> tuple[list[Stream], list[Stream]]:
+    """(training, held-out) streams, all with references."""
+
+    def bundled(name: str) -> list[Stream]:
+        if name != "bundled":
+            raise ValueError(f"no bundled streams are called {name!r}; give bundled")
+        language = config.target_language or "es"
+        return bundled_streams("train", language, count=8, seconds=(3.0, config.max_seconds))
+
+    languages = {"source_language": config.source_language, "target_language": config.target_language}
+    train, held_out = read_split(config, bundled, read_streams, max_seconds=config.max_seconds, **languages)
+    for stream in (*train, *held_out):
+        if not stream.units:
+            raise ValueError(f"stream {stream.id!r} has no units: without references there is nothing to reward")
+    return train, held_out
 
 
 if __name__ == "__main__":

@@ -164,6 +164,7 @@ def main(config: Config, run: Run) -> None:
         sampling=config.sampling,
         measure=measured,
         seed=config.seed,
+        supervised=lagging,
         speech_decoder=speech_decoder,
     )
 

@@ -18,23 +18,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
-from audiorl.recipe.common import with_reward_file
-from audiorl.recipe.speech import SpeechConfig, measurement, speaking_policy, texts_of
+from audiorl.recipe.common import PtxOptions, RewardOptions
+from audiorl.recipe.speech import SpeechConfig, measurement, ptx_utterances, speaking_policy, texts_of
 from audiorl.recipe.tiny_speech import tiny_part
 from audiorl.report import write_report
 from audiorl.rl.train import train_rl
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
-from audiorl.tts.prompts import utterance_sample
+from audiorl.tts.codes import encode_corpus
+from audiorl.tts.prompts import utterance_example, utterance_sample
 from audiorl.tts.rewards import SpeechRewards, speech_reward
 
 
 @dataclass(frozen=True)
-class Config(SpeechConfig):
+class Config(PtxOptions, RewardOptions, SpeechConfig):
     rewards: SpeechRewards = SpeechRewards()
-    reward_file: str | None = None
-    """A Python file with a reward of your own, added as the part `user`."""
-    reward_weight: float = 1.0
+    """What is rewarded, and by which judges."""
     grpo: RLConfig = RLConfig(
         prompts_per_step=8,
         group_size=8,
@@ -48,6 +47,7 @@ class Config(SpeechConfig):
     )
     """Its steps follow from `epochs` and `max_steps`. A frame's KL is that of its codes together."""
     optim: OptimConfig = OptimConfig(lr=1e-6, warmup_steps=5)
+    """The policy's optimizer."""
 
 
 def tiny() -> Config:
@@ -79,7 +79,10 @@ def main(config: Config, run: Run) -> None:
     )
     if config.judge is not None and options.understood and config.judge == options.asr:
         raise ValueError(f"--judge {config.judge}: the reward asks it, too; measure with another, or with none")
+    supervised = ptx_utterances(config, config.ptx_data, config.grpo)
     policy = speaking_policy(config, run)
+    if supervised:
+        encode_corpus(policy, [clip for u in supervised for clip in (u.recording, u.prompt) if clip], run.dir / "codes")
     speech_decoder = CodecSpeechDecoder.of(policy)
     reward = speech_reward(options, speech_decoder, samples, config.language)
     measure = measurement(config, run, policy, held_out)
@@ -87,14 +90,15 @@ def main(config: Config, run: Run) -> None:
     train_rl(
         policy,
         samples,
-        with_reward_file(reward, config.reward_file, config.reward_weight),
+        config.rewarded(reward),
         run,
-        config=replace(config.grpo, steps=config.steps(len(samples), config.grpo.prompts_per_step)),
+        config=config.scheduled(config.grpo, len(samples)),
         optim=config.optim,
         sampling=config.sampling,
         seed=config.seed,
         phase="grpo",
         evaluate=measure.probe(),
+        supervised=[utterance_example(u, config.tags) for u in supervised],
         speech_decoder=speech_decoder,
     )
     measure("after")

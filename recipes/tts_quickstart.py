@@ -184,6 +184,7 @@ def main(config: Config, run: Run) -> None:
         seed=config.seed,
         phase="grpo",
         evaluate=probe_speech(policy, held_out, config.sampling, judge),
+        supervised=examples,
         speech_decoder=speech_decoder,
     )
     measure_speech(run, "after", policy, held_out, config.sampling, judge)

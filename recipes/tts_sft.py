@@ -14,7 +14,7 @@ download.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from audiorl.config import ModelConfig, OptimConfig, SamplingConfig, SFTConfig
 from audiorl.recipe.speech import SpeechConfig, measurement, speaking_policy, texts_of
@@ -28,7 +28,9 @@ from audiorl.tts.prompts import utterance_example
 @dataclass(frozen=True)
 class Config(SpeechConfig):
     sft: SFTConfig = SFTConfig(batch_size=32)
+    """Batches and loss. Its steps follow from `epochs` and `max_steps`."""
     optim: OptimConfig = OptimConfig(lr=1e-5, warmup_steps=20, schedule="cosine")
+    """The model's optimizer."""
 
 
 def tiny() -> Config:
@@ -56,8 +58,7 @@ def main(config: Config, run: Run) -> None:
     measure = measurement(config, run, policy, held_out)
     encode_corpus(policy, [clip for u in train for clip in (u.recording, u.prompt) if clip], run.dir / "codes")
     measure("before")
-    steps = config.steps(len(examples), config.sft.batch_size)
-    sft(policy, examples, run, config=replace(config.sft, steps=steps), optim=config.optim, seed=config.seed)
+    sft(policy, examples, run, config=config.scheduled(config.sft, len(examples)), optim=config.optim, seed=config.seed)
     measure("after")
     print(write_report(run.dir))
 

@@ -1,21 +1,44 @@
-"""What recipes do around a trainer: read data, load the policy, measure, train, measure again."""
+"""What recipes do around their training call: read and split data, load the policy, measure before and after, report.
+
+A recipe is its settings and one training call between two measurements::
+
+    samples, held_out = read_questions(config, think=True)
+    policy, reward = policy_from(config), answer_reward(think=True)
+    with measured(run, policy, held_out, reward, config.eval_tokens) as evaluate:
+        train_rl(policy, samples, reward, run, config=config.scheduled(config.grpo, len(samples)), evaluate=evaluate, …)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
-from audiorl.config import LoraConfig, ModelConfig
-from audiorl.data.manifest import Loaded
+from audiorl.config import (
+    LoraConfig,
+    ModelConfig,
+    PreferenceConfig,
+    ProcessRewardConfig,
+    RewardModelConfig,
+    RLConfig,
+    SFTConfig,
+)
+from audiorl.data.bundled import bundled_set
+from audiorl.data.manifest import Loaded, read_samples
 from audiorl.evaluation.phases import evaluate_phase, probe
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.dual_branch import dualize
+from audiorl.models.examples import Example
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
-from audiorl.rewards import AnswerAccuracy, AnswerFormat, Term, ThinkFormat, WeightedSum, load_reward
+from audiorl.report import write_report
+from audiorl.rewards import AnswerAccuracy, AnswerFormat, StandardisedSum, Term, ThinkFormat, WeightedSum, load_reward
 from audiorl.rl.train import Evaluate
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
@@ -23,6 +46,10 @@ from audiorl.types import Reward, Sample
 from tokenizers_audio import load as load_codec
 
 T = TypeVar("T")
+Training = TypeVar("Training", RLConfig, SFTConfig, PreferenceConfig, RewardModelConfig, ProcessRewardConfig)
+Sum = TypeVar("Sum", WeightedSum, StandardisedSum)
+Sets = Sequence[tuple[str, Sequence[T]]]
+"""Data sets in order: the name that the user gave, and its rows."""
 
 
 @dataclass(frozen=True)
@@ -30,64 +57,259 @@ class RecipeConfig:
     """The options that all recipes on a user's own model and data share."""
 
     path: str = "Qwen/Qwen2.5-Omni-3B"
-    """A local folder, a hub id, or `tiny`."""
+    """The model: a local folder, a hub id, or `tiny` for a small random one."""
     data: tuple[str, ...] = ()
-    """What to train on: files, folders, or the bundled speech by name."""
+    """What to train on: files, folders, or the bundled speech by name. PATH:COUNT draws so many rows of a set, for
+    example `avqa.jsonl:5000 musicbench.jsonl:5000`."""
     held_out: tuple[str, ...] = ()
-    """Sets to measure on; without any, `held_out_count` training rows are held back."""
+    """Sets to measure on, named like `data`; without any, `held_out_count` training rows are held out."""
     held_out_count: int = 200
+    """Rows held out of `data` where no `held_out` is given, drawn from every set and task in proportion."""
+    data_seed: int = 0
+    """Seed of which rows are held out and which a PATH:COUNT draws: the same rows for every `seed`."""
     audio_root: str | None = None
+    """Folder from which relative audio paths start; by default the folder of each data file."""
     on_error: Literal["raise", "skip"] = "raise"
-    """`skip` counts and lists unusable rows instead of stopping."""
+    """`skip` counts and lists unusable rows instead of stopping at the first."""
     check_audio: bool = True
     """Decode every clip before training, so that a broken one does not stop a run in its third hour."""
     seed: int = 0
+    """Seed of sampling, of the order of the data, and of new weights."""
     epochs: float = 1.0
+    """Passes over the training rows."""
     max_steps: int | None = None
+    """Most training steps, whatever `epochs` gives; None: no limit."""
     lora: bool = False
     """Train low-rank adapters (`--model.lora` sets their shape) instead of all decoder weights."""
     model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing=True)
+    """How the model is loaded, and what of it is trained."""
 
-    def steps(self, items: int, per_step: int) -> int:
-        """Steps that show each of `items` `epochs` times, at most `max_steps`."""
+    def scheduled(self, training: Training, items: int) -> Training:
+        """`training` with the steps that show each of `items` rows `epochs` times, at most `max_steps`.
+
+        Raises ValueError where the options set the steps themselves: they would be ignored.
+        """
+        if training.steps != type(training)().steps:
+            name = next((f.name for f in fields(self) if getattr(self, f.name) == training), "")
+            raise ValueError(f"--{name}.steps: the steps of this recipe follow from its epochs; leave it out")
+        per_step = training.prompts_per_step if isinstance(training, RLConfig) else training.batch_size
         steps = max(round(self.epochs * items / per_step), 1)
-        return min(steps, self.max_steps or steps)
+        return replace(training, steps=min(steps, self.max_steps or steps))
+
+
+@dataclass(frozen=True)
+class RewardOptions:
+    """The options of recipes whose reward the user can add to."""
+
+    reward_file: str | None = None
+    """A Python file that defines `reward`, added to the recipe's own reward as the part `user`; None adds none."""
+    reward_weight: float = 1.0
+    """Weight of `reward_file`."""
+
+    def rewarded(self, reward: Sum) -> Sum:
+        """`reward` with the part of `reward_file`."""
+        if self.reward_file is None:
+            return reward
+        return type(reward)((*reward.terms, Term("user", load_reward(self.reward_file), self.reward_weight)))
+
+
+@dataclass(frozen=True)
+class PtxOptions:
+    """The options of recipes whose updates can add a supervised loss (PPO-ptx, arXiv 2203.02155)."""
+
+    ptx_data: tuple[str, ...] = ()
+    """Supervised rows for `ptx_coef`, named like `data` and read like those of sft_audio: questions with their answers,
+    or speech with its transcripts."""
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def read_split(
+    config: RecipeConfig,
+    bundled: Callable[[str], Sequence[T]],
+    read: Callable[..., Loaded[T]],
+    **options: Any,
+) -> tuple[list[T], list[T]]:
+    """(training rows, held-out rows) of `config.data` and `config.held_out`: see `read_sets` and `split_held_out`."""
+    train, held_out = (read_sets(paths, config, bundled, read, **options) for paths in (config.data, config.held_out))
+    return split_held_out(train, held_out, config.held_out_count, config.data_seed)
+
+
+def read_questions(config: RecipeConfig, *, think: bool) -> tuple[list[Sample], list[Sample]]:
+    """(training, held-out) questions about audio; `think`: their prompts ask for thoughts."""
+    return read_split(config, partial(bundled_set, think=think, seed=config.seed), read_samples, think=think)
 
 
 def read_sets(
     paths: Sequence[str],
     config: RecipeConfig,
     bundled: Callable[[str], Sequence[T]],
-    *,
-    think: bool,
     read: Callable[..., Loaded[T]],
-) -> list[T]:
-    """The rows of several files in order, `bundled(name)` for a name that begins with `bundled`.
+    **options: Any,
+) -> list[tuple[str, list[T]]]:
+    """The rows of each set, `bundled(name)` for a name that begins with `bundled`. Prints what was read and skipped.
 
-    `read` is `read_samples`, `read_pairs` or another reader with their options. Says what was read and skipped.
+    `read` is `read_samples`, `read_pairs` or another reader with their options; `options` are passed on to it. A row
+    whose id occurs in an earlier set gets the set's number before its id: answers are told apart by id.
     """
-    items: list[T] = []
-    for path in paths:
+    sets: list[tuple[str, list[T]]] = []
+    ids: set[str] = set()
+    for number, given in enumerate(paths, 1):
+        path, count = _path_and_count(given)
         if path.startswith("bundled"):
-            items += bundled(path)
-            continue
-        loaded = read(
-            path, think=think, audio_root=config.audio_root, on_error=config.on_error, check_audio=config.check_audio
-        )
-        print(loaded.summary(), flush=True)
-        if loaded.skipped:
-            print(loaded.listing(), flush=True)
-        items += loaded.samples
-    return items
+            items = list(bundled(path))
+        else:
+            loaded = read(
+                path,
+                audio_root=config.audio_root,
+                on_error=config.on_error,
+                check_audio=config.check_audio,
+                **options,
+            )
+            print(loaded.summary(), flush=True)
+            if loaded.skipped:
+                print(loaded.listing(), flush=True)
+            items = list(loaded.samples)
+        if count is not None:
+            if not 1 <= count <= len(items):
+                raise ValueError(f"{given}: {count} rows are asked for, but {path} has {len(items)} usable ones")
+            order = sorted(
+                range(len(items)), key=[_draw_key(identity(item)[0], config.data_seed) for item in items].__getitem__
+            )
+            items = [items[i] for i in sorted(order[:count])]
+        if any(identity(item)[0] in ids for item in items):
+            items = [_with_id(item, f"{number}:{identity(item)[0]}") for item in items]
+        ids |= {identity(item)[0] for item in items}
+        sets.append((given, items))
+    return sets
 
 
-def split_held_out(items: Sequence[T], held_out: Sequence[T], count: int) -> tuple[list[T], list[T]]:
-    """(training items, held-out items): where no set is held out, the first `count` training items are."""
-    split = (list(items), list(held_out)) if held_out else (list(items[count:]), list(items[:count]))
-    for name, part in zip(("train on", "measure on"), split, strict=True):
+def _path_and_count(given: str) -> tuple[str, int | None]:
+    """`PATH:COUNT` as its parts; a path that exists is one, whatever its name."""
+    match = re.fullmatch(r"(.+):(\d+)", given)
+    return (match[1], int(match[2])) if match and not Path(given).exists() else (given, None)
+
+
+def identity(item: Any) -> tuple[str, str]:
+    """(id, stratum) of a row: a sample's task, a text's or stream's language. Rows of one id share a prompt."""
+    item = getattr(item, "sample", item)
+    if isinstance(item, Sample):
+        return item.id, item.task
+    if hasattr(item, "target_language"):
+        return item.id, item.target_language
+    return item.name, item.language
+
+
+def _with_id(item: Any, new: str) -> Any:
+    if hasattr(item, "sample"):
+        return replace(item, sample=replace(item.sample, id=new))
+    return replace(item, **{"id" if hasattr(item, "id") else "name": new})
+
+
+def split_held_out(sets: Sets[T], held_out: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[T]]:
+    """(training rows, held-out rows): where no set is held out, `count` training rows are, see `stratified`."""
+    if not sets:
+        raise ValueError("name what to train on: --data FILE … (or --data bundled)")
+    rest, drawn = ([item for _, items in part for item in items] for part in (sets, held_out))
+    if not held_out:
+        rest, drawn = stratified(sets, count, seed)
+    for use, part in (("train on", rest), ("measure on", drawn)):
         if not part:
-            raise ValueError(f"nothing left to {name}: {len(items)} rows read, {count} of them held out")
-    return split
+            rows = sum(len(items) for _, items in sets)
+            raise ValueError(f"nothing left to {use}: {rows} rows read, {count} of them held out")
+    return rest, drawn
+
+
+def stratified(sets: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[T]]:
+    """(the other rows, `count` rows drawn of every set and task in proportion to its size), in the order of the data.
+
+    The draw follows a hash of `seed` and a row's id, so a resumed run draws the same rows. Rows of one prompt stay
+    together: a few more than `count` may be drawn. Prints the counts.
+    """
+    rows = [(name, item) for name, items in sets for item in items]
+    strata: dict[tuple[str, str], list[int]] = {}
+    for i, (name, item) in enumerate(rows):
+        strata.setdefault((name, identity(item)[1]), []).append(i)
+    drawn: set[int] = set()
+    for (name, task), members, quota in zip(strata, strata.values(), _quotas(strata, count), strict=True):
+        chosen = _drawn({i: identity(rows[i][1])[0] for i in members}, quota, seed)
+        print(f"held out: {len(chosen)} of {len(members)} rows of {name}{task and f', {task}'}", flush=True)
+        drawn |= chosen
+    items = [item for _, item in rows]
+    return [item for i, item in enumerate(items) if i not in drawn], [items[i] for i in sorted(drawn)]
+
+
+def _quotas(strata: dict[tuple[str, str], list[int]], count: int) -> list[int]:
+    """How many of `count` rows each stratum gives, in proportion to its size."""
+    sizes = [len(members) for members in strata.values()]
+    shares = [min(count, sum(sizes)) * size / max(sum(sizes), 1) for size in sizes]
+    quotas = [int(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda i: quotas[i] - shares[i])
+    for i in by_remainder[: min(count, sum(sizes)) - sum(quotas)]:
+        quotas[i] += 1
+    return quotas
+
+
+def _draw_key(id: str, seed: int) -> bytes:
+    """Rows are drawn in the order of this hash: a row's place does not depend on the other rows."""
+    return hashlib.sha256(f"{seed}:{id}".encode()).digest()
+
+
+def _drawn(id_of: dict[int, str], quota: int, seed: int) -> set[int]:
+    """Indices of at least `quota` rows, all of an id or none."""
+    groups: dict[str, list[int]] = {}
+    for i, id in id_of.items():
+        groups.setdefault(id, []).append(i)
+    drawn: set[int] = set()
+    for id in sorted(groups, key=lambda id: _draw_key(id, seed)):
+        if len(drawn) >= quota:
+            break
+        drawn |= set(groups[id])
+    return drawn
+
+
+def check_ptx(paths: Sequence[str], *trainings: RLConfig) -> None:
+    """Raise ValueError for rows of `ptx_data` that no phase uses, and for a phase that uses them but has none."""
+    used = any(training.ptx_coef for training in trainings)
+    if used and not paths:
+        raise ValueError("ptx_coef is set, but there are no supervised rows for it; name them: --ptx-data FILE …")
+    if paths and not used:
+        raise ValueError("--ptx-data: nothing learns from these rows; set the weight of their loss, ptx_coef")
+
+
+def ptx_examples(config: RecipeConfig, paths: Sequence[str], *trainings: RLConfig) -> list[Example]:
+    """The rows of `ptx_data` with the turn to learn, for the phases `trainings`; see `check_ptx`.
+
+    An answer is in tags where its prompt has choices or asks for them.
+    """
+    check_ptx(paths, *trainings)
+    bundled = partial(bundled_set, think=False, seed=config.seed)
+    samples = [s for _, items in read_sets(paths, config, bundled, read_samples, think=False) for s in items]
+    return [Example(s, supervised_turn(s, tags=bool(s.choices) or "<answer>" in _prompt_text(s))) for s in samples]
+
+
+def _prompt_text(sample: Sample) -> str:
+    return "".join(part for m in sample.messages for part in m.content if isinstance(part, str))
+
+
+def supervised_turn(sample: Sample, tags: bool = True, thought: str | None = None) -> str:
+    """The turn to learn: the first reference, in <answer> tags if `tags`, after the row's field `thought` in <think>.
+
+    Raises ValueError naming a sample without a reference or a thought.
+    """
+    if not sample.references:
+        raise ValueError(f"sample {sample.id!r}: no reference to learn")
+    answer = f"<answer>{sample.references[0]}</answer>" if tags else sample.references[0]
+    if thought is None:
+        return answer
+    text = sample.metadata.get(thought)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"sample {sample.id!r}: its row has no text in the field {thought!r}")
+    return f"<think>{text.strip()}</think>{answer}"
+
+
+# -- model and reward --------------------------------------------------------------------------------------------------
 
 
 def policy_from(config: RecipeConfig) -> AudioPolicy:
@@ -100,7 +322,7 @@ def policy_from(config: RecipeConfig) -> AudioPolicy:
 
 
 def with_voice(policy: AudioPolicy, codec: str | Path, seed: int = 0) -> CodecSpeechDecoder:
-    """The policy's voice in the codec at `codec`; a policy that writes text only is dualized first."""
+    """The policy's speech decoder for the codec at `codec`; a policy that writes text only is dualized first."""
     loaded = load_codec(codec)
     if policy.speech is None:
         dualize(policy, loaded.num_codebooks, loaded.codebook_size, seed)
@@ -108,29 +330,32 @@ def with_voice(policy: AudioPolicy, codec: str | Path, seed: int = 0) -> CodecSp
     return CodecSpeechDecoder.of(policy)
 
 
+def answer_reward(think: bool) -> WeightedSum:
+    """Two to one for the right answer and the format, as in Ke-Omni-R."""
+    return WeightedSum.of(accuracy=(AnswerAccuracy(), 2.0), format=(ThinkFormat() if think else AnswerFormat(), 1.0))
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
 def measured(
     run: Run,
     policy: AudioPolicy,
     held_out: Sequence[Sample],
     reward: Reward,
-    train: Callable[[Evaluate], None],
-    *,
     eval_tokens: int,
-    metric: str = "accuracy",
-) -> None:
-    """Evaluate `before`, train with held-out probes, evaluate `after`. `eval_tokens`: length of greedy answers."""
-    evaluate_phase(run, "before", policy, held_out, reward, eval_tokens, metric)
-    train(probe(policy, held_out, reward, eval_tokens, metric))
-    evaluate_phase(run, "after", policy, held_out, reward, eval_tokens, metric)
+    retained: Sequence[Sample] = (),
+) -> Iterator[Evaluate]:
+    """Measure `before`, train in the body of the `with` statement, measure `after`, write the report.
 
-
-def answer_reward(think: bool) -> WeightedSum:
-    """Two to one for the right answer and the format, as Ke-Omni-R."""
-    return WeightedSum.of(accuracy=(AnswerAccuracy(), 2.0), format=(ThinkFormat() if think else AnswerFormat(), 1.0))
-
-
-def with_reward_file(reward: WeightedSum, path: str | None, weight: float) -> WeightedSum:
-    """The reward plus the one that a user's Python file defines, as the part `user`."""
-    if path is None:
-        return reward
-    return WeightedSum((*reward.terms, Term("user", load_reward(path), weight)))
+    Yields the evaluation for the training loop. `eval_tokens`: most tokens of a greedy answer. `retained`: samples that
+    are measured besides, as retention_before and retention_after.
+    """
+    sets = {"retention_": retained, "": held_out} if retained else {"": held_out}
+    for prefix, samples in sets.items():
+        evaluate_phase(run, f"{prefix}before", policy, samples, reward, eval_tokens)
+    yield probe(policy, held_out, reward, eval_tokens)
+    for prefix, samples in reversed(sets.items()):
+        evaluate_phase(run, f"{prefix}after", policy, samples, reward, eval_tokens)
+    print(write_report(run.dir))

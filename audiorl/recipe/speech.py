@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from audiorl.audio import AudioClip, seconds
-from audiorl.config import SamplingConfig
+from audiorl.config import RLConfig, SamplingConfig
+from audiorl.data.manifest import Loaded
 from audiorl.data.seedtts import Utterance
 from audiorl.evaluation.speech import measure_speech, probe_speech
 from audiorl.judges import Recogniser, SpeakerEncoder, load_recogniser, load_speaker_encoder
 from audiorl.metrics.text import Normalizer, normalize
 from audiorl.models import AudioPolicy
-from audiorl.recipe.common import RecipeConfig, policy_from, split_held_out, with_voice
+from audiorl.recipe.common import RecipeConfig, check_ptx, policy_from, read_sets, read_split, with_voice
 from audiorl.recipe.tiny_speech import tiny_part
 from audiorl.rl.train import Evaluate
 from audiorl.run.folder import Run
@@ -59,36 +62,35 @@ class SpeechConfig(RecipeConfig):
 
 def texts_of(config: SpeechConfig) -> tuple[list[Utterance], list[Utterance]]:
     """(to train on, held out), each with its voice. Held-out texts are not trained on, whoever says them."""
-    if not config.data:
-        raise ValueError("name the texts to train on: --data FILE … (or --data bundled:en)")
-    read = _read(config.data, config)
-    train, held_out = split_held_out(read, _read(config.held_out, config), config.held_out_count)
+    train, held_out = read_split(config, partial(bundled_utterances, max_seconds=config.max_seconds), _reader(config))
     measured = {normalize(u.text, "basic") for u in held_out}
-    kept = [u for u in train if normalize(u.text, "basic") not in measured]
-    if not kept:
+    trained = [u for u in train if normalize(u.text, "basic") not in measured]
+    if not trained:
         raise ValueError("nothing left to train on: every text is held out, too")
-    if len(kept) < len(train):
-        print(f"{len(train) - len(kept)} of {len(train)} texts are left out: they are held out", flush=True)
-    return _with_voices(kept, kept, config), _with_voices(held_out, [*kept, *held_out], config)
+    if len(trained) < len(train):
+        print(f"{len(train) - len(trained)} of {len(train)} texts are left out: they are held out", flush=True)
+    return _with_voices(trained, trained, config), _with_voices(held_out, [*trained, *held_out], config)
 
 
-def _read(paths: Sequence[str], config: SpeechConfig) -> list[Utterance]:
-    found: list[Utterance] = []
-    for path in paths:
-        if path.partition(":")[0] == "bundled":
-            found += bundled_utterances(path, config.max_seconds)
-            continue
-        loaded = read_utterances(
-            path, audio_root=config.audio_root, on_error=config.on_error, check_audio=config.check_audio
-        )
-        print(loaded.summary(), flush=True)
-        if loaded.skipped:
-            print(loaded.listing(), flush=True)
-        short = [u for u in loaded.samples if u.recording is None or seconds(u.recording) <= config.max_seconds]
+def ptx_utterances(config: SpeechConfig, paths: Sequence[str], training: RLConfig) -> list[Utterance]:
+    """The texts of `ptx_data` with their recordings and voices; [] where `training` uses none: see `ptx_examples`."""
+    check_ptx(paths, training)
+    bundled = partial(bundled_utterances, max_seconds=config.max_seconds)
+    utterances = [u for _, items in read_sets(paths, config, bundled, _reader(config)) for u in items]
+    return _with_voices(utterances, utterances, config)
+
+
+def _reader(config: SpeechConfig) -> Callable[..., Loaded[Utterance]]:
+    """`read_utterances` without recordings that are too long, which are counted."""
+
+    def read(path: str, **options: Any) -> Loaded[Utterance]:
+        loaded = read_utterances(path, **options)
+        short = tuple(u for u in loaded.samples if u.recording is None or seconds(u.recording) <= config.max_seconds)
         if len(short) < len(loaded.samples):
             print(f"{path}: {len(loaded.samples) - len(short)} longer than {config.max_seconds:g} s", flush=True)
-        found += short
-    return found
+        return replace(loaded, samples=short)
+
+    return read
 
 
 def _with_voices(utterances: Sequence[Utterance], others: Sequence[Utterance], config: SpeechConfig) -> list[Utterance]:
@@ -99,7 +101,7 @@ def _with_voices(utterances: Sequence[Utterance], others: Sequence[Utterance], c
         raise ValueError("--clone: takes voices from the data; leave --voice out, or clone")
     if config.voice is not None:
         prompt = AudioClip(path=config.voice)
-        prompt.load()  # a broken one is better known now
+        prompt.load()  # a broken recording stops the run here, not in training
         return [u if u.prompt else replace(u, prompt=prompt, prompt_text=config.voice_text) for u in utterances]
     if not config.clone:
         return list(utterances)
@@ -111,13 +113,13 @@ def _with_voices(utterances: Sequence[Utterance], others: Sequence[Utterance], c
 
 
 def _cloned(utterance: Utterance, same: Sequence[Utterance], seed: int) -> Utterance:
-    found = [u for u in same if u.text != utterance.text]
-    if not found:
+    others = [u for u in same if u.text != utterance.text]
+    if not others:
         raise ValueError(
             f"{utterance.name!r}: no other recording of speaker {utterance.speaker!r} to take the voice from; "
             "name speakers in the data, give the row a prompt_audio, or leave --clone out"
         )
-    chosen = random.Random(f"{seed}/{utterance.name}").choice(found)
+    chosen = random.Random(f"{seed}/{utterance.name}").choice(others)
     return replace(utterance, prompt=chosen.recording, prompt_text=chosen.text)
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.evaluation.streams import probe_streams
 from audiorl.models import AudioPolicy
+from audiorl.models.examples import Example
 from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
@@ -39,23 +40,24 @@ def train_stages(
     sampling: SamplingConfig,
     measure: Callable[[str], None],
     seed: int = 0,
+    supervised: Sequence[Example] = (),
     speech_decoder: SpeechDecoder | None = None,
 ) -> None:
-    """Train `policy` in place, stage after stage. `speech_decoder`: of a policy that speaks.
+    """Train `policy` in place, stage after stage.
 
-    The KL of all stages is measured from the policy as it begins, and an adaptive β goes on where the stage before left
-    it.
+    The KL of all stages is measured from the policy as it is now, and an adaptive β starts at its last value of the
+    stage before. `supervised`: the examples of the ptx term. `speech_decoder`: of a policy that speaks.
     """
     start = policy.reference()
     beta: float | None = None
-    asked = [interpretation_sample(s, chunks) for s in streams]
+    samples = [interpretation_sample(s, chunks) for s in streams]
     for number, stage in enumerate(stages):
         config = stage.config
         if beta is not None and config.kl_control != "fixed":
             config = replace(config, kl_beta=beta)
         train_rl(
             policy,
-            asked,
+            samples,
             stage.reward,
             run,
             config=config,
@@ -64,6 +66,7 @@ def train_stages(
             seed=seed + number,
             phase=stage.name,
             evaluate=probe_streams(policy, held_out, chunks, sampling),
+            supervised=supervised,
             reference=start,
             speech_decoder=speech_decoder,
         )

@@ -237,7 +237,7 @@ def test_bad_rows_are_skipped_counted_and_listed(
         for file in (tmp_path / "out" / "rollouts").iterdir()
         for line in file.read_text().splitlines()
     }
-    assert heard == {f"good-{i}" for i in range(2, 6)}  # two prompts a step, two steps; the first two are held out
+    assert len(heard) == 4 and heard < {f"good-{i}" for i in range(6)}  # two prompts a step, two steps; two held out
     assert [m["step"] for m in read_metrics(tmp_path / "out" / "metrics.jsonl")] == [1, 2]
 
 
@@ -264,7 +264,7 @@ def test_files_that_are_no_manifest(train_fails: Fails, tmp_path: Path, speech: 
     data.write_bytes(b"\n".join(as_line(good(path, path.stem)) for path in speech[:3]))
     assert "nothing left to train on: 3 rows" in train_fails("--data", str(data), "--held-out-count", "3")
     assert "no such folder" in train_fails("--data", str(data), "--audio-root", str(tmp_path / "none"))
-    assert "name the questions to train on" in train_fails("--data")
+    assert "name what to train on" in train_fails("--data")
 
 
 # ------------------------------------------------------------------------------------------------------ model folders

@@ -1,0 +1,161 @@
+"""What recipes share: held-out rows, mixed sets, supervised rows for ptx, a reward file."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audiorl.cli import main
+from audiorl.config import RLConfig, SFTConfig
+from audiorl.data.bundled import bundled_set
+from audiorl.data.corpus import bundled_speech
+from audiorl.recipe.common import (
+    RecipeConfig,
+    RewardOptions,
+    ptx_examples,
+    read_questions,
+    split_held_out,
+    stratified,
+    supervised_turn,
+)
+from audiorl.rewards import Repetition, StandardisedSum, WeightedSum
+from audiorl.run.metrics_log import read_metrics
+
+LANGUAGES = bundled_set("bundled:languages/train")  # each sample's task is its language
+SPEECH = bundled_speech(("en",), max_seconds=2)
+
+
+def test_held_out_rows_are_drawn_from_every_set_and_task() -> None:
+    sizes = Counter(s.task for s in LANGUAGES)
+    other = [replace(s, id=f"other/{s.id}", task="qa") for s in LANGUAGES[:60]]
+    sets = [("languages", LANGUAGES), ("other", other)]
+    count, total = 40, len(LANGUAGES) + 60
+    train, held_out = split_held_out(sets, [], count)
+    assert len(held_out) == count and len(train) == total - count
+    assert not {s.id for s in train} & {s.id for s in held_out}
+    drawn = Counter(s.task for s in held_out)
+    for task, size in {**sizes, "qa": 60}.items():
+        assert abs(drawn[task] - count * size / total) < 1, task
+    assert held_out != (LANGUAGES + other)[:count], "not the first rows"
+    assert split_held_out(sets, [], count) == (train, held_out)
+    assert split_held_out(sets, [], count, seed=1)[1] != held_out
+
+
+def test_the_draw_of_a_row_does_not_depend_on_the_order_or_on_other_tasks() -> None:
+    drawn = {s.id for s in stratified([("a", LANGUAGES)], 30)[1]}
+    assert {s.id for s in stratified([("a", LANGUAGES[::-1])], 30)[1]} == drawn
+    english = [s for s in LANGUAGES if s.task == "English"]
+    quota = sum(s.task == "English" for s in LANGUAGES if s.id in drawn)
+    assert {s.id for s in stratified([("a", english)], quota)[1]} == {s.id for s in english if s.id in drawn}
+
+
+def test_rows_of_one_prompt_stay_together() -> None:
+    twice = [s for s in LANGUAGES[:20] for _ in range(2)]
+    rest, drawn = stratified([("a", twice)], 5)
+    assert 5 <= len(drawn) <= 8 and not {s.id for s in rest} & {s.id for s in drawn}
+
+
+def test_the_counts_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    stratified([("a", LANGUAGES)], 10)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("held out: ")]
+    assert len(lines) == 3 and all(" rows of a, " in line for line in lines)
+    assert sum(int(line.split()[2]) for line in lines) == 10
+
+
+def manifest(path: Path, count: int, first: int = 0) -> Path:
+    rows = [
+        {"id": i, "audio": u.clip.path, "question": "Which?", "choices": [u.text, "none"], "answer": u.text}
+        for i, u in enumerate(SPEECH[first : first + count])
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_sets_are_mixed_by_count(tmp_path: Path) -> None:
+    a, b = manifest(tmp_path / "a.jsonl", 10), manifest(tmp_path / "b.jsonl", 10, 10)
+    config = RecipeConfig(data=(f"{a}:6", f"{b}:3"), held_out=("bundled:languages/test",), check_audio=False)
+    train, _ = read_questions(config, think=True)
+    files = {u.clip.path: i // 10 for i, u in enumerate(SPEECH[:20])}
+    assert Counter(files[s.audio[0].path] for s in train) == {0: 6, 1: 3}
+    assert len({s.id for s in train}) == 9, "rows of two sets share no id"
+    ids = [s.id for s in train]
+    assert [s.id for s in read_questions(replace(config, seed=5), think=True)[0]] == ids, "the same rows for every seed"
+    assert [s.id for s in read_questions(replace(config, data_seed=5), think=True)[0]] != ids
+    with pytest.raises(ValueError, match=r"a\.jsonl:11: 11 rows are asked for, but .*a\.jsonl has 10 usable ones"):
+        read_questions(replace(config, data=(f"{a}:11",)), think=True)
+    with pytest.raises(ValueError, match=r"a\.jsonl:0: 0 rows are asked for"):
+        read_questions(replace(config, data=(f"{a}:0",)), think=True)
+
+
+def test_steps_follow_from_epochs_or_are_refused() -> None:
+    config = RecipeConfig(epochs=2)
+    assert config.scheduled(RLConfig(prompts_per_step=8), 100).steps == 25
+    assert replace(config, max_steps=7).scheduled(SFTConfig(batch_size=10), 100).steps == 7
+
+    with pytest.raises(ValueError, match=r"steps of this recipe follow from its epochs"):
+        config.scheduled(RLConfig(steps=5), 100)
+
+
+def test_supervised_turns() -> None:
+    sample = LANGUAGES[0]
+    assert supervised_turn(sample) == f"<answer>{sample.references[0]}</answer>"
+    assert supervised_turn(sample, tags=False) == sample.references[0]
+    assert supervised_turn(sample, thought="text").startswith("<think>")
+    with pytest.raises(ValueError, match="no text in the field 'why'"):
+        supervised_turn(sample, thought="why")
+    with pytest.raises(ValueError, match="no reference to learn"):
+        supervised_turn(replace(sample, references=()))
+
+
+def test_ptx_rows_belong_to_a_phase_that_learns_from_them(tmp_path: Path) -> None:
+    config, on = RecipeConfig(check_audio=False), RLConfig(ptx_coef=0.1)
+    with pytest.raises(ValueError, match=r"ptx_coef is set, but .*--ptx-data FILE"):
+        ptx_examples(config, (), on)
+    with pytest.raises(ValueError, match="--ptx-data: nothing learns from these rows"):
+        ptx_examples(config, ("bundled",), RLConfig(), RLConfig())
+    assert ptx_examples(config, (), RLConfig()) == []
+    rows = [{"id": 1, "audio": SPEECH[0].clip.path, "text": "hello"}]
+    (tmp_path / "asr.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    files = (str(manifest(tmp_path / "qa.jsonl", 2)), str(tmp_path / "asr.jsonl"))
+    targets = [e.target for e in ptx_examples(config, files, RLConfig(), on)]
+    assert targets == [*(f"<answer>{u.text}</answer>" for u in SPEECH[:2]), "hello"]
+
+
+@pytest.mark.parametrize("kind", [WeightedSum, StandardisedSum])
+def test_a_reward_file_is_one_more_part(tmp_path: Path, kind: Any) -> None:
+    (tmp_path / "mine.py").write_text("def reward(rollout):\n    return 1.0\n")
+    reward = kind.of(repetition=Repetition())
+    assert RewardOptions().rewarded(reward) is reward
+    more = RewardOptions(str(tmp_path / "mine.py"), 0.5).rewarded(reward)
+    assert type(more) is kind and [(t.name, t.weight) for t in more.terms] == [("repetition", 1.0), ("user", 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "phase", "options"),
+    [
+        ("mmau_grpo", "grpo", ("--grpo.ptx-coef", "0.5")),
+        ("asr_grpo", "grpo", ("--grpo.ptx-coef", "0.5")),
+        ("ppo_audio_qa", "ppo", ("--ppo.ptx-coef", "0.5")),
+        ("simul_ppo", "stage2", ("--stage2.ptx-coef", "0.5")),
+        ("tts_grpo", "grpo", ("--grpo.ptx-coef", "0.5")),
+    ],
+)
+def test_ptx_through_the_command_line(tmp_path: Path, recipe: str, phase: str, options: tuple[str, ...]) -> None:
+    data = "bundled:en" if recipe == "tts_grpo" else "bundled"
+    command = ["train", f"recipes/{recipe}.py", "--tiny", "--ptx-data", data, *options, "--out", str(tmp_path / "run")]
+    assert main(command) == 0
+    *_, last = [m for m in read_metrics(tmp_path / "run" / "metrics.jsonl") if m["phase"] == phase]
+    assert last["ptx/loss"] > 0
+
+
+def test_a_reward_of_ones_own_for_interpretation(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def reward(rollout):\n    return len(rollout.text) / 100\n")
+    options = ("--max-steps", "1", "--reward-file", str(tmp_path / "mine.py"), "--reward-weight", "2")
+    assert main(["train", "recipes/simul_ppo.py", "--tiny", *options, "--out", str(tmp_path / "run")]) == 0
+    steps = [m for m in read_metrics(tmp_path / "run" / "metrics.jsonl") if m["phase"] in ("stage1", "stage2")]
+    assert len(steps) == 2 and all("reward/user" in m for m in steps)
