@@ -135,13 +135,18 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """One trajectory of the policy on one sample. Rollouts with equal `group_id` answer the same prompt."""
+    """One trajectory of the policy on one sample. Rollouts with equal `group_id` answer the same prompt.
+
+    `score`: filled in when the reward has scored it. `spoken_audio`: the recording of its speech, filled in when
+    recorded rollouts are read.
+    """
 
     sample: Sample
     segments: tuple[Segment, ...]
     group_id: str
     index: int = 0
     score: Score | None = None
+    spoken_audio: AudioClip | None = None
 
     @property
     def text(self) -> str:
@@ -366,9 +371,12 @@ class PolicyOutput:
 
 
 class Reward(Protocol):
-    """Rewards are batched: they see all rollouts of a step at once and return one Score each, in order."""
+    """Rewards are batched: they see all rollouts of a step at once and return one Score each, in order.
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]: ...
+    None in place of a Score skips the rollout: it takes no part in its group's baseline nor in the update.
+    """
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> Sequence[Score | None]: ...
 
 
 class SpeechDecoder(Protocol):

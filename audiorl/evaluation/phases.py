@@ -10,22 +10,23 @@ import numpy as np
 from audiorl.config import SamplingConfig
 from audiorl.metrics.interval import bootstrap_interval
 from audiorl.models import AudioPolicy
+from audiorl.rewards.check import scored_rollouts
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.types import Request, Reward, Rollout, Sample
 
 
 def answer(policy: AudioPolicy, samples: Sequence[Sample], reward: Reward, max_new_tokens: int) -> list[Rollout]:
-    """One greedy, scored rollout per sample."""
+    """One greedy, scored rollout per sample, but for those that the reward skips."""
     sampling = SamplingConfig(temperature=0.0, max_new_tokens=max_new_tokens, max_batch_tokens=16_384)
     rollouts = HFEngine(policy, sampling).generate([Request(s) for s in samples])
-    return [r.with_score(s) for r, s in zip(rollouts, reward(rollouts), strict=True)]
+    return scored_rollouts("reward", reward(rollouts), rollouts)
 
 
 def summarise(rollouts: Sequence[Rollout], metric: str = "accuracy") -> dict[str, Any]:
     """{metric, low, high (95% bootstrap), n, means of the other reward parts, by_task: {task: {metric, n}}}."""
     if not rollouts:
-        raise ValueError("nothing to evaluate: the held-out data is empty")
+        raise ValueError("nothing to evaluate: there is no held-out data, or the reward skipped all of it")
     parts = [dict(r.score.parts) for r in rollouts if r.score]
     if metric not in parts[0]:
         raise ValueError(f"the reward has no part {metric!r}; it has {', '.join(sorted(parts[0]))}")

@@ -23,17 +23,17 @@ import yaml
 from torch import Tensor
 
 from audiorl.config import SamplingConfig
+from audiorl.data.rollout_rows import read_rollouts, rollout_row
 from audiorl.evaluation.generate import generate_all
 from audiorl.metrics.interval import bootstrap_interval
 from audiorl.metrics.latency import latency_unit
 from audiorl.metrics.longform import ReferenceSegment
 from audiorl.models import AudioPolicy
-from audiorl.rewards.replay import read_rollouts
+from audiorl.rewards.check import check_scores
 from audiorl.rewards.similarity import sentence_chrf
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
-from audiorl.run.records import rollout_row
 from audiorl.simulst.logs import Instance, write_log
 from audiorl.simulst.schedules import split_words
 from audiorl.simulst.scoring import score
@@ -91,7 +91,7 @@ def interpret_into(
     generate_all(
         _Scheduled(engine, schedule), samples, path, batch_size, describe=lambda rollout: rollout_row(rollout, 0, 0.0)
     )
-    written = {r.sample.id: r for r in read_rollouts(path)[0]} if samples else {}
+    written = {r.sample.id: r for r in read_rollouts(path)} if samples else {}
     return [replace(written[s.id], sample=s) for s in samples]
 
 
@@ -191,7 +191,8 @@ def measure_streams(
     """
     if not run.finished(name):
         rollouts = interpret(policy, streams, chunks, sampling, schedule)
-        scored = [r.with_score(s) for r, s in zip(rollouts, reward(rollouts), strict=True)]
+        scores = check_scores("reward", reward(rollouts), rollouts)
+        scored = [r if s is None else r.with_score(s) for r, s in zip(rollouts, scores, strict=True)]
         write_interpreted(run.dir / "eval" / name, streams, rollouts)
         rows = [rollout_row(r, 0, 0.0) for r in scored]
         if speech_decoder is not None:

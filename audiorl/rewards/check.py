@@ -1,5 +1,5 @@
-"""What every reward must return: one finite Score per rollout. Checked where rewards meet, so that a mistake in one of
-them names itself instead of reaching the advantages as a NaN."""
+"""What every reward must return: one finite Score, or None, per rollout. It is checked wherever rewards are combined or
+used, so that an error names the reward and the sample and no NaN reaches the advantages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from audiorl.types import Rollout, Score
 
 
-def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout], undefined: bool = False) -> list[Score]:
-    """`scores` as a list, or a ValueError naming the reward and the sample.
+def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout], undefined: bool = False) -> list[Score | None]:
+    """`scores` as a list, or a ValueError naming the reward and the sample. None skips a rollout.
 
     Per-segment and per-token values, where present, must be finite and as many as the rollout's segments or sampled
     tokens; with `undefined` a segment's value may be NaN.
@@ -21,24 +21,31 @@ def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout], undefined:
     if len(scores) != len(rollouts):
         raise ValueError(f"reward {name!r}: returned {len(scores)} scores for {len(rollouts)} rollouts")
     for score, rollout in zip(scores, rollouts, strict=True):
-        _check(f"reward {name!r}, sample {rollout.sample.id!r}", score, rollout, undefined)
+        if score is not None:
+            _check(f"reward {name!r}, sample {rollout.sample.id!r}", score, rollout, undefined)
     return list(scores)
+
+
+def scored_rollouts(name: str, scores: Any, rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """The rollouts that the reward scored, with their scores; those that it skipped are left out."""
+    checked = check_scores(name, scores, rollouts)
+    return [r.with_score(s) for r, s in zip(rollouts, checked, strict=True) if s is not None]
 
 
 def _check(where: str, score: Any, rollout: Rollout, undefined: bool) -> None:
     if not isinstance(score, Score):
-        raise ValueError(f"{where}: returned {type(score).__name__}, expected Score")
+        raise ValueError(f"{where}: returned {type(score).__name__}, expected Score or None")
     values = {"total": score.total, **{f"part {name!r}": value for name, value in score.parts.items()}}
     for field, value in values.items():
         if not math.isfinite(value):
             raise ValueError(f"{where}: {field} is {value}")
-    for field, fine, count in (
+    for field, per_item, count in (
         ("per_segment", score.per_segment, len(rollout.segments)),
         ("per_token", score.per_token, rollout.num_sampled),
     ):
-        if fine is None:
+        if per_item is None:
             continue
-        if len(fine) != count:
-            raise ValueError(f"{where}: {field} has {len(fine)} values, the rollout has {count}")
-        if not all(math.isfinite(v) or (undefined and math.isnan(v) and field == "per_segment") for v in fine):
+        if len(per_item) != count:
+            raise ValueError(f"{where}: {field} has {len(per_item)} values, the rollout has {count}")
+        if not all(math.isfinite(v) or (undefined and math.isnan(v) and field == "per_segment") for v in per_item):
             raise ValueError(f"{where}: {field} holds a value that is not finite")

@@ -26,7 +26,8 @@ class WeightedSum:
         WeightedSum.of(accuracy=(AnswerAccuracy(), 2.0), format=ThinkFormat())
 
     A term that has parts itself appears as its own value "name" and as "name/part". Values per segment or per token are
-    summed likewise; a term without them places its value on the last segment or token, where an outcome belongs.
+    summed likewise; a term without them places its value on the last segment or token, where an outcome belongs. A
+    rollout that one term skips (None) is skipped.
 
     Raises ValueError for a term that does not return one finite Score per rollout, naming the term and the sample.
     """
@@ -51,11 +52,13 @@ class WeightedSum:
         pairs = {name: r if isinstance(r, tuple) else (r, 1.0) for name, r in rewards.items()}
         return cls(tuple(Term(name, reward, weight) for name, (reward, weight) in pairs.items()))
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         columns = [check_scores(t.name, t.reward(rollouts), rollouts) for t in self.terms]
-        return [self._combine(row, rollout) for row, rollout in zip(zip(*columns, strict=True), rollouts, strict=True)]
+        return [self._combine(row, r) for row, r in zip(_rows(columns), rollouts, strict=True)]
 
-    def _combine(self, scores: tuple[Score, ...], rollout: Rollout) -> Score:
+    def _combine(self, scores: tuple[Score, ...] | None, rollout: Rollout) -> Score | None:
+        if scores is None:
+            return None
         parts: dict[str, float] = {}
         for term, score in zip(self.terms, scores, strict=True):
             parts[term.name] = score.total
@@ -64,20 +67,26 @@ class WeightedSum:
         return Score(
             total=sum(w * s.total for w, s in zip(weights, scores, strict=True)),
             parts=parts,
-            per_segment=_spread(weights, [(s.total, s.per_segment) for s in scores], len(rollout.segments)),
-            per_token=_spread(weights, [(s.total, s.per_token) for s in scores], rollout.num_sampled),
+            per_segment=_sum_items(weights, [(s.total, s.per_segment) for s in scores], len(rollout.segments)),
+            per_token=_sum_items(weights, [(s.total, s.per_token) for s in scores], rollout.num_sampled),
         )
 
 
-def _spread(
-    weights: Sequence[float], values: Sequence[tuple[float, tuple[float, ...] | None]], length: int
+def _rows(columns: Sequence[Sequence[Score | None]]) -> list[tuple[Score, ...] | None]:
+    """From one column of scores a term to one row a rollout; None for a rollout that a term skipped."""
+    rows = zip(*columns, strict=True)
+    return [None if None in row else tuple(s for s in row if s is not None) for row in rows]
+
+
+def _sum_items(
+    weights: Sequence[float], scores: Sequence[tuple[float, tuple[float, ...] | None]], length: int
 ) -> tuple[float, ...] | None:
-    """Weighted sum of fine-grained values; None if no term has any."""
-    if length == 0 or all(fine is None for _, fine in values):
+    """Weighted sum of (total, values per segment or token) over the terms; None if no term has such values."""
+    if length == 0 or all(per_item is None for _, per_item in scores):
         return None
     out = [0.0] * length
-    for weight, (total, fine) in zip(weights, values, strict=True):
-        for i, value in enumerate(fine if fine is not None else (*[0.0] * (length - 1), total)):
+    for weight, (total, per_item) in zip(weights, scores, strict=True):
+        for i, value in enumerate(per_item if per_item is not None else (*[0.0] * (length - 1), total)):
             out[i] += weight * value
     return tuple(out)
 
@@ -91,42 +100,48 @@ class StandardisedSum:
     A term with values per segment is standardised over all segments of the batch, and its total is their sum; NaN marks
     a segment where it is not defined: such a segment takes no part in the statistics and gets 0. Other terms are
     standardised over the rollouts. A term that is constant over the batch contributes 0. `parts` and `segment_parts`
-    hold the rewards as they were. Scores depend on their batch by design (Seed LiveInterpret 2.0, arXiv 2507.17527,
-    section on fusion).
+    hold the rewards as they were. A rollout that one term skips (None) is skipped and takes no part in the statistics.
+    Scores depend on their batch by design (Seed LiveInterpret 2.0, arXiv 2507.17527, section on fusion).
     """
 
     terms: tuple[Term, ...]
 
     def __post_init__(self) -> None:
-        WeightedSum(self.terms)  # the same terms are refused
+        WeightedSum(self.terms)  # checks the terms
 
     @classmethod
     def of(cls, **rewards: Reward | tuple[Reward, float]) -> StandardisedSum:
         """Name each reward by keyword; give (reward, weight), or the reward alone for weight 1."""
         return cls(WeightedSum.of(**rewards).terms)
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        columns = [check_scores(t.name, t.reward(rollouts), rollouts, undefined=True) for t in self.terms]
-        fine = any(score.per_segment is not None for column in columns for score in column)
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
+        rows = _rows([check_scores(t.name, t.reward(rollouts), rollouts, undefined=True) for t in self.terms])
+        scored = [(row, rollout) for row, rollout in zip(rows, rollouts, strict=True) if row is not None]
+        scores = iter(self._fuse([row for row, _ in scored], [rollout for _, rollout in scored]))
+        return [None if row is None else next(scores) for row in rows]
+
+    def _fuse(self, rows: Sequence[tuple[Score, ...]], rollouts: Sequence[Rollout]) -> list[Score]:
+        columns = list(zip(*rows, strict=True)) or [()] * len(self.terms)
+        per_segment = any(score.per_segment is not None for row in rows for score in row)
         segments = [[0.0] * len(r.segments) for r in rollouts]
         totals = [0.0] * len(rollouts)
         for term, column in zip(self.terms, columns, strict=True):
             for i, values in enumerate(_standardised_values(column)):
                 totals[i] += term.weight * sum(values)
-                if fine and segments[i]:  # a reward of the whole rollout belongs to its last segment
-                    places = range(len(values)) if column[i].per_segment is not None else [len(segments[i]) - 1]
-                    for place, value in zip(places, values, strict=True):
-                        segments[i][place] += term.weight * value
+                if per_segment and segments[i]:  # a reward of the whole rollout belongs to its last segment
+                    indices = range(len(values)) if column[i].per_segment is not None else [len(segments[i]) - 1]
+                    for index, value in zip(indices, values, strict=True):
+                        segments[i][index] += term.weight * value
         names = [t.name for t in self.terms]
         return [
             Score(
                 total,
                 {name: column[i].total for name, column in zip(names, columns, strict=True)},
-                per_segment=tuple(segments[i]) if fine and segments[i] else None,
+                per_segment=tuple(segments[i]) if per_segment and segments[i] else None,
                 segment_parts={
-                    name: per_turn
+                    name: values
                     for name, column in zip(names, columns, strict=True)
-                    if (per_turn := column[i].per_segment) is not None
+                    if (values := column[i].per_segment) is not None
                 },
             )
             for i, total in enumerate(totals)

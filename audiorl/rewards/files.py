@@ -7,7 +7,8 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -15,26 +16,48 @@ from types import ModuleType
 from typing import Any
 
 from audiorl.rewards.check import check_scores
+from audiorl.rewards.remote import RewardServerError
 from audiorl.types import Reward, Rollout, Score
+
+
+class RewardError(RuntimeError):
+    """A reward file that raised anything but a ValueError; the message names file, function and sample."""
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Put `where` before the message of any error; a ValueError stays one, since it blames the rollouts."""
+    try:
+        yield
+    except RewardServerError:
+        raise
+    except Exception as error:
+        kind = ValueError if isinstance(error, ValueError) else RewardError
+        name = "" if type(error) is kind else f"{type(error).__name__}: "
+        raise kind(f"{where}: {name}{error}") from error
 
 
 @dataclass(frozen=True)
 class FunctionReward:
-    """A plain function `f(rollout) -> float` (or Score) as a reward; `name` is what errors call it."""
+    """A plain function `f(rollout)` as a reward: it returns a float, a Score, or None to skip the rollout.
+
+    `name`: what errors call the file.
+    """
 
     function: Callable[[Rollout], Any]
     name: str
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         return [self._score(r) for r in rollouts]
 
-    def _score(self, rollout: Rollout) -> Score:
-        value = self.function(rollout)
-        if isinstance(value, Score):
+    def _score(self, rollout: Rollout) -> Score | None:
+        where = f"reward file {self.name!r}, function {self.function.__name__!r}, sample {rollout.name}"
+        with naming(where):
+            value = self.function(rollout)
+        if value is None or isinstance(value, Score):
             return value
-        where = f"reward {self.name!r}, sample {rollout.sample.id!r}"
         if not isinstance(value, Real):
-            raise ValueError(f"{where}: returned {type(value).__name__} {value!r}, expected a float or a Score")
+            raise ValueError(f"{where}: returned {type(value).__name__} {value!r}, expected a float, a Score or None")
         if not math.isfinite(value):
             raise ValueError(f"{where}: returned {float(value)}")
         return Score(float(value))
@@ -42,20 +65,27 @@ class FunctionReward:
 
 @dataclass(frozen=True)
 class FileReward:
-    """The reward of the file at `path`; every call checks what it returns."""
+    """The reward of the file at `path`; every call checks what it returns and names the file in errors."""
 
     path: str
     reward: Reward = field(repr=False)
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return check_scores(self.path, self.reward(rollouts), rollouts)
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
+        if isinstance(self.reward, FunctionReward):  # it names file, function and sample itself
+            return check_scores(self.path, self.reward(rollouts), rollouts)
+        name = getattr(self.reward, "__name__", None)
+        kind = f"function {name!r}" if name else type(self.reward).__name__
+        with naming(f"reward file {self.path!r}, {kind}"):
+            scores = self.reward(rollouts)
+        return check_scores(self.path, scores, rollouts)
 
 
 def load_reward(path: str | Path) -> FileReward:
     """Import the Python file at `path` and return its module-level `reward`.
 
-    `reward` may be a Reward object, a function `reward(rollout) -> float`, or a function whose one parameter is called
-    `rollouts` and which returns a list of Score. An exception that the file itself raises on import passes through.
+    `reward` may be a Reward object, a function `reward(rollout)` that returns a float, a Score or None (skip this
+    rollout), or a function whose one parameter is called `rollouts` and which returns a list of Score and None. An
+    exception that the file itself raises on import passes through.
 
     Raises ValueError for a file that does not exist, is not Python or has no usable `reward`.
     """

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlsplit
 
+from audiorl.data.serialization import AudioMode, deserialize_scores, digest, serialize_rollouts
 from audiorl.rewards.check import check_scores
-from audiorl.rewards.serialization import AudioMode, deserialize_scores, digest, serialize_rollouts
 from audiorl.types import Rollout, Score
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class RemoteReward:
         urls = (self.urls,) if isinstance(self.urls, str) else self.urls
         return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         size = self.batch_size or max(len(rollouts), 1)
         batches = [rollouts[i : i + size] for i in range(0, len(rollouts), size)]
         try:
@@ -108,7 +108,7 @@ class RemoteReward:
                 answers = thread.submit(asyncio.run, self._ask_all(batches)).result()
         return [score for answer in answers for score in answer]
 
-    async def _ask_all(self, batches: Sequence[Sequence[Rollout]]) -> list[list[Score]]:
+    async def _ask_all(self, batches: Sequence[Sequence[Rollout]]) -> list[list[Score | None]]:
         import httpx
 
         step = _Step(self.servers, self._resting)
@@ -131,7 +131,7 @@ class RemoteReward:
 
     async def _ask(
         self, client: httpx.AsyncClient, step: _Step, gate: asyncio.Semaphore, batch: Sequence[Rollout]
-    ) -> list[Score]:
+    ) -> list[Score | None]:
         """The scores of one batch, in as many tries as it takes or there are."""
         async with gate:
             document = await asyncio.to_thread(serialize_rollouts, batch, self.audio)
@@ -159,7 +159,7 @@ class RemoteReward:
 
     async def _post(
         self, client: httpx.AsyncClient, step: _Step, url: str, document: bytes, batch: Sequence[Rollout]
-    ) -> list[Score]:
+    ) -> list[Score | None]:
         import httpx
 
         try:
@@ -182,7 +182,9 @@ class RemoteReward:
             raise _Failure(status, _seconds(response.headers.get("Retry-After")))
         raise ValueError(f"reward server {url}: {status}")
 
-    def _scores(self, step: _Step, url: str, answer: Any, document: bytes, batch: Sequence[Rollout]) -> list[Score]:
+    def _scores(
+        self, step: _Step, url: str, answer: Any, document: bytes, batch: Sequence[Rollout]
+    ) -> list[Score | None]:
         try:
             scores = check_scores("remote", deserialize_scores(answer), batch, undefined=True)
         except ValueError as error:

@@ -1,34 +1,45 @@
-"""Score recorded rollouts again: what a new reward would have said about what a run wrote.
+"""Score recorded rollouts again: what a reward would have given to the rollouts that runs wrote.
 
-audiorl rewards my_reward.py runs/quickstart/rollouts/step_000040.jsonl
+audiorl rewards score my_reward.py 'runs/*/rollouts/*.jsonl'
 """
 
 from __future__ import annotations
 
+import glob
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from audiorl.audio import AudioClip
-from audiorl.data.rows import BadRow, read_rows
-from audiorl.rewards.files import load_reward
-from audiorl.types import Message, Rollout, Sample, Score, Segment
+from audiorl.data.rollout_rows import read_rollouts
+from audiorl.rewards.check import check_scores
+from audiorl.rewards.files import load_reward, naming
+from audiorl.types import Reward, Rollout, Score
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Rollouts with the scores that were recorded (None where there was none) and those given now, in one order."""
+    """Recorded rollouts, and the scores that the reward gives them now; None where it skips one.
+
+    `rollouts[i].score` is the recorded score, None where there was none; `files[i]` is where the rollout was read.
+    """
 
     rollouts: tuple[Rollout, ...]
-    recorded: tuple[Score | None, ...]
-    scores: tuple[Score, ...]
+    scores: tuple[Score | None, ...]
+    files: tuple[Path, ...]
+
+    @property
+    def recorded(self) -> tuple[Score | None, ...]:
+        return tuple(r.score for r in self.rollouts)
+
+    @property
+    def skipped(self) -> int:
+        """How many rollouts the reward skipped."""
+        return self.scores.count(None)
 
     def means(self, recorded: bool = False) -> dict[str, float]:
         """The mean total and the mean of each part, over the rollouts that have it."""
@@ -41,94 +52,75 @@ class Replay:
 
     def correlation(self) -> float | None:
         """Pearson's r between recorded and new totals; None where one of them does not vary."""
-        pairs = [(old.total, new.total) for old, new in zip(self.recorded, self.scores, strict=True) if old]
-        old, new = np.array(pairs, dtype=float).reshape(-1, 2).T
-        if len(old) < 2 or np.ptp(old) == 0 or np.ptp(new) == 0:
+        totals = np.array([(old, new) for _, old, new in self._totals()], dtype=float).reshape(-1, 2)
+        if len(totals) < 2 or (np.ptp(totals, axis=0) == 0).any():
             return None
-        return float(np.corrcoef(old, new)[0, 1])
+        return float(np.corrcoef(totals.T)[0, 1])
 
     def differences(self, count: int) -> list[int]:
-        """The rollouts whose totals differ most, largest first."""
-        pairs = enumerate(zip(self.recorded, self.scores, strict=True))
-        gaps = sorted((-abs(new.total - old.total), i) for i, (old, new) in pairs if old)
+        """Indices of the rollouts whose totals differ most, largest difference first; equal totals are left out."""
+        gaps = sorted((-abs(new - old), i) for i, old, new in self._totals())
         return [i for gap, i in gaps[:count] if gap]
 
+    def _totals(self) -> list[tuple[int, float, float]]:
+        """(index, recorded total, new total) of the rollouts that have both."""
+        pairs = enumerate(zip(self.recorded, self.scores, strict=True))
+        return [(i, old.total, new.total) for i, (old, new) in pairs if old is not None and new is not None]
 
-def replay(reward_file: str | Path, rollouts_file: str | Path) -> Replay:
-    """Score the rollouts of a run folder's rollouts/*.jsonl with the reward that a Python file defines.
 
-    What the file does not hold is not there: sampled and observed token ids are zeros (their number is right), and
-    audio that came without a path is left out. Raises ValueError naming the file, row and field of what is damaged.
+def replay(reward: Reward | str | Path, paths: str | Path | Sequence[str | Path]) -> Replay:
+    """Score the rollouts of runs/*/rollouts/*.jsonl with `reward`, or with the one that a Python file defines.
+
+    `paths`: files, or patterns such as "runs/*/rollouts/*.jsonl". The reward sees one file at a time, which holds one
+    step, so that rewards which compare a batch score it as in training. Rollouts are complete (tokens, codes, turns,
+    audio), so that a reward gives the score that it gave in training. The one exception is a `StandardisedSum` with
+    dynamic sampling: dropped groups were part of its batch and are not recorded.
+
+    Raises ValueError naming file, row and field of a damaged row, and for a pattern without files; an error of the
+    reward names the rollout file too.
     """
-    reward = load_reward(reward_file)
-    rollouts, recorded = read_rollouts(rollouts_file)
-    return Replay(tuple(rollouts), tuple(recorded), tuple(reward(rollouts)))
+    score = reward if callable(reward) else load_reward(reward)
+    rollouts: list[Rollout] = []
+    scores: list[Score | None] = []
+    files: list[Path] = []
+    for file in _files(paths):
+        step = read_rollouts(file)
+        with naming(str(file)):
+            scores += check_scores("reward", score(step), step)
+        rollouts += step
+        files += [file] * len(step)
+    return Replay(tuple(rollouts), tuple(scores), tuple(files))
 
 
-def read_rollouts(path: str | Path) -> tuple[list[Rollout], list[Score | None]]:
-    """The rollouts of a JSON lines file as a run writes it, and their recorded scores."""
-    rollouts, recorded = [], []
-    for row in read_rows(Path(path)):
-        if isinstance(row, BadRow):
-            raise ValueError(str(row))
-        try:
-            rollouts.append(_rollout(row.data))
-            recorded.append(_score(row.data.get("score")))
-        except KeyError as missing:
-            raise ValueError(f"{path}: row {row.number}: no field {missing}; is this a run's rollouts file?") from None
-        except (TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"{path}: row {row.number}: not a rollout ({error})") from error
-    if not rollouts:
-        raise ValueError(f"{path}: no rollouts")
-    return rollouts, recorded
+def _files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The files that paths and patterns name, each once, in order."""
+    files: list[str] = []
+    for path in [paths] if isinstance(paths, str | Path) else paths:
+        matches = [str(path)] if Path(path).exists() else sorted(glob.glob(str(path), recursive=True))
+        if not matches:
+            raise ValueError(f"{path}: no such file, and no file matches it as a pattern")
+        files += matches
+    if not files:
+        raise ValueError("replay: no rollout files; name some, such as 'runs/*/rollouts/*.jsonl'")
+    return [Path(file) for file in dict.fromkeys(files)]
 
 
-def _rollout(row: Mapping[str, Any]) -> Rollout:
-    data = row["sample"]
-    clips = tuple(
-        AudioClip(path=c["path"], start=c["start"], duration=c["duration"]) for c in data["audio"] if c["path"]
-    )
-    sample = Sample(
-        id=str(data["id"]),
-        messages=(Message("user", (*clips, data["prompt"])),),
-        references=tuple(data["references"]),
-        choices=tuple(data["choices"]),
-        task=data["task"],
-        metadata=data["metadata"],
-    )
-    return Rollout(sample, tuple(_segment(s) for s in row["segments"]), str(row["group_id"]), int(row["index"]))
-
-
-def _segment(row: Mapping[str, Any]) -> Segment:
-    count = int(row["num_tokens"])
-    return Segment(
-        prompt_ids=torch.zeros(0, dtype=torch.long),
-        ids=torch.zeros(count, dtype=torch.long),
-        logprobs=torch.zeros(count),
-        text=str(row["text"]),
-        stop_reason=row["stop_reason"],
-        policy_version=int(row["policy_version"]),
-        source_time=row["source_time"],
-        emit_time=row["emit_time"],
-    )
-
-
-def _score(row: Mapping[str, Any] | None) -> Score | None:
-    return None if row is None else Score(float(row["total"]), {k: float(v) for k, v in row["parts"].items()})
-
-
-def print_replay(found: Replay, show: int = 5) -> None:
-    """The means side by side, how the totals agree, and the rollouts on which they agree least."""
+def print_replay(result: Replay, show: int = 5) -> None:
+    """Print the means side by side, how the totals correlate, and the `show` rollouts on which they differ most."""
     console = Console()
-    old, new = found.means(recorded=True), found.means()
-    table = Table("mean of", "recorded", "now", title=f"{len(found.rollouts)} rollouts")
+    old, new = result.means(recorded=True), result.means()
+    files = len(set(result.files))
+    table = Table("mean of", "recorded", "now", title=f"{len(result.rollouts)} rollouts in {files} file(s)")
     for name in dict.fromkeys([*old, *new]):
         table.add_row(name, *(f"{side[name]:.3f}" if name in side else "" for side in (old, new)))
     console.print(table)
-    r = found.correlation()
+    if result.skipped:
+        console.print(f"skipped by the reward: {result.skipped} rollouts")
+    r = result.correlation()
     console.print("correlation of totals: " + ("undefined, one of them is constant" if r is None else f"{r:.3f}"))
-    for i in found.differences(show):
-        rollout, before = found.rollouts[i], found.recorded[i]
-        assert before is not None
-        line = f"{before.total:.3f} → {found.scores[i].total:.3f}  {rollout.sample.id}  {json.dumps(rollout.text)}"
+    for i in result.differences(show):
+        rollout, before, after = result.rollouts[i], result.recorded[i], result.scores[i]
+        assert before is not None and after is not None
+        where = f"{result.files[i]}  {rollout.name}"
+        line = f"{before.total:.3f} → {after.total:.3f}  {where}  {json.dumps(rollout.text)}"
         console.print(line, markup=False, highlight=False)

@@ -4,7 +4,7 @@ audiorl rewards serve my_reward.py                                        # this
 audiorl rewards serve judge.py --host 0.0.0.0 --token-file token.txt      # others too; they must send the token
 audiorl rewards serve judge.py --audio-root /data/audio                   # may read audio there by path
 
-POST /v1/scores takes the rollouts and answers their scores in order, as `audiorl.rewards.serialization` writes them.
+POST /v1/scores takes the rollouts and answers their scores in order, as `audiorl.data.serialization` writes them.
 GET /health says whether the server is ready and, to who has the token, what it serves. `RemoteReward` is the client.
 
 What it refuses, each time with {"error": …}: 401 without the token, 403 audio outside the roots, 408 a body that does
@@ -34,10 +34,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.requests import ClientDisconnect
 
 from audiorl import __version__
-from audiorl.rewards.check import check_scores
-from audiorl.rewards.files import FileReward, load_reward
-from audiorl.rewards.remote import TOKEN_ENV, checked_token
-from audiorl.rewards.serialization import (
+from audiorl.data.serialization import (
     VERSION,
     PathNotAllowed,
     SerializationError,
@@ -45,6 +42,9 @@ from audiorl.rewards.serialization import (
     digest,
     serialize_scores,
 )
+from audiorl.rewards.check import check_scores
+from audiorl.rewards.files import FileReward, load_reward
+from audiorl.rewards.remote import TOKEN_ENV, checked_token
 from audiorl.types import Rollout, Score
 
 BODY_SECONDS = 120.0
@@ -225,7 +225,7 @@ async def _read(request: Request, limit: int | None) -> bytes:
     return bytes(body)
 
 
-def _scored(served: FileReward, options: Serve, body: bytes) -> list[dict[str, Any]]:
+def _scored(served: FileReward, options: Serve, body: bytes) -> list[dict[str, Any] | None]:
     """The rows of an answer's scores. Raises Refused for a document or a reward that is wrong."""
     try:
         rollouts = deserialize_rollouts(body, options.audio_root)
@@ -242,7 +242,7 @@ def _scored(served: FileReward, options: Serve, body: bytes) -> list[dict[str, A
         raise Refused(500, str(error)) from None
 
 
-def _reward(served: FileReward, rollouts: Sequence[Rollout]) -> list[Score]:
+def _reward(served: FileReward, rollouts: Sequence[Rollout]) -> Sequence[Score | None]:
     try:
         return served.reward(rollouts)
     except Exception as error:

@@ -1,10 +1,10 @@
 """Rewards of rollouts that spoke: can it be understood, is it the right voice, how long is it, is it silent or clipped.
 
 A `SpeechJudges` says what a rollout's audio is and asks the judges about it, all rollouts of a step at once and each
-rollout only once, however many rewards share the listener::
+rollout only once, however many rewards share the judges::
 
-    listener = Listener(voice, recogniser=load_recogniser("judges/whisper-base", "en"))
-    WeightedSum.of(words=Intelligibility(listener), length=(Duration(listener), 0.5), sound=NotSilent(listener))
+    judges = SpeechJudges(voice, recogniser=load_recogniser("judges/whisper-base", "en"))
+    WeightedSum.of(words=Intelligibility(judges), length=(Duration(judges), 0.5), sound=NotSilent(judges))
 
 A rollout that said nothing, or only silence, scores 0 everywhere (`Duration` against a reference of 0 s excepted): to
 keep silent is never the way to a better score. One that was cut off at its token limit is scored by what it said until
@@ -32,6 +32,20 @@ from audiorl.rewards.tags import final_text
 from audiorl.types import Rollout, Sample, Score, SpeechDecoder
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RecordedSpeech:
+    """A speech decoder for recorded rollouts, which reads the recording that the run wrote in place of their codes.
+
+    For rewards of `audiorl rewards score` where the codec is not at hand. Recordings have 16 bits.
+    """
+
+    sample_rate: int = 24_000
+
+    def waveform(self, rollout: Rollout) -> Waveform | None:
+        """The recording, float32 [T]; None where there is none."""
+        return None if rollout.spoken_audio is None else rollout.spoken_audio.load(self.sample_rate)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +81,7 @@ class SpeechJudges:
     def transcripts(self, rollouts: Sequence[Rollout]) -> list[str]:
         """What the recogniser understands; "" for silence."""
         if self.recogniser is None:
-            raise ValueError("Listener: has no recogniser; give it one to have speech transcribed")
+            raise ValueError("SpeechJudges: has no recogniser; give it one to have speech transcribed")
         recogniser = self.recogniser
         return self._ask_judge("transcript", rollouts, lambda w: recogniser.transcribe(w, self.sample_rate), "")
 
@@ -79,7 +93,7 @@ class SpeechJudges:
     def mos_scores(self, rollouts: Sequence[Rollout]) -> list[float]:
         """Mean opinion scores from 1 to 5; 1 for silence."""
         if self.quality is None:
-            raise ValueError("Listener: has no quality model; give it one to have speech rated")
+            raise ValueError("SpeechJudges: has no quality model; give it one to have speech rated")
         quality = self.quality
         return self._ask_judge("opinion", rollouts, lambda w: quality.rate(w, self.sample_rate), 1.0)
 
@@ -92,7 +106,7 @@ class SpeechJudges:
 
     def _encoder(self) -> SpeakerEncoder:
         if self.encoder is None:
-            raise ValueError("Listener: has no speaker encoder; give it one to have voices compared")
+            raise ValueError("SpeechJudges: has no speaker encoder; give it one to have voices compared")
         return self.encoder
 
     def _decoded(self, rollout: Rollout) -> Waveform:

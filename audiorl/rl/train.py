@@ -181,6 +181,8 @@ def rollout_metrics(found: RolloutBatch, config: RLConfig) -> dict[str, float]:
     out["response/length"] = _mean([r.num_sampled for r in found.rollouts])
     out["response/cut"] = _mean([_cut(r) for r in found.rollouts])
     out["group/without_signal"] = _mean([max(values) - min(values) < 1e-6 for values in groups.values()])
+    if found.skipped:
+        out["reward/skipped"] = found.skipped / (found.skipped + len(found.rollouts))
     if config.dynamic_sampling:
         out |= {"group/dropped": found.dropped, "group/refilled": found.refilled, "group/trained": len(groups)}
     return out

@@ -28,6 +28,7 @@ from typing import Any
 
 from audiorl.audio import write_wav
 from audiorl.config import to_json
+from audiorl.data.rollout_rows import rollout_row
 from audiorl.run.checkpoint import (
     Saved,
     TrainerState,
@@ -38,7 +39,6 @@ from audiorl.run.checkpoint import (
     write_json,
 )
 from audiorl.run.metrics_log import MetricsLog, truncate_from
-from audiorl.run.records import rollout_row
 from audiorl.types import Rollout, SpeechDecoder
 
 VERSIONS = ("audiorl", "torch", "transformers", "peft", "numpy")
@@ -199,7 +199,7 @@ class Run:
     ) -> None:
         """rollouts/step_N.jsonl; with a `speech_decoder` also their speech as wav files, which the rows name."""
         path = self.dir / "rollouts" / f"step_{step:06d}.jsonl"
-        rows = [rollout_row(r, step, a) for r, a in zip(rollouts, advantages, strict=True)]
+        rows = [rollout_row(r, step, a, self.dir) for r, a in zip(rollouts, advantages, strict=True)]
         for number, (rollout, row) in enumerate(zip(rollouts, rows, strict=True)):
             wav = None if speech_decoder is None else speech_decoder.waveform(rollout)
             if speech_decoder is not None and wav is not None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from audiorl.data.preferences import Pair, pairs_from_rollouts
 from audiorl.errors import Interrupted
 from audiorl.evaluation.generate import finished_rows, generate_all
-from audiorl.rewards.check import check_scores
+from audiorl.rewards.check import scored_rollouts
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
 from audiorl.types import Request, Reward, RolloutEngine, Sample
@@ -41,21 +41,18 @@ def sampled_pairs(
         for start in range(0, len(left), chunk):
             batch = left[start : start + chunk]
             rollouts = engine.generate([Request(s, answers, seed=seed) for s in batch])
-            scores = check_scores("reward", reward(rollouts), rollouts)
-            scored = [r.with_score(s) for r, s in zip(rollouts, scores, strict=True)]
+            scored = scored_rollouts("reward", reward(rollouts), rollouts)
             found = {p.sample.id: p for p in pairs_from_rollouts(scored)}
             for sample in batch:
-                row = {
-                    "id": sample.id,
-                    "score": _mean([r.score.total for r in scored if r.score and r.sample is sample]),
-                }
+                totals = [r.score.total for r in scored if r.score and r.sample is sample]
+                row = {"id": sample.id, "score": _mean(totals) if totals else None}
                 if pair := found.get(sample.id):
                     row |= {"chosen": pair.chosen, "rejected": pair.rejected, "margin": pair.margin}
                 done[sample.id] = row
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
-            mean = _mean([done[s.id]["score"] for s in samples if s.id in done])
+            mean = _mean([x for s in samples if (x := done.get(s.id, {}).get("score")) is not None])
             progress.update(begun + start + len(batch), {"reward/mean": mean})
             if run.asked_to_stop:
                 raise Interrupted(f"stopped while {phase} answers; continue with 'audiorl resume {run.dir}'")

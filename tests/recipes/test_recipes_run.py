@@ -108,7 +108,8 @@ def test_recorded_rollouts_score_the_same_again(
     assert len(found.rollouts) == 4
     assert [s.total for s in found.scores] == [s.total for s in found.recorded if s]
     assert found.means() == found.means(recorded=True) and not found.differences(5)
-    assert all(r.audio == () and r.sample.audio[0].load().size for r in found.rollouts)
+    assert all(r.audio[0].load().size == r.sample.audio[0].load().size for r in found.rollouts)
+    assert all(s.ids.any() and len(s.logprobs) == len(s.ids) for r in found.rollouts for s in r.segments)
     file.write_text(REWARD)
     capsys.readouterr()
     assert main(["rewards", str(file), str(recorded)]) == 0
@@ -125,7 +126,10 @@ def test_replay_names_what_is_damaged(quickstart: Path, tmp_path: Path, capsys: 
     for damaged, message in (
         (good[0] + "\n{oops\n", "row 2"),
         (good[0] + "\n" + json.dumps({"text": "x"}) + "\n", "row 2: no field 'sample'"),
-        (good[0].replace('"num_tokens": ', '"num_tokens": "x", "was": '), "row 1: not a rollout"),
+        (
+            good[0].replace('"stop_reason": "', '"stop_reason": "x'),
+            "row 1: not a rollout (rollouts[0].segments[0].stop_reason",
+        ),
         ("", "empty"),
     ):
         rollouts.write_text(damaged)

@@ -15,8 +15,8 @@ import torch
 
 import tokenizers_audio
 from audiorl.cli import main
+from audiorl.data.rollout_rows import read_rollouts
 from audiorl.models import load_policy
-from audiorl.rewards.replay import read_rollouts
 from audiorl.rl.trainer import Trainer
 from audiorl.run.metrics_log import read_metrics
 from audiorl.simulst.bundled import bundled_streams
@@ -88,8 +88,8 @@ def test_recorded_streams_carry_the_rewards_of_each_chunk(quickstart: Path) -> N
         assert {len(v) for v in row["score"]["segment_parts"].values()} == {turns}
         (clip,) = row["sample"]["audio"]  # the chunks of one recording as one
         assert clip["duration"] == pytest.approx(row["sample"]["turns"][-1]["end"])
-    rollouts, scores = read_rollouts(files[0])
-    assert len(rollouts) == len(scores) == 4
+    rollouts = read_rollouts(files[0])
+    assert len(rollouts) == 4 and all(r.score and len(r.sample.turns) == len(r.segments) for r in rollouts)
 
 
 def test_an_interpreter_with_a_codec_speaks_its_translations(tmp_path: Path) -> None:

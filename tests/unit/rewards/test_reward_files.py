@@ -3,7 +3,8 @@ from textwrap import dedent
 
 import pytest
 
-from audiorl.rewards import load_reward
+from audiorl.rewards import StandardisedSum, WeightedSum, load_reward
+from audiorl.rewards.files import RewardError
 from audiorl.types import Score
 
 
@@ -72,9 +73,8 @@ def test_files_without_a_usable_reward(tmp_path, source: str, message: str) -> N
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("def reward(rollout): return 'good'", "sample 'clip-7': returned str 'good'"),
-        ("def reward(rollout): pass", "sample 'clip-7': returned NoneType"),
-        ("def reward(rollout): return float('nan')", "sample 'clip-7': returned nan"),
+        ("def reward(rollout): return 'good'", "sample 'clip-7' .*: returned str 'good'"),
+        ("def reward(rollout): return float('nan')", "sample 'clip-7' .*: returned nan"),
         ("def reward(rollouts): return 1.0", "returned float, expected a list of Score"),
         ("def reward(rollouts): return []", "returned 0 scores for 1 rollouts"),
         ("def reward(rollouts): return [1.0]", "sample 'clip-7': returned float, expected Score"),
@@ -84,6 +84,31 @@ def test_wrong_returns(tmp_path, make_rollout, source: str, message: str) -> Non
     reward = load_reward(write(tmp_path, source))
     with pytest.raises(ValueError, match=rf"mine\.py'.*{message}"):
         reward([make_rollout("hi")])
+
+
+def test_none_skips_a_rollout(tmp_path, make_rollout) -> None:
+    reward = load_reward(write(tmp_path, "def reward(rollout): return 1.0 if rollout.text else None"))
+    rollouts = [make_rollout("a"), make_rollout(""), make_rollout("b")]
+    assert reward(rollouts) == [Score(1.0), None, Score(1.0)]
+    length = WeightedSum.of(mine=reward, length=lambda rollouts: [Score(2.0) for _ in rollouts])
+    assert [s and s.total for s in length(rollouts)] == [3.0, None, 3.0]
+    lengths = iter((1.0, 100.0, 3.0))
+    fused = StandardisedSum.of(mine=reward, other=lambda rollouts: [Score(next(lengths)) for _ in rollouts])
+    assert [s and s.total for s in fused(rollouts)] == [-1.0, None, 1.0]  # 100 takes no part in mean and deviation
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "message"),
+    [
+        ("def reward(rollout): return {}['x']", RewardError, "function 'reward', sample 'clip-7' .*: KeyError: 'x'"),
+        ("def reward(rollout): raise ValueError('no')", ValueError, "function 'reward', sample 'clip-7' .*: no"),
+        ("def reward(rollouts): raise OSError('full')", RewardError, "function 'reward': OSError: full"),
+        ("def reward(rollouts): raise ValueError('no')", ValueError, "function 'reward': no"),
+    ],
+)
+def test_an_error_names_file_function_and_sample(tmp_path, make_rollout, source: str, kind, message: str) -> None:
+    with pytest.raises(kind, match=rf"reward file '.*mine\.py'.*{message}"):
+        load_reward(write(tmp_path, source))([make_rollout("hi")])
 
 
 def test_missing_file_wrong_suffix_and_broken_import(tmp_path) -> None:

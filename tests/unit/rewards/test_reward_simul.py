@@ -318,8 +318,10 @@ def test_what_cannot_be_rewarded() -> None:
 def test_unknown_names() -> None:
     with pytest.raises(ValueError, match="no reward is called 'latency'; there are detection, initiative, quality"):
         single_turn(weights={"latency": 1.0})
-    with pytest.raises(ValueError, match=r"'time'; there are .*latency, whole"):
+    with pytest.raises(ValueError, match=r"'time'; there are .*latency, stream_quality"):
         multi_turn(weights={"time": 1.0})
+    with pytest.raises(ValueError, match="'whole' is now called 'stream_quality'"):
+        multi_turn(weights={"whole": 1.0})
     with pytest.raises(ValueError, match="no metric is called 'meteor'; choose from chrf, bleu, bertscore, comet"):
         Quality("meteor")([TALK])  # type: ignore[arg-type]
 

@@ -1,7 +1,6 @@
-"""How rollouts travel to a reward server, and scores back: one JSON document each way.
+"""Rollouts and scores as JSON, without loss: documents for a reward server, and the rows of a run's rollout files.
 
-A run's recorded rollouts are for people and leave out what a reward may need (token ids, codes, the chat, audio without
-a path), so this is a format of its own, and complete. What rollouts share is written once::
+What rollouts share is written once::
 
     {"version": 2,
      "audio":    [base64 of an audio file, …],
@@ -9,10 +8,11 @@ a path), so this is a format of its own, and complete. What rollouts share is wr
      "samples":  [{"id": "q", "messages": […], "metadata": {…}, "turns": […], …}, …]          samples to clips
      "rollouts": [{"sample": 0, "group_id": "3/1", "index": 0, "segments": […]}, …]}          rollouts to both
 
-    {"version": 2, "scores": [{"total": 1.0, "parts": {…}, "per_segment": [0.5, null], …}, …], …}
+    {"version": 2, "scores": [{"total": 1.0, "parts": {…}, "per_segment": [0.5, null], …}, null, …], …}
 
-Tensors are base64 of little-endian values with their shape. JSON has no NaN: in the values of segments, where a NaN
-means "not defined here", it is null; anywhere else it is an error.
+Tensors are base64 of little-endian values with their shape. A score of null means that the reward skipped the rollout.
+JSON has no NaN: in the values of segments, where a NaN means "not defined here", it is null; anywhere else it is an
+error. `audiorl.data.rollout_rows` writes the same fields as one self-contained row a rollout.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ import torch
 from torch import Tensor
 
 from audiorl.audio import AudioClip, probe
-from audiorl.rewards import fields
-from audiorl.rewards.fields import SerializationError
+from audiorl.data import fields
+from audiorl.data.fields import SerializationError
 from audiorl.types import Message, Rollout, Sample, Score, Segment, StopReason, Turn
 
 VERSION = 2
 AudioMode = Literal["bytes", "path", "none"]
-"""How audio travels: its bytes, the names of files that both sides see, or not at all."""
-NOT_SENT = "<audio that was not sent: RemoteReward(audio='none')>"
-"""In place of a path, so that a reward which does load such a clip says why there is none."""
+"""How audio is sent: its bytes, the names of files that both sides see, or not at all."""
+NOT_SENT = "<audio that was not sent (RemoteReward(audio='none')) or not recorded>"
+"""In place of a path: a reward that loads such a clip gets an error that says why there is no audio."""
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class PathNotAllowed(SerializationError):
 
 
 def digest(document: bytes) -> str:
-    """By what an answer says which question it answers."""
+    """Identifies a document; an answer names the digest of its request."""
     return hashlib.sha256(document).hexdigest()[:32]
 
 
@@ -60,36 +60,50 @@ def digest(document: bytes) -> str:
 
 
 def serialize_rollouts(rollouts: Sequence[Rollout], audio: AudioMode = "bytes") -> bytes:
-    """The document of some rollouts, without the scores that they may have already.
+    """The JSON document of some rollouts, without their scores.
 
-    With `audio` "bytes" a file travels as it is, once however many clips refer to it. A clip that is less than half of
-    its file is cut out at the file's own rate instead; it, and audio that never was a file, travels as 32-bit float
-    WAV: what the server loads is what would be loaded here, to the bit. With "path" only audio without a path does.
+    With `audio` "bytes" each file is sent unchanged, once, however many clips refer to it. A clip that is less than
+    half of its file is cut out at the file's own rate instead; such clips, and audio in memory, are sent as 32-bit
+    float WAV, so that the server loads the same samples to the bit. With "path" only audio that is no file is sent.
 
     Raises ValueError naming the sample for metadata that JSON cannot hold, AudioError or OSError for unreadable audio.
     """
-    writer = _Writer(audio)
+    writer = Writer(audio)
     rows = [writer.rollout(r) for r in rollouts]
     document = {"version": VERSION, "audio": writer.audio, "clips": writer.clips, "samples": writer.samples}
     # Escaped, since what a model writes may be half a character, which UTF-8 has no bytes for.
     return json.dumps(document | {"rollouts": rows}, allow_nan=False).encode()
 
 
-class _Writer:
-    def __init__(self, mode: AudioMode):
+class Writer:
+    """Builds the tables of a document.
+
+    `save`: writes audio that is not a file into one and returns its path, or None to leave the audio out; the document
+    is then one for this machine, and texts that name files stay texts. `equivalents`: clips to write in place of
+    others.
+    """
+
+    def __init__(
+        self,
+        mode: AudioMode,
+        save: Callable[[AudioClip], str | None] | None = None,
+        equivalents: Mapping[AudioClip, AudioClip] | None = None,
+    ):
         self.mode = mode
+        self.save = save
+        self.equivalents = equivalents or {}
         self.audio: list[str] = []
         self.clips: list[dict[str, Any]] = []
         self.samples: list[dict[str, Any]] = []
-        self._places: dict[object, int] = {}
+        self._indices: dict[object, int] = {}
 
     def _once(self, key: object, table: list[T], make: Callable[[], T]) -> int:
-        """The place in `table` of what `key` stands for."""
-        if key not in self._places:
-            made = make()  # may itself add to a table
-            self._places[key] = len(table)
-            table.append(made)
-        return self._places[key]
+        """The index in `table` of the entry for `key`, which `make` returns the first time."""
+        if key not in self._indices:
+            entry = make()  # may itself add to a table
+            self._indices[key] = len(table)
+            table.append(entry)
+        return self._indices[key]
 
     def rollout(self, r: Rollout) -> dict[str, Any]:
         return {
@@ -97,9 +111,11 @@ class _Writer:
             "segments": [self.segment(s) for s in r.segments],
             "group_id": r.group_id,
             "index": r.index,
+            "spoken_audio": None if r.spoken_audio is None else self.clip(r.spoken_audio),
         }
 
     def sample(self, s: Sample) -> dict[str, Any]:
+        as_clip = _as_clip if self.save is None else lambda key, value: value
         return {
             "id": s.id,
             "messages": [{"role": m.role, "content": [self.content(c) for c in m.content]} for m in s.messages],
@@ -107,7 +123,7 @@ class _Writer:
             "choices": list(s.choices),
             "task": s.task,
             "metadata": {
-                key: self.value(_as_clip(key, value), f"sample {s.id!r}: metadata[{key!r}]")
+                key: self.value(as_clip(key, value), f"sample {s.id!r}: metadata[{key!r}]")
                 for key, value in s.metadata.items()
             },
             "turns": [self.turn(t) for t in s.turns],
@@ -152,27 +168,29 @@ class _Writer:
         if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
             return {"dict": {key: self.value(v, where) for key, v in value.items()}}
         raise ValueError(
-            f"{where} holds a {type(value).__name__}, which cannot travel to a reward server; leave it out of the "
+            f"{where} holds a {type(value).__name__}, which cannot be sent to a reward server; leave it out of the "
             "sample, or make it text or numbers"
         )
 
     def clip(self, clip: AudioClip) -> int:
-        # The clip itself is the key, not its id: one made for the moment must live as long as its place is known.
+        clip = self.equivalents.get(clip, clip)
+        # The clip itself is the key, not its id: the id of a temporary one could be given to another clip.
         return self._once(clip, self.clips, lambda: self._clip(clip))
 
     def _clip(self, clip: AudioClip) -> dict[str, Any]:
         row: dict[str, Any] = {"path": None, "audio": None}
         if self.mode == "path" and clip.path is not None:
             row["path"] = os.path.abspath(clip.path)
+        elif self.save is not None:
+            row["path"] = self.save(clip)
         elif self.mode != "none":
             sent = clip = _cut_out(clip) if _is_small_part(clip) else clip
-            whole = replace(sent, start=0.0, duration=None, context=0.0)
-            row["audio"] = self._once(whole.key, self.audio, lambda: base64.b64encode(_file_bytes(sent)).decode())
+            row["audio"] = self._once(file_key(sent), self.audio, lambda: base64.b64encode(file_bytes(sent)).decode())
         return row | {name: getattr(clip, name) for name in ("sample_rate", "start", "duration", "context")}
 
 
 def _as_clip(key: str, value: Any) -> Any:
-    """Where a text in the metadata is known to name a file it travels as audio does."""
+    """A text in the metadata that is known to name a file is sent as audio."""
     return AudioClip(path=value) if key == "reference_audio" and isinstance(value, str) and value else value
 
 
@@ -187,8 +205,13 @@ def _cut_out(clip: AudioClip) -> AudioClip:
     return AudioClip(array=clip.load(rate), sample_rate=rate, duration=clip.duration)
 
 
-def _file_bytes(clip: AudioClip) -> bytes:
-    """The whole file behind a clip; of an array, one that loses nothing of it."""
+def file_key(clip: AudioClip) -> str:
+    """Equal for clips of one file or array, whatever part of it they select."""
+    return replace(clip, start=0.0, duration=None, context=0.0).key
+
+
+def file_bytes(clip: AudioClip) -> bytes:
+    """The whole file behind a clip; an array becomes 32-bit float WAV, which loses nothing."""
     if clip.data is not None:
         return clip.data
     if clip.path is not None:
@@ -216,10 +239,12 @@ def _tensor_row(tensor: Tensor, dtype: np.dtype[Any]) -> dict[str, Any]:
     return {"shape": list(array.shape), "data": base64.b64encode(array.tobytes()).decode()}
 
 
-def serialize_scores(scores: Sequence[Score]) -> list[dict[str, Any]]:
+def serialize_scores(scores: Sequence[Score | None]) -> list[dict[str, Any] | None]:
     """The `scores` of an answer; they must have passed `check_scores`."""
     return [
-        {
+        None
+        if s is None
+        else {
             "total": float(s.total),
             "parts": {name: float(value) for name, value in s.parts.items()},
             "per_segment": None if s.per_segment is None else _defined(s.per_segment),
@@ -245,7 +270,7 @@ def deserialize_rollouts(document: bytes, folders: Sequence[Path] = ()) -> list[
     """
     try:
         root = json.loads(document, parse_constant=_not_json)
-        return _Reader(root, folders).rollouts()
+        return Reader(root, folders).rollouts()
     except SerializationError:
         raise
     except RecursionError:
@@ -258,14 +283,21 @@ def _not_json(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
 
 
-class _Reader:
-    def __init__(self, root: Any, folders: Sequence[Path]):
+class Reader:
+    """Reads the tables of a document.
+
+    `folders`: where audio by path may lie; None reads any path, relative ones from `base`, for documents of this
+    machine.
+    """
+
+    def __init__(self, root: Any, folders: Sequence[Path] | None, base: Path = Path()):
         version = fields.get(root, "version", int, "document")
         if version != VERSION:
             raise SerializationError(
                 f"document.version: is {version}, this server speaks {VERSION}; install the same audiorl"
             )
-        self.folders = [Path(os.path.realpath(f)) for f in folders]
+        self.folders = None if folders is None else [Path(os.path.realpath(f)) for f in folders]
+        self.base = base
         self.root = root
         self.audio = self._table("audio", fields.decoded)
         self.clips = self._table("clips", self.clip)
@@ -279,8 +311,13 @@ class _Reader:
 
     def rollout(self, row: Any, where: str) -> Rollout:
         segments = tuple(fields.rows(row, "segments", where, self.segment))
-        sample = self._at(self.samples, row, "sample", where)
-        return Rollout(sample, segments, fields.get(row, "group_id", str, where), fields.get(row, "index", int, where))
+        return Rollout(
+            sample=self._at(self.samples, row, "sample", where),
+            segments=segments,
+            group_id=fields.get(row, "group_id", str, where),
+            index=fields.get(row, "index", int, where),
+            spoken_audio=fields.maybe(row, "spoken_audio", lambda r, n, w: self._at(self.clips, r, n, w), where),
+        )
 
     def sample(self, row: Any, where: str) -> Sample:
         metadata = fields.get(row, "metadata", dict, where)
@@ -295,10 +332,11 @@ class _Reader:
         )
 
     def metadata(self, key: str, value: Any, where: str) -> Any:
-        found = self.value(value, where)
-        if isinstance(_as_clip(key, found), AudioClip) and not isinstance(found, AudioClip):
+        held = self.value(value, where)
+        is_path = isinstance(_as_clip(key, held), AudioClip) and not isinstance(held, AudioClip)
+        if is_path and self.folders is not None:
             raise SerializationError(f"{where}: is a text, expected a clip; a path must not get around --audio-root")
-        return found
+        return held
 
     def message(self, row: Any, where: str) -> Message:
         role = fields.one_of(row, "role", ("system", "user", "assistant"), where)
@@ -383,6 +421,8 @@ class _Reader:
             raise SerializationError(f"{where}: {error}") from None
 
     def _allowed(self, path: str, where: str) -> str:
+        if self.folders is None:
+            return os.path.join(self.base, path)
         real = Path(os.path.realpath(path))
         if not any(real.is_relative_to(folder) for folder in self.folders):
             allowed = ", ".join(map(str, self.folders)) or "none"
@@ -412,16 +452,18 @@ def _tensor(row: Any, name: str, where: str) -> Tensor:
     return torch.from_numpy(flat.reshape(shape).astype(dtype))
 
 
-def deserialize_scores(answer: Any) -> list[Score]:
+def deserialize_scores(answer: Any) -> list[Score | None]:
     """The scores of a parsed answer. Raises SerializationError; `check_scores` compares them with the rollouts."""
     if fields.get(answer, "version", int, "answer") != VERSION:
         raise SerializationError(
             f"answer.version: is {answer['version']}, expected {VERSION}; install the same audiorl"
         )
-    return fields.each(fields.get(answer, "scores", list, "answer"), "scores", _score)
+    return fields.each(fields.get(answer, "scores", list, "answer"), "scores", deserialize_score)
 
 
-def _score(row: Any, where: str) -> Score:
+def deserialize_score(row: Any, where: str) -> Score | None:
+    if row is None:
+        return None
     parts = fields.get(row, "parts", dict, where)
     named = fields.get(row, "segment_parts", dict, where)
     return Score(
