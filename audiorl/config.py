@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from audiorl.algos.kl import KLKind
-from audiorl.algos.losses import Aggregation
+KLKind = Literal["k1", "k2", "k3"]
+Aggregation = Literal["sequence-mean-token-mean", "token-mean", "sequence-mean-token-sum"]
+
+
+def torch_device(device: str) -> str:
+    """The name that torch knows: "auto" is "cuda" where there is a GPU, otherwise "cpu"."""
+    if device != "auto":
+        return device
+    import torch  # only here: the help of a command loads this module and shall not wait for torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _require(ok: bool, name: str, value: Any, what: str) -> None:
@@ -40,7 +49,8 @@ class ModelConfig:
     """How a model is held. `audio`: what of the audio side is trained; a frozen tower hears each clip once."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
-    device: str = "cpu"
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto is a GPU where there is one, otherwise the CPU."""
     autocast: bool = False
     """Run forward passes in bfloat16 over float32 weights."""
     audio: Literal["frozen", "projector", "full"] = "frozen"
@@ -344,6 +354,30 @@ class ProcessRewardConfig:
 
     def __post_init__(self) -> None:
         _require_counts(self, ("steps", "batch_size", "save_every"))
+
+
+@dataclass(frozen=True)
+class RewardServerConfig:
+    """Serve the reward of a file over HTTP."""
+
+    file: str
+    """A Python file that defines `reward`."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Any address but this machine's own needs a token."""
+    port: int = 8300
+    """TCP port; 0 takes a free one."""
+    token_file: Path | None = None
+    """File with the bearer token. By default the environment variable AUDIORL_REWARD_TOKEN holds it."""
+    audio_root: tuple[Path, ...] = ()
+    """Folders from which audio may be read by path. Without any, requests must contain the audio."""
+    max_batch: int = 4096
+    """Maximum number of rollouts per request."""
+    max_bytes: int = 512 * 2**20
+    """Maximum size of a request in bytes."""
+    concurrency: int = 1
+    """Calls of the reward at the same time. Rewards with models expect one."""
+    max_queue: int = 16
+    """Requests that may wait; further ones are refused with status 503."""
 
 
 def to_json(value: Any) -> Any:

@@ -35,6 +35,7 @@ from rich.table import Table
 
 import tokenizers_audio
 from audiorl.audio import AudioClip, AudioError, probe
+from audiorl.config import torch_device
 from audiorl.data.corpus import bundled_speech, split_by_key
 from audiorl.data.manifest import read_samples
 from audiorl.evaluation.generate import check_settings, finished_rows
@@ -83,7 +84,8 @@ class Options(JudgeOptions):
     """Only so many recordings, evenly spaced."""
     pairs: int = 12
     """How many recordings the page lets hear."""
-    device: str = "cpu"
+    device: str = "auto"
+    """Where codecs run: cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
 
 @dataclass(frozen=True)
@@ -435,6 +437,7 @@ def page(
 
 def run(options: Options) -> Row:
     """Do what the options say and return the scores."""
+    options = replace(options, device=torch_device(options.device))
     codecs = load_codecs(options)
     recordings = recordings_of(options)
     rates = [probe(r.clip).sample_rate for r in recordings] + [c.sample_rate for c in codecs.values()]

@@ -58,7 +58,8 @@ class Config:
     plain: bool = False
     """The ablation at the same bitrate: 8 plain quantisers side by side, no residuals, no semantic branch."""
     seed: int = 0
-    device: str = "cpu"
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto is a GPU where there is one."""
     threads: int = 2
     """Of torch, on the CPU."""
     tokenizer: UnifiedConfig = small_tokenizer()

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from audiorl.audio import AudioClip
-from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, torch_device
 from audiorl.data.augment import augment
 from audiorl.data.bundled import LANGUAGE_QUESTION, SPOKEN, bundled_languages, language_phrases, language_question
 from audiorl.data.corpus import Utterance, normalised
@@ -82,6 +82,7 @@ def main(config: Config, run: Run) -> None:
     trained = bundled_languages("train", config.max_seconds, config.held_out, config.max_phrases)
     measured = bundled_languages("test", config.max_seconds, config.held_out, config.max_phrases)
     policy = tiny_qwen_omni([u.text for u in human] + [LANGUAGE_QUESTION] * 100, seed=config.seed, config=config.model)
+    policy.model.to(torch_device(config.model.device))
     reward = WeightedSum.of(
         accuracy=(AnswerAccuracy(), 2.0),
         format=(ThinkFormat() if config.think else AnswerFormat(), 1.0),

@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, torch_device
 from audiorl.data.augment import augment
 from audiorl.data.corpus import Utterance
 from audiorl.data.synth import Speech, synthesize_many, voices
@@ -134,6 +134,7 @@ def main(config: Config, run: Run) -> None:
     policy = tiny_qwen_omni(
         [target.text for _, target in pairs], vocab_size=config.vocabulary, seed=config.seed, config=config.model
     )
+    policy.model.to(torch_device(config.model.device))
     speech_decoder = with_voice(policy, config.codec, config.seed) if config.codec else None
     time = TimeCompliance(speech_decoder.codec.frame_rate) if speech_decoder else False
     train = on_disk(run, human_streams("train", config.human_streams, config), "train")

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
-KLKind = Literal["k1", "k2", "k3"]
+from audiorl.config import KLKind
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> Tensor:

@@ -8,12 +8,11 @@ the same loss.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Aggregation = Literal["sequence-mean-token-mean", "token-mean", "sequence-mean-token-sum"]
+from audiorl.config import Aggregation
 
 
 def token_weights(

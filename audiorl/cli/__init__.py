@@ -1,4 +1,7 @@
-"""The command line: audiorl train | resume | report | eval | rewards | codec | doctor."""
+"""The command line: for each command a frozen dataclass, whose fields are its options, and a function that runs it.
+
+Help appears without importing torch, except where a recipe, an evaluation or the planner brings the options.
+"""
 
 from __future__ import annotations
 
@@ -6,59 +9,42 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, make_dataclass
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import Annotated, Any
 
-from audiorl.recipe.scripts import UnknownScript, find_script, scripts
+from tyro.conf import Positional, arg, subcommand
 
-USAGE = """audiorl: reinforcement learning for speech language models
+import audiorl
+from audiorl.cli.codec import Decode, Encode, run_codec
+from audiorl.config import RewardServerConfig
+from audiorl.errors import Interrupted, RankError
+from audiorl.options import parse, parse_known
+from audiorl.recipe.scripts import UnknownScript, find_script, listing, scripts
+from audiorl.runtime.config import RuntimeConfig
 
-  audiorl train RECIPE --out DIR [--tiny] [--key.path value …]   run a recipe (a name or a file); --help lists options
-  audiorl resume DIR                                           continue an interrupted run
-  audiorl report DIR                                           write DIR/report.html again
-  audiorl eval NAME [options]                                  run an evaluation: mmau, asr, simul, codec, tts
-  audiorl rewards FILE ROLLOUTS.jsonl                          score recorded rollouts with the reward in FILE
-  audiorl rewards serve FILE [options]                         the reward in FILE for other machines, over HTTP
-  audiorl codec encode|decode|train …                          audio to codes and back, train our tokenizer
-  audiorl doctor                                               what is installed, what is missing, a self-test
-  audiorl doctor --plan MODEL [options]                        the GPU memory that a run would need
-"""
+HELP = ("-h", "--help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Bad input ends with one line on stderr and exit code 2; an interrupted run with 130."""
-    args = list(sys.argv[1:] if argv is None else argv)
-    commands: dict[str, Callable[[list[str]], int]] = {
-        "train": _train,
-        "resume": _resume,
-        "report": _report,
-        "eval": _eval,
-        "rewards": _rewards,
-        "codec": _codec,
-        "doctor": _doctor,
-    }
-    if not args or args[0] in ("-h", "--help", "help"):
-        print(USAGE)
-        return 0
+    args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if args[0] == "--version":
-        from audiorl import __version__
-
-        print(__version__)
+        print(audiorl.__version__)
         return 0
-    if args[0] not in commands:
+    if args[0] not in (*COMMANDS, *HELP):
         print(f"audiorl: unknown command {args[0]!r}; see audiorl --help", file=sys.stderr)
         return 2
     try:
-        return _command(commands[args[0]], args[1:])
+        if args[0] in HELP:
+            commands = {name: options for name, (options, _) in COMMANDS.items()}
+            parse(_union(commands), args, prog="audiorl", description=audiorl.__doc__)
+        return COMMANDS[args[0]][1](args[1:])
     except KeyboardInterrupt:
         print("audiorl: stopped at once; 'audiorl resume' continues from the last checkpoint", file=sys.stderr)
         return 130
-
-
-def _command(command: Callable[[list[str]], int], args: list[str]) -> int:
-    from audiorl.errors import Interrupted
-    from audiorl.runtime.torchrun import RankError  # takes seconds, in which Ctrl-C may come
-
-    try:
-        return command(args)
     except Interrupted as stop:
         print(f"audiorl: {stop}", file=sys.stderr)
         return 130
@@ -72,124 +58,218 @@ def _command(command: Callable[[list[str]], int], args: list[str]) -> int:
 
 
 def run_recipe(file: str) -> None:
-    """What `python -m recipes.NAME` does."""
+    """What `python -m audiorl.recipes.NAME` does."""
     sys.exit(main(["train", file, *sys.argv[1:]]))
 
 
-def _train(args: list[str]) -> int:
-    from audiorl.recipe import loader as recipe
-    from audiorl.runtime.launch import parse_runtime_options, relaunch
-
-    if not args or args[0].startswith("-"):
-        raise ValueError("train: name a recipe first, for example: audiorl train recipes/quickstart.py --out runs/one")
-    path, rest = find_script("recipes", args[0]), args[1:]
-    command = ["train", *args]
-    runtime = parse_runtime_options(rest)
-    if "--help" in rest or "-h" in rest:
-        print("Also: --out DIR (required); --tiny or --full: start from the recipe's tiny() or full() configuration;")
-        print("--runtime.kind local|torchrun|ray, --runtime.ranks N and more: docs/scaling.md\n")
-        recipe.parse_config(recipe.load_recipe(path), rest)
-    out = _take(rest, "--out")
-    if out is None:
-        raise ValueError(f"train: say where the run is written: --out runs/{path.stem}")
-    relaunch(runtime, command)
-    run = recipe.start(path, rest, out)
-    if run is not None:
-        print(f"finished: {run.dir}")
-    return 0
+def _union(commands: dict[str, Any]) -> Any:
+    return reduce(or_, (Annotated[kind, subcommand(name, prefix_name=False)] for name, kind in commands.items()))
 
 
-def _resume(args: list[str]) -> int:
-    from audiorl.recipe import loader as recipe
-    from audiorl.runtime.launch import parse_runtime_options, relaunch
+@dataclass(frozen=True)
+class Train:
+    """Run a recipe in a new folder."""
 
-    command = ["resume", *args]
-    runtime = parse_runtime_options(args)
-    if len(args) != 1:
+    recipe: Positional[str]
+    """A name, such as mmau-grpo, or the path of a Python file. `audiorl train NAME --help` adds its options."""
+    out: Path | None = None
+    """Folder of the run, which must not exist yet. Required."""
+    tiny: bool = False
+    """Start from the recipe's tiny() configuration, which ends within a minute on a CPU, instead of its defaults."""
+    full: bool = False
+    """Start from the recipe's full() configuration, where it has one: real data on GPUs."""
+    runtime: RuntimeConfig = RuntimeConfig()
+
+
+def train(args: list[str]) -> int:
+    if not args or (args[0].startswith("-") and args[0] not in HELP):
+        raise ValueError("train: name a recipe first, for example: audiorl train quickstart --out runs/one")
+    if args[0] in HELP:
+        parse(Train, args, prog="audiorl train", description=f"{Train.__doc__}\n\n{listing('recipes')}")
+    file = find_script("recipes", args[0])
+    from audiorl.recipe import loader
+    from audiorl.runtime.launch import relaunch, use_runtime
+
+    if set(HELP) & set(args):
+        recipe = loader.load_recipe(file)
+        default = loader.default_config(recipe, args)
+        options = make_dataclass(
+            "Options", [("config", Annotated[recipe.Config, arg(name="")], default)], bases=(Train,), frozen=True
+        )
+        parse(options, ["--help"], prog="audiorl train", description=recipe.__doc__)
+    command, rest = parse_known(Train, args, prog="audiorl train")
+    if command.out is None:
+        raise ValueError(f"train: say where the run is written: --out runs/{file.stem}")
+    use_runtime(command.runtime)
+    relaunch(command.runtime, ["train", *args])
+    start = [f"--{name}" for name in ("tiny", "full") if getattr(command, name)]
+    return _finished(loader.start(file, [*start, *rest], command.out))
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Continue an interrupted run."""
+
+    folder: Positional[Path]
+    """The run folder."""
+    runtime: RuntimeConfig = RuntimeConfig()
+
+
+def resume(args: list[str]) -> int:
+    if not args:
         raise ValueError("resume: name one run folder, for example: audiorl resume runs/quickstart")
-    relaunch(runtime, command)
-    run = recipe.resume(args[0])
+    options: Resume = parse(Resume, args, prog="audiorl resume")
+    from audiorl.recipe import loader
+    from audiorl.runtime.launch import relaunch, use_runtime
+
+    use_runtime(options.runtime)
+    relaunch(options.runtime, ["resume", *args])
+    return _finished(loader.resume(options.folder))
+
+
+def _finished(run: Any) -> int:
+    """Says where the run is. Processes that torchrun started besides the first have none."""
     if run is not None:
+        from audiorl.cli.results import print_results
+
+        print_results(run.dir)
         print(f"finished: {run.dir}")
     return 0
 
 
-def _report(args: list[str]) -> int:
+@dataclass(frozen=True)
+class Report:
+    """Write the report of a run, FOLDER/report.html, again."""
+
+    folder: Positional[Path]
+    """The run folder."""
+
+
+def report(args: list[str]) -> int:
+    if not args:
+        raise ValueError("report: name one run folder, for example: audiorl report runs/quickstart")
+    options: Report = parse(Report, args, prog="audiorl report")
     from audiorl.report import write_report
 
-    if len(args) != 1:
-        raise ValueError("report: name one run folder, for example: audiorl report runs/quickstart")
-    print(write_report(args[0]))
+    print(write_report(options.folder))
     return 0
 
 
-def _eval(args: list[str]) -> int:
+@dataclass(frozen=True)
+class Eval:
+    """Evaluate a model, or score recorded results."""
+
+    name: Positional[str]
+    """A name, such as mmau, or the path of a Python file. `audiorl eval NAME --help` lists the evaluation's options."""
+
+
+def evaluate(args: list[str]) -> int:
     if not args:
         raise ValueError(f"eval: name an evaluation: {', '.join(scripts('eval'))}")
+    if args[0] in HELP:
+        parse(Eval, args, prog="audiorl eval", description=f"{Eval.__doc__}\n\n{listing('eval')}")
     file = find_script("eval", args[0])
     sys.argv = [f"audiorl eval {args[0]}", *args[1:]]
     runpy.run_path(str(file), run_name="__main__")
     return 0
 
 
-def _rewards(args: list[str]) -> int:
-    if args[:1] == ["serve"]:
-        return _rewards_serve(args[1:])
-    from audiorl.rewards.replay import print_replay, replay
+@dataclass(frozen=True)
+class Rewards:
+    """Score recorded rollouts with a reward file, or serve it over HTTP: rewards score | serve."""
 
-    if len(args) != 2:
+
+@dataclass(frozen=True)
+class Score:
+    """Score recorded rollouts again, and compare with the recorded scores."""
+
+    file: Positional[Path]
+    """A Python file that defines `reward`."""
+    rollouts: Positional[tuple[str, ...]]
+    """Files of rollouts that runs wrote, or patterns in quotes such as 'runs/*/rollouts/*.jsonl'."""
+
+
+@dataclass(frozen=True)
+class Serve(RewardServerConfig):
+    """Serve the reward of a file over HTTP, for runs on other machines."""
+
+    file: Positional[str]
+    """A Python file that defines `reward`."""
+
+
+def rewards(args: list[str]) -> int:
+    if args and args[0] not in ("score", "serve", *HELP):
+        args = ["score", *args]  # as in 0.1
+    if args[:1] == ["score"] and not set(HELP) & set(args) and len(args) < 3:
         raise ValueError(
-            "rewards: name a reward file and recorded rollouts: audiorl rewards FILE ROLLOUTS.jsonl; or serve it: "
-            "audiorl rewards serve FILE"
+            "rewards: name a reward file and recorded rollouts: audiorl rewards score FILE ROLLOUTS.jsonl …; or "
+            "serve the file: audiorl rewards serve FILE"
         )
-    print_replay(replay(args[0], args[1]))
-    return 0
+    options: Any = parse(_union({"score": Score, "serve": Serve}), args or ["--help"], prog="audiorl rewards")
+    if isinstance(options, Score):
+        from audiorl.rewards.replay import print_replay, replay
 
-
-def _rewards_serve(args: list[str]) -> int:
+        print_replay(replay(options.file, options.rollouts))
+        return 0
     try:
-        from audiorl.rewards import serve
+        from audiorl.rewards.serve import serve
     except ModuleNotFoundError as error:
         if error.name not in ("fastapi", "starlette", "uvicorn"):
             raise
         raise ValueError("rewards serve: needs fastapi and uvicorn: pip install 'audiorl[serve]'") from error
-    serve.main(args)
+    serve(options)
     return 0
 
 
-def _codec(args: list[str]) -> int:
-    from audiorl.cli.codec import codec
+@dataclass(frozen=True)
+class Codec:
+    """Audio files to codes and back, or train a tokenizer: codec encode | decode | train."""
 
+
+@dataclass(frozen=True)
+class TrainCodec:
+    """Train our own tokenizer: the same as audiorl train codec."""
+
+
+def codec(args: list[str]) -> int:
     if args[:1] == ["train"]:
-        return _train(["codec", *args[1:]])
-    return codec(args)
+        return train(["codec", *args[1:]])
+    kinds = _union({"encode": Encode, "decode": Decode, "train": TrainCodec})
+    run_codec(parse(kinds, args or ["--help"], prog="audiorl codec"))
+    return 0
 
 
-def _doctor(args: list[str]) -> int:
+@dataclass(frozen=True)
+class Doctor:
+    """What is installed and what is missing, with one training step as a test; or the GPU memory that a run needs."""
+
+    plan: str | None = None
+    """A model's folder or name: print the GPU memory of a run with it. `audiorl doctor --plan MODEL --help` lists more
+    options."""
+
+
+def doctor(args: list[str]) -> int:
     if args[:1] == ["--plan"]:
         from audiorl.cli.plan import plan
 
         return plan(args[1:])
-    if args:
+    if args and args[0] not in HELP:
         raise ValueError(
             "doctor takes no arguments but --plan MODEL, which has options of its own: see audiorl doctor --plan --help"
         )
+    parse(Doctor, args, prog="audiorl doctor")
     from audiorl.cli.doctor import run_doctor
     from audiorl.cli.selftest import self_test
 
     return run_doctor(self_test)
 
 
-def _take(args: list[str], name: str) -> str | None:
-    """Remove `name VALUE` or `name=VALUE` from args and return the value."""
-    for i, arg in enumerate(args):
-        if arg == name:
-            if i + 1 >= len(args):
-                raise ValueError(f"{name} needs a value")
-            value = args[i + 1]
-            del args[i : i + 2]
-            return value
-        if arg.startswith(name + "="):
-            del args[i]
-            return arg.split("=", 1)[1]
-    return None
+COMMANDS: dict[str, tuple[type, Callable[[list[str]], int]]] = {
+    "train": (Train, train),
+    "resume": (Resume, resume),
+    "report": (Report, report),
+    "eval": (Eval, evaluate),
+    "rewards": (Rewards, rewards),
+    "codec": (Codec, codec),
+    "doctor": (Doctor, doctor),
+}

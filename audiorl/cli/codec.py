@@ -12,63 +12,61 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import tyro
-from torch import Tensor
+from tyro.conf import Positional
 
-import tokenizers_audio
-from audiorl.audio import AudioClip, load_clip, write_wav
-from audiorl.data.recordings import AUDIO_SUFFIXES
-from tokenizers_audio.protocol import AudioTokenizer
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tokenizers_audio.protocol import AudioTokenizer
 
 
 @dataclass(frozen=True)
 class Encode:
     """Audio to codes: one file to a .safetensors, several or a folder to a folder of shards."""
 
-    files: Annotated[tuple[str, ...], tyro.conf.Positional]
+    files: Positional[tuple[str, ...]]
     """Audio files (wav, flac, opus …) and folders of them."""
     codec: str
     """Folder or hub id of a codec."""
     out: Path
+    """A file NAME.safetensors for one recording, otherwise a folder."""
     num_codebooks: int | None = None
-    """Use only the first so many codebooks."""
-    device: str = "cpu"
+    """Number of codebooks to use, from the first; by default all."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
 
 @dataclass(frozen=True)
 class Decode:
     """Codes to 16-bit wav files."""
 
-    codes: Annotated[str, tyro.conf.Positional]
+    codes: Positional[str]
     """A file or a folder that encode wrote."""
     codec: str
-    """The codec that made them."""
+    """Folder or hub id of the codec that encoded them."""
     out: Path
-    """A folder."""
+    """Folder for the wav files."""
     num_codebooks: int | None = None
-    """As they were encoded."""
-    device: str = "cpu"
+    """Number of codebooks, as they were encoded; by default all."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
 
-def codec(args: list[str]) -> int:
+def run_codec(options: Encode | Decode) -> None:
     """Run one of the commands. Raises ValueError for bad input."""
-    commands: dict[str, Any] = {"encode": Encode, "decode": Decode}
-    if not args or args[0] in ("-h", "--help"):
-        print(__doc__)
-        return 0
-    if args[0] not in commands:
-        raise ValueError(f"codec: no command {args[0]!r}; there are encode, decode and train")
-    kind = commands[args[0]]
-    options = tyro.cli(kind, args=args[1:], prog=f"audiorl codec {args[0]}", description=kind.__doc__)
-    (encode if isinstance(options, Encode) else decode)(options)
-    return 0
+    if isinstance(options, Encode):
+        encode(options)
+    else:
+        decode(options)
 
 
 def encode(options: Encode) -> None:
     """Write the codes of all files. Raises ValueError naming the first that cannot be read."""
+    import tokenizers_audio
+    from audiorl.audio import AudioClip, load_clip
+
     files = list(_files(options.files))
     single = options.out.suffix == ".safetensors"
     if single and len(files) > 1:
@@ -94,6 +92,8 @@ def encode(options: Encode) -> None:
 
 def decode(options: Decode) -> None:
     """Write a wav file for every recording. Raises ValueError for codes of another codec."""
+    from audiorl.audio import write_wav
+
     tokenizer = _load(options)
     count = 0
     for name, codes in _recordings(Path(options.codes), tokenizer):
@@ -104,27 +104,34 @@ def decode(options: Decode) -> None:
 
 
 def _load(options: Encode | Decode) -> AudioTokenizer:
+    import tokenizers_audio
+    from audiorl.config import torch_device
+
     choice = {} if options.num_codebooks is None else {"num_codebooks": options.num_codebooks}
     tokenizer: Any = tokenizers_audio.load(options.codec, **choice)
-    return tokenizer.to(torch.device(options.device))
+    return tokenizer.to(torch_device(options.device))
 
 
 def _files(paths: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
     """(id, file): the name without its ending, for a folder's files the path below it."""
+    from audiorl.data.recordings import AUDIO_SUFFIXES
+
     if not paths:
         raise ValueError("encode: name audio files or folders of them")
     for path in map(Path, paths):
         if not path.is_dir():
             yield path.stem, path
             continue
-        found = sorted(f for f in path.rglob("*") if f.suffix.lower() in AUDIO_SUFFIXES)
-        if not found:
+        recordings = sorted(f for f in path.rglob("*") if f.suffix.lower() in AUDIO_SUFFIXES)
+        if not recordings:
             raise ValueError(f"{path}: no audio files below it ({', '.join(AUDIO_SUFFIXES)})")
-        for file in found:
+        for file in recordings:
             yield str(file.relative_to(path).with_suffix("")), file
 
 
 def _recordings(path: Path, tokenizer: AudioTokenizer) -> Iterator[tuple[str, Tensor]]:
+    import tokenizers_audio
+
     if path.is_dir():
         yield from tokenizers_audio.CodeShards(path, tokenizer).items()
         return

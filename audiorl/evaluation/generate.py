@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from audiorl.config import ModelConfig
+from audiorl.config import ModelConfig, torch_device
 from audiorl.types import Request, Rollout, RolloutEngine, Sample
 
 Row = dict[str, Any]
@@ -148,8 +148,5 @@ def greedy_engine(model: str | Path, max_new_tokens: int = 256, device: str = "a
 
 def evaluation_config(device: str = "auto") -> ModelConfig:
     """bfloat16 on a GPU, where `auto` finds one, else float32 on the CPU."""
-    import torch
-
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch_device(device)
     return ModelConfig(device=device, dtype="float32" if device == "cpu" else "bfloat16")

@@ -13,6 +13,7 @@ from audiorl.data import manifest
 from audiorl.data.manifest import Loaded
 from audiorl.evaluation.generate import check_settings, greedy_engine
 from audiorl.metrics.interval import bootstrap_interval
+from audiorl.options import parse
 from audiorl.types import RolloutEngine
 
 T = TypeVar("T")
@@ -110,10 +111,8 @@ def write_scores(out: Path, scores: Mapping[str, Any], page: str) -> None:
 
 def run_script(run: Callable[[T], object], options: type[T], about: str | None, left: str = "samples") -> None:
     """What `python -m eval.NAME` does: options from the command line, one line for what they get wrong."""
-    import tyro
-
     try:
-        run(tyro.cli(options, description=about))
+        run(parse(options, sys.argv[1:], prog=Path(sys.argv[0]).name, description=about))
     except (ValueError, OSError, ImportError) as error:
         raise SystemExit(f"error: {error}") from error
     except KeyboardInterrupt:

@@ -13,11 +13,6 @@ TRAINING_ONLY = ("masked_spec_embed",)
 """Weights that only training uses; released checkpoints may lack them."""
 
 
-def torch_device(device: str) -> str:
-    """What `device` stands for: "auto" is the GPU where there is one."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-
-
 def load_judge(model_class: Any, path: str | Path, device: str) -> Any:
     """The model of a folder or cached hub id in eval mode: float32 on the CPU, float16 on a GPU.
 

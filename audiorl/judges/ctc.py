@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from audiorl.judges.checkpoint import beside, load_judge, torch_device
+from audiorl.config import torch_device
+from audiorl.judges.checkpoint import beside, load_judge
 from audiorl.judges.protocol import Waveform
 from audiorl.judges.waves import Wave, at_least, by_length, prepared
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from audiorl.judges.checkpoint import torch_device
+from audiorl.config import torch_device
 from audiorl.judges.protocol import Waveform
 from audiorl.judges.waves import Wave, prepared, refuse_empty
 from audiorl.metrics.spectral import mel_filters

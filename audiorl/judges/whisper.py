@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from audiorl.judges.checkpoint import beside, load_judge, quietly, torch_device
+from audiorl.config import torch_device
+from audiorl.judges.checkpoint import beside, load_judge, quietly
 from audiorl.judges.protocol import Waveform
 from audiorl.judges.waves import Wave, by_length, prepared
 

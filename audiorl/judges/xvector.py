@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from audiorl.judges.checkpoint import beside, load_judge, torch_device
+from audiorl.config import torch_device
+from audiorl.judges.checkpoint import beside, load_judge
 from audiorl.judges.ctc import inputs
 from audiorl.judges.protocol import Waveform
 from audiorl.judges.waves import prepared, refuse_empty

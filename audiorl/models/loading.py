@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from audiorl.config import ModelConfig
+from audiorl.config import ModelConfig, torch_device
 
 SPEECH_OUTPUT = ("talker.", "token2wav.", "code2wav.")
 """What checkpoints of a whole Omni model hold beside the thinker."""
@@ -80,7 +80,7 @@ def load_model(
                 f"{path}: weight {names[0]!r}{others} is {kind} the checkpoint; "
                 "do config.json and the weights belong together?"
             )
-    return model.to(config.device)
+    return model.to(torch_device(config.device))
 
 
 def _structure(model_class: Any, path: str | Path) -> PreTrainedModel:

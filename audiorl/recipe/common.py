@@ -29,6 +29,7 @@ from audiorl.config import (
     RewardModelConfig,
     RLConfig,
     SFTConfig,
+    torch_device,
 )
 from audiorl.data.bundled import bundled_set
 from audiorl.data.manifest import Loaded, read_samples
@@ -318,7 +319,11 @@ def policy_from(config: RecipeConfig) -> AudioPolicy:
         raise ValueError("the random model `tiny` is in no folder that an adapter could name; save one, or leave lora")
     model = replace(config.model, lora=config.model.lora or LoraConfig()) if config.lora else config.model
     torch.manual_seed(config.seed)  # adapters and value heads start at random
-    return tiny_qwen_omni(whisper=False, config=model) if config.path == "tiny" else load_policy(config.path, model)
+    if config.path != "tiny":
+        return load_policy(config.path, model)
+    policy = tiny_qwen_omni(whisper=False, config=model)
+    policy.model.to(torch_device(model.device))
+    return policy
 
 
 def with_voice(policy: AudioPolicy, codec: str | Path, seed: int = 0) -> CodecSpeechDecoder:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import tyro
-
 from audiorl.config import to_json
+from audiorl.options import new_name, parse, with_new_names
+from audiorl.recipe.common import RecipeConfig
 from audiorl.recipe.scripts import find_script
 from audiorl.run.checkpoint import read_json
 from audiorl.run.folder import Run
@@ -40,20 +40,31 @@ def load_recipe(path: str | Path) -> ModuleType:
 
 
 def parse_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
-    """The recipe's Config with the overrides of `argv` (`--grpo.lr 1e-6`); `--tiny` starts from `tiny()` instead,
-    `--full` from `full()` where the recipe has it."""
-    rest = [a for a in argv if a not in ("--tiny", "--full")]
-    if "--full" in argv and not hasattr(recipe, "full"):
-        raise ValueError(f"{recipe.__file__}: this recipe has no full(); leave --full out")
-    default = recipe.tiny() if "--tiny" in argv else recipe.full() if "--full" in argv else recipe.Config()
-    return tyro.cli(
+    """The recipe's Config with the overrides of `argv` (`--grpo.kl-beta 0`) on top of `default_config`.
+
+    Raises ValueError for an option that has a new name and for one that the recipe would ignore.
+    """
+    if issubclass(recipe.Config, RecipeConfig):
+        for option in (arg.split("=")[0] for arg in argv):
+            if option.startswith("--") and option.endswith(".steps"):
+                raise ValueError(
+                    f"{option}: the steps of this recipe follow from --epochs, passes over the data, and --max-steps; "
+                    "set those"
+                )
+    return parse(
         recipe.Config,
-        args=rest,
-        default=default,
+        [a for a in argv if a not in ("--tiny", "--full")],
+        default=default_config(recipe, argv),
         prog=f"audiorl train {recipe.__file__}",
         description=recipe.__doc__,
-        config=(tyro.conf.FlagConversionOff,),
     )
+
+
+def default_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
+    """`Config()`; with `--tiny` among the arguments `tiny()`, with `--full` `full()`, which not every recipe has."""
+    if "--full" in argv and not hasattr(recipe, "full"):
+        raise ValueError(f"{recipe.__file__}: this recipe has no full(); leave --full out")
+    return recipe.tiny() if "--tiny" in argv else recipe.full() if "--full" in argv else recipe.Config()
 
 
 def start(path: str | Path, argv: Sequence[str], out: str | Path) -> Run | None:
@@ -74,15 +85,21 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path) -> Run | None:
 
 
 def resume(folder: str | Path) -> Run | None:
-    """Continue a run where its folder says it is. The recipe must still resolve to the same config."""
+    """Continue a run where its folder says it is, on the device where it began.
+
+    The recipe must still resolve to the same config. An option that the run's version did not have may have any value.
+    """
     if rank() > 0:
         _follow()
         return None
     run = Run.open(folder)
     saved = read_json(run.dir / "config.json")
     recipe = load_recipe(saved["recipe"])
-    config = parse_config(recipe, saved["argv"])
-    changed = _difference(saved["config"], to_json(config))
+    argv = with_new_names(recipe.Config, saved["argv"])
+    before = _with_new_names(saved["config"])
+    argv += [word for word in _device_options(before) if word.split("=")[0] not in argv]
+    config = parse_config(recipe, argv)
+    changed = _difference(before, to_json(config))
     if changed:
         raise ValueError(
             f"{run.dir}/config.json: the recipe now gives another value for {changed}; "
@@ -98,12 +115,33 @@ def _follow() -> None:
         follow()
 
 
+def _with_new_names(config: Any, path: str = "") -> Any:
+    """A saved config with today's names of its fields."""
+    if not isinstance(config, dict):
+        return config
+    result = {}
+    for name, value in config.items():
+        option = f"{path}{name}".replace("_", "-")
+        key = (new_name(option) or name).rpartition(".")[2].replace("-", "_")
+        result[key] = _with_new_names(value, f"{option}.")
+    return result
+
+
+def _device_options(config: Any, path: str = "--") -> Iterator[str]:
+    """The options that name the devices of a saved config."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _device_options(value, f"{path}{name}.")
+        elif name == "device":
+            yield f"{path}{name}={value}"
+
+
 def _difference(old: Any, new: Any, path: str = "") -> str | None:
-    """The path of the first value that differs."""
+    """The path of the first value of `old` that differs in `new`."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(k for k in new if k not in old)]:
-            found = _difference(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
-            if found:
-                return found
+        for key in old:
+            difference = _difference(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
+            if difference:
+                return difference
         return None
     return None if old == new else (path or "the config")

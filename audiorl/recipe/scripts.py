@@ -39,11 +39,11 @@ def scripts(kind: Kind) -> dict[str, Path]:
 
 
 def find_script(kind: Kind, name: str | Path) -> Path:
-    """The file of a name ("mmau-grpo" or "mmau_grpo") or of a path that ends in .py.
+    """The file of a name ("mmau-grpo" or "mmau_grpo") or of a path, which has a slash or ends in .py.
 
     Raises UnknownScript for an unknown name and ValueError for a path without a file.
     """
-    if str(name).endswith(".py"):
+    if str(name).endswith(".py") or "/" in str(name):
         if not Path(name).is_file():
             raise ValueError(f"{name}: no such {_WORDS[kind]}; give its name or the path of a Python file")
         return Path(name)

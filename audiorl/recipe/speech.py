@@ -133,7 +133,7 @@ def speaking_policy(config: SpeechConfig, run: Run, *, teach: bool = False) -> A
     if policy.speech is None and not teach:
         raise ValueError(f"{config.path}: writes text only; teach it to speak first, with recipes/tts_sft.py")
     voice = with_voice(policy, codec, config.seed)
-    voice.codec.to(config.model.device)  # type: ignore[attr-defined]
+    voice.codec.to(policy.device)  # type: ignore[attr-defined]
     return policy
 
 

@@ -25,7 +25,7 @@ class ModelReward:
     path: str
     mean: float = 0.0
     std: float = 1.0
-    device: str = "cpu"
+    device: str = "auto"
     max_batch_tokens: int = 8192
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class ProcessModelReward:
     good: str = "+"
     bad: str = "-"
     separator: str = "\n"
-    device: str = "cpu"
+    device: str = "auto"
     max_batch_tokens: int = 8192
 
     @cached_property

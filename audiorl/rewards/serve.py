@@ -24,16 +24,15 @@ import secrets
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from starlette.requests import ClientDisconnect
 
 from audiorl import __version__
+from audiorl.config import RewardServerConfig
 from audiorl.data.serialization import (
     VERSION,
     PathNotAllowed,
@@ -53,33 +52,8 @@ RETRY_SECONDS = 2
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Serve:
-    """Serve the reward of a file over HTTP."""
-
-    file: Annotated[str, tyro.conf.Positional]
-    """A Python file with a module-level `reward`."""
-    host: str = "127.0.0.1"
-    """Address to listen on; any but this machine's own loopback needs a token."""
-    port: int = 8300
-    """0: any free one."""
-    token_file: Path | None = None
-    """File with the bearer token; without it the environment variable AUDIORL_REWARD_TOKEN is looked at."""
-    audio_root: tuple[Path, ...] = ()
-    """Folders from which audio may be read by path; without any, audio must be sent."""
-    max_batch: int = 4096
-    """Most rollouts a request."""
-    max_bytes: int = 512 * 2**20
-    """Most bytes a request."""
-    concurrency: int = 1
-    """Calls of the reward at one time; rewards with models are made for one."""
-    max_queue: int = 16
-    """Requests that may wait for their turn."""
-
-
-def main(args: list[str]) -> None:
+def serve(options: RewardServerConfig) -> None:
     """Serve until interrupted. Raises ValueError or OSError for what is wrong with the options."""
-    options = tyro.cli(Serve, args=args, prog="audiorl rewards serve", description=Serve.__doc__)
     _check(options)
     token = read_token(options)
     if token is None and not _is_loopback(options.host):
@@ -95,7 +69,7 @@ def main(args: list[str]) -> None:
         uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 
 
-def _check(options: Serve) -> None:
+def _check(options: RewardServerConfig) -> None:
     for name, least in (("max_batch", 1), ("max_bytes", 1), ("concurrency", 1), ("max_queue", 0)):
         if getattr(options, name) < least:
             raise ValueError(f"rewards serve: --{name.replace('_', '-')} must be at least {least}")
@@ -106,7 +80,7 @@ def _check(options: Serve) -> None:
             raise ValueError(f"rewards serve: --audio-root {root}: no such folder")
 
 
-def read_token(options: Serve) -> str | None:
+def read_token(options: RewardServerConfig) -> str | None:
     """From the file, else from the environment; None where there is none."""
     if options.token_file is not None:
         return checked_token(
@@ -155,7 +129,7 @@ def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None
     return Response(json.dumps(content, allow_nan=False), status, headers, "application/json")
 
 
-def make_app(served: FileReward, options: Serve, token: str | None) -> FastAPI:
+def make_app(served: FileReward, options: RewardServerConfig, token: str | None) -> FastAPI:
     """The server as an ASGI application."""
     app = FastAPI(title="audiorl reward", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     identity = f"{Path(served.path).name} {hashlib.sha256(Path(served.path).read_bytes()).hexdigest()[:16]}"
@@ -225,7 +199,7 @@ async def _read(request: Request, limit: int | None) -> bytes:
     return bytes(body)
 
 
-def _scored(served: FileReward, options: Serve, body: bytes) -> list[dict[str, Any] | None]:
+def _scored(served: FileReward, options: RewardServerConfig, body: bytes) -> list[dict[str, Any] | None]:
     """The rows of an answer's scores. Raises Refused for a document or a reward that is wrong."""
     try:
         rollouts = deserialize_rollouts(body, options.audio_root)

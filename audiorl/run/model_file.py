@@ -28,7 +28,8 @@ class ModelFile(Generic[M]):
     def save(cls, run: Run, phase: str, name: str, model: M) -> ModelFile[M]:
         """checkpoints/PHASE/NAME of the run, written unless it is there."""
         trunk = model.trunk if isinstance(model, ValueModel) else model
-        return cls(run.keep_model(phase, name, model), type(model), trunk.config, trunk.codec)
+        config = replace(trunk.config, device=trunk.device.type)
+        return cls(run.keep_model(phase, name, model), type(model), config, trunk.codec)
 
     def load(self) -> M:
         config = replace(self.config, device=local_device(self.config.device))

@@ -1,43 +1,26 @@
-"""Reads the options `--runtime.…` of a command and starts the processes that torchrun needs."""
+"""Applies the options `--runtime.…` of a command and starts the processes that torchrun needs."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from collections.abc import Sequence
 
 import torch
-import tyro
 
 from audiorl.runtime.config import RuntimeConfig, set_current
 
-RENAMED_PLACEMENTS = {"apart": "dedicated", "together": "colocated"}
 
+def use_runtime(runtime: RuntimeConfig) -> None:
+    """Check the options `--runtime.…` against each other and this machine, and make them this process's.
 
-def parse_runtime_options(args: list[str]) -> RuntimeConfig:
-    """Remove the options `--runtime.…` from `args`, check them and set them for this process."""
-    runtime = runtime_config([arg.replace("--runtime.", "--", 1) for arg in _pop_options(args, "--runtime.")])
+    Raises ValueError for options that contradict each other and for more processes than GPUs.
+    """
     runtime.check()
     gpus = torch.cuda.device_count()
     if runtime.kind == "torchrun" and gpus and runtime.ranks > gpus:
         raise ValueError(f"runtime.ranks is {runtime.ranks}, but this machine has {gpus} GPUs, one for each process")
     set_current(runtime)
-    return runtime
-
-
-def runtime_config(options: Sequence[str]) -> RuntimeConfig:
-    """`RuntimeConfig` from its options without the prefix `runtime.`, for example `["--ranks", "2"]`."""
-    check_renamed(options, "--placement")
-    return tyro.cli(RuntimeConfig, args=options, prog="audiorl", description="The processes of a run.")
-
-
-def check_renamed(args: Sequence[str], option: str) -> None:
-    """Raise ValueError that names the new value where `option` has a value of version 0.1."""
-    words = " ".join(args).replace("=", " ").split()
-    for name, value in itertools.pairwise(words):
-        if name == option and value in RENAMED_PLACEMENTS:
-            raise ValueError(f"runtime.placement {value} is now called {RENAMED_PLACEMENTS[value]}")
 
 
 def relaunch(runtime: RuntimeConfig, command: Sequence[str]) -> None:
@@ -53,17 +36,3 @@ def relaunch(runtime: RuntimeConfig, command: Sequence[str]) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(runtime.ranks)]
     sys.stdout.flush()
     os.execv(sys.executable, [*launcher, "-m", "audiorl.cli", *command])
-
-
-def _pop_options(args: list[str], prefix: str) -> list[str]:
-    """Remove the options that begin with `prefix` from `args`, with their values, and return them."""
-    options: list[str] = []
-    i = 0
-    while i < len(args):
-        if args[i].startswith(prefix):
-            words = 1 if "=" in args[i] else 2
-            options += args[i : i + words]
-            del args[i : i + words]
-        else:
-            i += 1
-    return options

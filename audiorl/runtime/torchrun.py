@@ -24,7 +24,8 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
-from audiorl.errors import Interrupted
+from audiorl.config import torch_device
+from audiorl.errors import Interrupted, RankError
 from audiorl.runtime.local import MakeWorker, check_shards
 from audiorl.runtime.world import World
 
@@ -34,10 +35,6 @@ FAILURE_KEY = "audiorl/failed"
 """Key of torch's store under which the first rank that fails writes the reason."""
 OWN_GPU = "AUDIORL_OWN_GPU"
 """Environment variable, set in a process of Ray that was given a GPU: its models use it whatever the recipe names."""
-
-
-class RankError(RuntimeError):
-    """Another rank failed."""
 
 
 def rank() -> int:
@@ -51,9 +48,10 @@ def ranks() -> int:
 
 
 def local_device(device: str) -> str:
-    """`cuda` as this process's own GPU: the one of its local rank, or the one that Ray gave it."""
+    """`cuda`, or `auto` with a GPU, as this process's own GPU. A Ray worker takes the GPU that Ray gave it."""
     if OWN_GPU in os.environ:
         return "cuda"
+    device = torch_device(device)
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" and ranks() > 1 else device
 
 

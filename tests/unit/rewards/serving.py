@@ -20,8 +20,9 @@ from typing import Any
 
 import uvicorn
 
+from audiorl.config import RewardServerConfig
 from audiorl.rewards import FileReward, load_reward
-from audiorl.rewards.serve import Serve, make_app
+from audiorl.rewards.serve import make_app
 
 FAULTS = ("error", "busy", "garbage", "not json", "short", "null", "nan", "other", "cut")
 
@@ -46,7 +47,8 @@ def serving(app: Any) -> Iterator[str]:
 def app_of(file: Path, token: str | None = None, reward: Callable[..., Any] | None = None, **options: Any) -> Any:
     """The server's application for the reward in `file`, or another one in its name."""
     loaded = load_reward(file)
-    return make_app(loaded if reward is None else FileReward(str(file), reward), Serve(str(file), **options), token)
+    config = RewardServerConfig(str(file), **options)
+    return make_app(loaded if reward is None else FileReward(str(file), reward), config, token)
 
 
 class Faulty:
@@ -109,7 +111,7 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        code = "import sys; from audiorl.rewards.serve import main; main(sys.argv[1:])"  # the command, and nothing else
+        code = "import sys; from audiorl.cli import main; main(['rewards', 'serve', *sys.argv[1:]])"
         command = [sys.executable, "-c", code, str(self.file), "--port", str(self.port)]
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | self.env
         self.process = subprocess.Popen([*command, *self.options], stdout=subprocess.PIPE, env=environment, text=True)

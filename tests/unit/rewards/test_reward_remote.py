@@ -23,6 +23,7 @@ import torch
 
 from audiorl.audio import AudioClip
 from audiorl.cli import main
+from audiorl.config import RewardServerConfig
 from audiorl.data.corpus import Utterance
 from audiorl.data.recordings import AUDIO_SUFFIXES
 from audiorl.data.serialization import (
@@ -36,7 +37,6 @@ from audiorl.data.serialization import (
 )
 from audiorl.models.speech import FrameLayout
 from audiorl.rewards import RemoteReward, RewardServerError, StandardisedSum, WeightedSum, load_reward
-from audiorl.rewards.serve import Serve
 from audiorl.rewards.simul import Quality, multi_turn
 from audiorl.types import Message, Rollout, Sample, Score, Segment, Turn
 from tests.unit.codecs.families import save_mimi
@@ -726,4 +726,5 @@ def test_a_file_without_a_reward(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_defaults_are_local() -> None:
-    assert Serve("x.py").host == "127.0.0.1" and Serve("x.py").concurrency == 1 and Serve("x.py").audio_root == ()
+    options = RewardServerConfig("x.py")
+    assert options.host == "127.0.0.1" and options.concurrency == 1 and options.audio_root == ()

@@ -1,0 +1,29 @@
+"""The numbers of a finished run in the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from audiorl.report.summary import entry_names, evaluation_rows
+
+
+def print_results(folder: Path, console: Console | None = None) -> None:
+    """A table of the held-out numbers: before → after → control, then the other evaluations and the change.
+
+    Prints nothing for a run without evaluations. Raises ValueError for a damaged eval.json.
+    """
+    rows = evaluation_rows(folder)
+    if not rows:
+        return
+    columns = entry_names(rows)
+    table = Table(title="held out: " + " → ".join(columns))
+    table.add_column("")
+    for name in (*columns, "change"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        change = row.change_text()
+        table.add_row(row.label, *map(row.cell, columns), f"[red]{change}[/]" if row.worse else change)
+    (console or Console()).print(table)
