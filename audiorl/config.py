@@ -327,7 +327,7 @@ class RewardModelConfig:
     margins: bool = True
     """Use the pairs' margins."""
     regulariser: float = 0.0
-    """Weight of r_chosen² + r_rejected², which keeps scores near 0."""
+    """Weight c of c·(r_chosen² + r_rejected²)/2, which keeps scores near 0; 0 leaves it out."""
     sort: bool = False
     micro_batch_tokens: int = 8192
     save_every: int = 100

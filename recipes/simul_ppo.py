@@ -31,7 +31,7 @@ from audiorl.recipe.common import (
 from audiorl.recipe.stages import Stage, train_stages
 from audiorl.report import write_report
 from audiorl.rewards.similarity import Metric
-from audiorl.rewards.simul import TimeCompliance, multi_turn, single_turn
+from audiorl.rewards.simul import TimeCompliance, Waits, multi_turn, single_turn
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.simulst.bundled import bundled_streams
@@ -69,6 +69,9 @@ class StreamRewards:
     """Time compliance: the translation should last as long as its reference does when spoken."""
     longest_wait: float = 1.0
     """Acceptable wait of a translation, in chunks."""
+    waits: Waits = "silence"
+    """How waits are counted: the silent chunks before a translation (the paper's), or with `available` only those since
+    something could be said."""
     weights: dict[str, float] = field(default_factory=dict)
     """Weights of rewards by name; 1 for those that are not named."""
 
@@ -189,7 +192,7 @@ def stage_rewards(config: Config, speech_decoder: CodecSpeechDecoder | None) -> 
         time = TimeCompliance(speech_decoder.codec.frame_rate)
     of_turns = {name: w for name, w in options.weights.items() if name not in ("latency", "stream_quality")}
     single = single_turn(options.quality, time, of_turns)
-    both = multi_turn(options.quality, time, options.longest_wait, options.weights)
+    both = multi_turn(options.quality, time, options.longest_wait, options.weights, waits=options.waits)
     return config.rewarded(single), config.rewarded(both)
 
 

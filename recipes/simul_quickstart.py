@@ -36,7 +36,7 @@ from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.recipe.common import with_voice
 from audiorl.recipe.stages import Stage, train_stages
 from audiorl.report import write_report
-from audiorl.rewards.simul import TimeCompliance, multi_turn, single_turn
+from audiorl.rewards.simul import TimeCompliance, Waits, multi_turn, single_turn
 from audiorl.run.folder import Run
 from audiorl.simulst.bundled import bundled_streams, prompt_pairs
 from audiorl.simulst.formats import write_streams
@@ -103,6 +103,9 @@ class Config:
     """For ablations: one of them alone."""
     weights: dict[str, float] = field(default_factory=lambda: {"quality": 2.0, "stream_quality": 2.0, "latency": 0.5})
     """Of the rewards, where not 1. Each is standardised, and detection and initiative ask for speed already."""
+    waits: Waits = "available"
+    """How the latency penalty counts waits: the chunks since something could be said, or with `silence` (the paper's)
+    the silent chunks before a translation."""
     stage1: RLConfig = PPO
     stage2: RLConfig = PPO
     optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=3)
@@ -141,7 +144,17 @@ def main(config: Config, run: Run) -> None:
     test = on_disk(run, human_streams("test", config.test_streams, config), "test")
 
     def measured(name: str, schedule: Schedule | None = None) -> None:
-        measure_streams(run, name, policy, test, config.chunks, config.sampling, multi_turn(), schedule, speech_decoder)
+        measure_streams(
+            run,
+            name,
+            policy,
+            test,
+            config.chunks,
+            config.sampling,
+            multi_turn(waits=config.waits),
+            schedule,
+            speech_decoder,
+        )
 
     heard = [*on_disk(run, robot_streams(config), "robots"), *train]
     rng = random.Random(config.seed)
@@ -152,7 +165,9 @@ def main(config: Config, run: Run) -> None:
     of_turns = {name: w for name, w in config.weights.items() if name not in ("latency", "stream_quality")}
     known = {
         "stage1": Stage("stage1", single_turn(time=time, weights=of_turns), config.stage1, "after stage1"),
-        "stage2": Stage("stage2", multi_turn(time=time, weights=config.weights), config.stage2, "after"),
+        "stage2": Stage(
+            "stage2", multi_turn(time=time, weights=config.weights, waits=config.waits), config.stage2, "after"
+        ),
     }
     train_stages(
         policy,

@@ -180,13 +180,13 @@ def pairwise(
 ) -> Tensor:
     """A reward model's loss on scores [P]: -log σ(r_w - r_l - margin), Bradley-Terry (Ouyang et al. 2022, eq. 1).
 
-    `log_exp` asks for log(1 + exp(r_l - r_w)), which knows no margin. `regulariser` c adds c·(r_w² + r_l²), which keeps
-    scores near 0.
+    `log_exp` asks for log(1 + exp(r_l - r_w)), which knows no margin. `regulariser` c adds c·(r_w² + r_l²)/2, the mean
+    of the squared scores, which keeps them near 0 (the code of Safe RLHF, Dai et al. 2023, arXiv 2310.12773).
     """
     if log_exp and (isinstance(margin, Tensor) or margin):
         raise ValueError("pairwise: the LogExp form knows no margin")
     loss = softplus(rejected - chosen) if log_exp else -logsigmoid(chosen - rejected - margin)
-    return loss + regulariser * (chosen**2 + rejected**2) if regulariser else loss
+    return loss + regulariser * (chosen**2 + rejected**2) / 2 if regulariser else loss
 
 
 def process_reward(logits: Tensor, labels: Tensor, label_ids: Sequence[int] | None = None) -> Tensor:

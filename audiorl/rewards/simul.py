@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -29,7 +29,10 @@ from audiorl.rewards.similarity import Metric, Pair, Similarity, sentence_chrf, 
 from audiorl.types import Reward, Rollout, Score, Segment, Turn
 
 Weights = Mapping[str, float]
-"""Of the terms of a sum, by name."""
+"""Weights of the rewards of a sum, by name."""
+Waits = Literal["silence", "available"]
+"""What a translation waited, in segments: "silence" counts the silent turns right before it; "available" counts the
+turns since the oldest reference that had not been answered could be said, 0 when there was none."""
 
 
 def detection(written: str, reference: str) -> float:
@@ -162,12 +165,16 @@ class FormatMatch:
 class LatencyPenalty:
     """`latency_penalty` of the whole stream, with `longest` segments of acceptable wait.
 
-    What a translation waited is reconstructed: with "available", the turns since the oldest reference that had not
-    been answered yet could be said, 0 when there was none; with "silence", the silent turns right before it.
+    `waits`: the paper's d_k, the segments waited before the k-th translation, are the silent turns before it. It also
+    punishes silence in which nothing could be said; "available" does not.
     """
 
     longest: float = 0.0
-    waits: Literal["available", "silence"] = "available"
+    waits: Waits = "silence"
+
+    def __post_init__(self) -> None:
+        if self.waits not in get_args(Waits):
+            raise ValueError(f"LatencyPenalty: waits is {self.waits!r}, expected one of {', '.join(get_args(Waits))}")
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         count = waits_since_available if self.waits == "available" else waits_in_silence
@@ -231,10 +238,14 @@ def multi_turn(
     longest: float = 0.0,
     weights: Weights | None = None,
     pattern: str = FormatMatch.pattern,
+    waits: Waits = "silence",
 ) -> StandardisedSum:
-    """The rewards of stage 2: those of single turns, the latency penalty, and the quality of the whole stream."""
+    """The rewards of stage 2: those of single turns, the latency penalty, and the quality of the whole stream.
+
+    `longest` and `waits` are those of `LatencyPenalty`, the other arguments those of `single_turn`.
+    """
     single = {t.name: t.reward for t in single_turn(metric, time, None, pattern).terms}
-    stream: dict[str, Reward] = {"latency": LatencyPenalty(longest), "stream_quality": SequenceQuality(metric)}
+    stream: dict[str, Reward] = {"latency": LatencyPenalty(longest, waits), "stream_quality": SequenceQuality(metric)}
     return _weighted(single | stream, weights)
 
 
@@ -263,7 +274,7 @@ def waits_since_available(rollout: Rollout) -> list[int]:
 def waits_in_silence(rollout: Rollout) -> list[int]:
     """Per written segment, the silent turns right before it."""
     waits, silent = [], 0
-    for segment in rollout.segments:
+    for segment, _ in zip(rollout.segments, _turns(rollout), strict=True):
         if segment.text.strip():
             waits.append(silent)
             silent = 0

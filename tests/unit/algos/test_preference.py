@@ -138,7 +138,8 @@ def test_kto() -> None:
 def test_pairwise() -> None:
     assert pairwise(t(2), t(0.5), margin=1.0).item() == pytest.approx(-log(sigma(0.5)))
     assert pairwise(t(2), t(0.5), log_exp=True).item() == pytest.approx(log(1 + exp(-1.5)))
-    assert pairwise(t(2), t(0.5), regulariser=0.01).item() == pytest.approx(-log(sigma(1.5)) + 0.01 * 4.25)
+    # as published: c times the mean of both squared scores, (2² + 0.5²) / 2 = 2.125
+    assert pairwise(t(2), t(0.5), regulariser=0.01).item() == pytest.approx(-log(sigma(1.5)) + 0.01 * 2.125)
     with pytest.raises(ValueError, match="no margin"):
         pairwise(t(2), t(1), margin=1.0, log_exp=True)
 

@@ -199,7 +199,11 @@ def test_waits_by_hand() -> None:
     assert waits_since_available(late) == [0] and waits_in_silence(late) == [2]
     assert of(LatencyPenalty(), talk) == (-3 / 4, None)
     assert of(LatencyPenalty(longest=1.5), talk) == (-0.5 / 4, None)
-    assert of(LatencyPenalty(), late)[0] == 0 and of(LatencyPenalty(waits="silence"), late)[0] == -2
+    assert of(LatencyPenalty(), late)[0] == -2 and of(LatencyPenalty(waits="available"), late)[0] == 0
+    parts = [multi_turn(equal, waits=waits)([late])[0].parts["latency"] for waits in ("silence", "available")]
+    assert parts == [-2, 0]
+    with pytest.raises(ValueError, match="waits is 'listening', expected one of silence, available"):
+        LatencyPenalty(waits="listening")  # type: ignore[arg-type]
     assert of(LatencyPenalty(), interpreted(("", "r"), ("", "")))[0] == 0
 
 

@@ -83,7 +83,7 @@ def test_loss_and_gradient_are_the_formula(samples: list[Sample], case: str, bud
             loss = torch.log(1 + torch.exp(bad - good))
         else:
             loss = -log_sigma(good - bad - (p.margin if options.get("margins", True) else 0.0))
-        each.append(loss + options.get("regulariser", 0.0) * (good**2 + bad**2))
+        each.append(loss + options.get("regulariser", 0.0) * (good**2 + bad**2) / 2)
     expected = torch.stack(each).mean()
     expected.backward()
     grads = all_gradients(model)
