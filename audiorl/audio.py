@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 from weakref import WeakKeyDictionary
 
-import av
 import numpy as np
-import soundfile
-import soxr
+
+if TYPE_CHECKING:  # decoders are imported where they are used: importing a type should not load FFmpeg
+    import av
+    import soundfile
 
 MAX_SECONDS = 600.0
 """Longest selection that `load_clip` decodes, unless told otherwise; an hour of audio as a prompt is a mistake."""
@@ -102,7 +103,11 @@ def load_clip(clip: AudioClip, sample_rate: int = 16_000, max_seconds: float | N
         bad = int(np.count_nonzero(~np.isfinite(mono)))
         raise AudioError(f"{name(clip)}: {bad} of {len(mono)} samples are NaN or infinite; write the file again")
     mono = np.array(mono, dtype=np.float32, order="C")
-    return mono if rate == sample_rate else soxr.resample(mono, rate, sample_rate)
+    if rate == sample_rate:
+        return mono
+    import soxr
+
+    return soxr.resample(mono, rate, sample_rate)
 
 
 def probe(clip: AudioClip) -> AudioInfo:
@@ -227,6 +232,8 @@ class _SoundFile:
 
     def read(self, start: int, frames: int) -> np.ndarray:
         """[frames, channels] float32, fewer frames if the file ends early."""
+        import soundfile
+
         try:
             self.file.seek(start)
             return self.file.read(frames, dtype="float32", always_2d=True)
@@ -253,6 +260,8 @@ class _Container:
         if self.stream.duration:
             return float(self.stream.duration * self.tick)
         if self.container.duration:
+            import av
+
             return self.container.duration / av.time_base
         # Raw streams have no header: add up the packets, which still decodes nothing.
         ticks = sum(packet.duration or 0 for packet in self.container.demux(self.stream))
@@ -261,6 +270,8 @@ class _Container:
 
     def read(self, start: int, frames: int) -> np.ndarray:
         """[frames, channels] float32, fewer frames if the file ends early."""
+        import av
+
         rate, stop = self.info.sample_rate, start + frames
         pieces, position = [], 0
         try:
@@ -296,6 +307,9 @@ def _open(clip: AudioClip) -> Iterator[_SoundFile | _Container]:
 
 
 def _decoder(clip: AudioClip) -> _SoundFile | _Container:
+    import av
+    import soundfile
+
     if clip.path is not None:
         if os.path.isdir(clip.path):
             raise AudioError(f"{name(clip)}: a folder; name an audio file")
@@ -322,5 +336,7 @@ def _source(clip: AudioClip) -> str | BinaryIO:
 
 def write_wav(path: str | Path, wav: np.ndarray, sample_rate: int) -> None:
     """Mono float32 [T] in [-1, 1] as a file of 16 bits, in a folder that is made for it."""
+    import soundfile
+
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     soundfile.write(path, wav, sample_rate, subtype="PCM_16")

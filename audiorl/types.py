@@ -213,6 +213,11 @@ class Experience:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def num_sampled(self) -> int:
+        """N: sampled tokens and frames."""
+        return int(self.loss_mask.sum())
+
     @classmethod
     def from_rollout(cls, rollout: Rollout) -> Experience:
         """Lay the segments of a rollout end to end; its score, if it has one, becomes token rewards."""

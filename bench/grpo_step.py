@@ -19,7 +19,7 @@ packages will do; without TRL only audiorl's side is timed::
     /tmp/trl/bin/python bench/grpo_step.py
 
 Audio: groups of 8 answers of 64 tokens to 20 s of speech, for the tiny Qwen2.5-Omni with Whisper tiny as its audio
-tower. `Trainer.update_policy` on prepared experiences, against the usual form: the prompt repeated for every
+tower. `Trainer.step` on prepared experiences, against the usual form: the prompt repeated for every
 sample, right padding, transformers' own forward with the tower on every sample, full logits. Both step the optimizer.
 """
 
@@ -61,9 +61,8 @@ from audiorl.models.audio_encoder import AudioEncoder
 from audiorl.models.features import log_mel
 from audiorl.models.text import TextDecoder
 from audiorl.models.tiny import tiny_tokenizer
-from audiorl.rl.advantages import compute_advantages
+from audiorl.rl.advantages import compute_token_advantages, scored_experiences
 from audiorl.rl.collect import collect
-from audiorl.rl.train import scored_experiences
 from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Experience, Message, Rollout, Sample, Score
@@ -193,7 +192,7 @@ def audiorl_side(length: int, beta: float, steps: int, micro_batch_tokens: int) 
     for step in range(steps):
         meter.start()
         found = collect(engine, samples, reward, step, config, seed=0)
-        trained = worker.train(TrainBatch(scored_experiences(found, config)))
+        trained = worker.step(TrainBatch(scored_experiences(found, config)))
         assert trained.metrics["policy/engine_gap"] < 1e-5, "sampled and trained log-probs differ"
         engine.update_weights(worker.weights(), step + 1)
         meter.stop(sum(r.num_sampled for r in found.rollouts))
@@ -374,7 +373,7 @@ def prepared(policy: AudioPolicy, clips: Sequence[AudioClip]) -> list[Experience
                     score=float(torch.rand((), generator=generator)),
                 )
             )
-    return compute_advantages(found, RLConfig(), BETA)
+    return compute_token_advantages(found, RLConfig(), BETA)
 
 
 def padded_update(
@@ -444,7 +443,7 @@ def audio_updates(batch: Sequence[Experience], base: AudioPolicy, rows: int) -> 
         config = RLConfig(kl_beta=BETA, share_prompts=share, micro_batch_tokens=longest + GROUP * ANSWER)
         worker = Trainer(policy, config, OptimConfig(lr=STANDSTILL, max_grad_norm=UNCLIPPED), 1.0, ANSWER)
         began = time.perf_counter()
-        worker.update_policy(batch)
+        worker.step(TrainBatch(batch))
         return time.perf_counter() - began
 
     return {

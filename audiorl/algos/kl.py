@@ -14,10 +14,13 @@ from audiorl.config import KLKind
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> Tensor:
-    """Elementwise, any shape. With d = lp - ref: k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1.
+    """Elementwise, two tensors of one shape. With d = lp - ref: k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1.
 
     k1 is unbiased; k3 is unbiased, never negative, and what GRPO puts into the loss.
     """
+    if logprobs.shape != ref_logprobs.shape:
+        shapes = f"{list(logprobs.shape)} and {list(ref_logprobs.shape)}"
+        raise ValueError(f"kl_estimate: log-probs of two shapes, {shapes}; a text token and a frame are not compared")
     d = logprobs - ref_logprobs
     if kind == "k1":
         return d

@@ -35,7 +35,7 @@ def token_weights(
     raise ValueError(f"token_weights: unknown aggregation {aggregation!r}")
 
 
-def policy_loss(
+def ppo_clip_loss(
     logprobs: Tensor,
     old_logprobs: Tensor,
     advantages: Tensor,
@@ -82,13 +82,13 @@ def gspo_loss(
     """GSPO (Zheng et al. 2025, arXiv 2507.18071, eq. 5): PPO's clipped surrogate with one ratio a sequence.
 
     s = exp(mean_t(logprobs - old_logprobs)) stands at every token of its sequence. sequence [N] int64 numbers
-    each token's sequence from 0; a sequence must not be split. The rest is as in `policy_loss`.
+    each token's sequence from 0; a sequence must not be split. The rest is as in `ppo_clip_loss`.
     """
     count = torch.zeros(int(sequence.max()) + 1 if len(sequence) else 0, dtype=logprobs.dtype, device=logprobs.device)
     total = count.index_add(0, sequence, logprobs - old_logprobs)
     count = count.index_add(0, sequence, torch.ones_like(logprobs))
     mean = (total / count.clamp(min=1))[sequence]
-    return policy_loss(mean, torch.zeros_like(mean), advantages, weights, clip_low, clip_high)
+    return ppo_clip_loss(mean, torch.zeros_like(mean), advantages, weights, clip_low, clip_high)
 
 
 def cispo_loss(

@@ -1,6 +1,7 @@
-"""Credit: from the rewards of a step's experiences to an advantage on every sampled token.
+"""From the scores of a step's experiences to an advantage on every sampled token.
 
-Shapes: B experiences, padded to T tokens here and nowhere else.
+The formulas are in `audiorl.algos.advantages`; here `RLConfig` chooses among them. Shapes: B experiences, padded to T
+tokens here and nowhere else.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from audiorl.algos.advantages import (
 )
 from audiorl.algos.kl import kl_estimate
 from audiorl.config import RLConfig
+from audiorl.rl.collect import RolloutBatch
 from audiorl.train.batches import widened
 from audiorl.types import Experience, Score
 
 Reduce = Callable[[Tensor], Tensor]
+GROUP_ESTIMATORS = ("group", "leave-one-out", "remax", "time-index")
+"""Estimators that need the scores of one group and nothing else."""
 
 
 def normalize_scores(scores: Sequence[Score], clip: float | None, normalize: bool) -> list[Score]:
@@ -48,48 +52,97 @@ def normalize_scores(scores: Sequence[Score], clip: float | None, normalize: boo
     return out
 
 
-def compute_advantages(
+def scored_experiences(batch: RolloutBatch, config: RLConfig) -> list[Experience]:
+    """The experiences of a step; their scores, and those of greedy answers, clipped and normalised together."""
+    scores = [r.score for r in batch.rollouts if r.score]
+    normalized = normalize_scores([*scores, *batch.greedy], config.score_clip, config.score_normalize)
+    out = [Experience.from_rollout(r.with_score(s)) for r, s in zip(batch.rollouts, normalized, strict=False)]
+    if not batch.greedy:
+        return out
+    groups = list(dict.fromkeys(e.group_id for e in out))
+    greedy = dict(zip(groups, (s.total for s in normalized[len(scores) :]), strict=True))
+    return [e.replace(greedy_score=greedy[e.group_id]) for e in out]
+
+
+def compute_advantages(experiences: Sequence[Experience], config: RLConfig) -> list[Experience]:
+    """On the driver: `advantages` [L] of the estimators that compare the scores of a group, 0 on observed tokens.
+
+    They are `group`, `leave-one-out`, `remax` and `time-index`. Experiences of the other estimators, and all where the
+    KL is part of the reward, come back as they are: `compute_token_advantages` completes them in the trainers, which
+    have log-probs and values and whiten over all ranks.
+    """
+    if config.advantage not in GROUP_ESTIMATORS or (config.kl_in == "reward" and config.kl_beta):
+        return list(experiences)
+    return _group_advantages(experiences, config, *_scores_and_rewards(experiences, config, 0.0))
+
+
+def compute_token_advantages(
     experiences: Sequence[Experience], config: RLConfig, beta: float, reduce: Reduce | None = None
 ) -> list[Experience]:
-    """The experiences with advantages (and, for `gae`, returns) [L], 0 where nothing was sampled.
+    """In the trainers: `advantages` (and for `gae` `returns`) [L] of experiences that have none yet.
 
-    They carry token rewards and scores; with the KL in the reward also old and reference log-probs, and each sampled
-    token then costs β·kl; for `gae` values. Groups are whole: no group is split over ranks. `reduce` sums over ranks.
+    With the KL in the reward each sampled token costs `beta`·KL, from old and reference log-probs; `gae` needs values.
+    Groups are whole: no group is split over ranks. `reduce` sums a tensor over all ranks, for whitening.
     """
-    mask = _padded([e.loss_mask for e in experiences])
-    rewards = _padded([_of(e, "rewards") for e in experiences])
-    scores = torch.tensor([e.score for e in experiences], dtype=torch.float32)
-    if config.kl_in == "reward" and beta:
-        old, ref = (_padded(widened([_of(e, n) for e in experiences])) for n in ("old_logprobs", "ref_logprobs"))
-        kl = kl_estimate(old, ref, config.kl_kind)
-        penalty = torch.where(mask, beta * (kl if kl.dim() == 2 else kl.sum(-1)), 0.0)
-        rewards, scores = rewards - penalty, scores - penalty.sum(1)
-    groups = [e.group_id for e in experiences]
-    returns: Tensor | None = None
-    kind = config.advantage
-    if kind == "group":
-        found = _per_rollout(group_relative(scores, groups, config.advantage_std, config.advantage_eps), mask)
-    elif kind == "time-index":
-        found = _per_turn(experiences, rewards, mask, config)
-    elif kind == "leave-one-out":
-        found = _per_rollout(leave_one_out(scores, groups), mask)
-    elif kind == "remax":
-        greedy = torch.tensor([e.greedy_score for e in experiences], dtype=torch.float32)
-        found = _per_rollout(remax(scores, greedy), mask)
-    elif kind == "reinforce":
-        found = reinforce_returns(rewards, mask, config.gamma)
-        found = whiten(found, mask, reduce) if config.whiten else found
-    elif kind == "reinforce++":
-        found = reinforce_plus_plus(rewards, mask, config.gamma, reduce)
-    elif kind == "reinforce++-baseline":
-        found = reinforce_plus_plus_baseline(scores, groups, mask, reduce)
+    # A rank without experiences still takes part in the sums over ranks of the estimators that whiten.
+    if all(e.advantages is not None for e in experiences) and (experiences or config.advantage in GROUP_ESTIMATORS):
+        return list(experiences)
+    scores_B, rewards_BT, mask_BT = _scores_and_rewards(experiences, config, beta)
+    if config.advantage in GROUP_ESTIMATORS:
+        return _group_advantages(experiences, config, scores_B, rewards_BT, mask_BT)
+    returns_BT: Tensor | None = None
+    if config.advantage == "reinforce":
+        advantages_BT = reinforce_returns(rewards_BT, mask_BT, config.gamma)
+    elif config.advantage == "reinforce++":
+        advantages_BT = reinforce_plus_plus(rewards_BT, mask_BT, config.gamma, reduce)
+    elif config.advantage == "reinforce++-baseline":
+        groups = [e.group_id for e in experiences]
+        advantages_BT = reinforce_plus_plus_baseline(scores_B, groups, mask_BT, reduce)
     else:
-        values = _padded([_of(e, "values") for e in experiences])
-        found, returns = gae(rewards, values, mask, config.gamma, config.lam)
-        found = whiten(found, mask, reduce) if config.whiten else found
+        values_BT = _padded([_field(e, "values") for e in experiences])
+        advantages_BT, returns_BT = gae(rewards_BT, values_BT, mask_BT, config.gamma, config.lam)
+    if config.whiten and config.advantage in ("reinforce", "gae"):
+        advantages_BT = whiten(advantages_BT, mask_BT, reduce)
+    return _filled(experiences, advantages_BT, returns_BT)
+
+
+def _scores_and_rewards(
+    experiences: Sequence[Experience], config: RLConfig, beta: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores [B], token rewards [B, T] and the mask [B, T] of sampled tokens, less the KL where it is in the reward."""
+    mask_BT = _padded([e.loss_mask for e in experiences])
+    rewards_BT = _padded([_field(e, "rewards") for e in experiences])
+    scores_B = torch.tensor([e.score for e in experiences], dtype=torch.float32)
+    if config.kl_in == "reward" and beta:
+        old, ref = (_padded(widened([_field(e, n) for e in experiences])) for n in ("old_logprobs", "ref_logprobs"))
+        kl = kl_estimate(old, ref, config.kl_kind)
+        penalty_BT = torch.where(mask_BT, beta * (kl if kl.dim() == 2 else kl.sum(-1)), 0.0)
+        rewards_BT, scores_B = rewards_BT - penalty_BT, scores_B - penalty_BT.sum(1)
+    return scores_B, rewards_BT, mask_BT
+
+
+def _group_advantages(
+    experiences: Sequence[Experience], config: RLConfig, scores_B: Tensor, rewards_BT: Tensor, mask_BT: Tensor
+) -> list[Experience]:
+    groups = [e.group_id for e in experiences]
+    if config.advantage == "time-index":
+        return _filled(experiences, _per_turn(experiences, rewards_BT, mask_BT, config))
+    if config.advantage == "group":
+        advantages_B = group_relative(scores_B, groups, config.advantage_std, config.advantage_eps)
+    elif config.advantage == "leave-one-out":
+        advantages_B = leave_one_out(scores_B, groups)
+    else:
+        advantages_B = remax(scores_B, torch.tensor([e.greedy_score for e in experiences], dtype=torch.float32))
+    return _filled(experiences, advantages_B[:, None] * mask_BT)
+
+
+def _filled(
+    experiences: Sequence[Experience], advantages_BT: Tensor, returns_BT: Tensor | None = None
+) -> list[Experience]:
     return [
         e.replace(
-            advantages=found[i, : len(e)].clone(), returns=None if returns is None else returns[i, : len(e)].clone()
+            advantages=advantages_BT[i, : len(e)].clone(),
+            returns=None if returns_BT is None else returns_BT[i, : len(e)].clone(),
         )
         for i, e in enumerate(experiences)
     ]
@@ -106,23 +159,20 @@ def mean_advantage(experience: Experience) -> float:
     return float(experience.advantages.sum() / experience.loss_mask.sum().clamp(min=1))
 
 
-def _per_rollout(advantages: Tensor, mask: Tensor) -> Tensor:
-    return advantages[:, None] * mask
-
-
-def _per_turn(experiences: Sequence[Experience], rewards: Tensor, mask: Tensor, config: RLConfig) -> Tensor:
+def _per_turn(experiences: Sequence[Experience], rewards_BT: Tensor, mask_BT: Tensor, config: RLConfig) -> Tensor:
     """Time-index advantages [B, T]: each segment's rewards summed, compared over the group, given to its tokens."""
     segments = [e.segment if e.segment is not None else torch.zeros(len(e), dtype=torch.long) for e in experiences]
-    counts = torch.tensor([int(s[-1]) + 1 for s in segments])
-    index = _padded(segments)
-    summed = rewards.new_zeros(len(index), int(counts.max())).scatter_add(1, index, torch.where(mask, rewards, 0.0))
-    present = torch.arange(summed.shape[1]) < counts[:, None]
+    counts_B = torch.tensor([int(s[-1]) + 1 for s in segments])
+    segment_BT = _padded(segments)
+    rewards_BS = rewards_BT.new_zeros(len(segment_BT), int(counts_B.max()))
+    rewards_BS = rewards_BS.scatter_add(1, segment_BT, torch.where(mask_BT, rewards_BT, 0.0))
+    present_BS = torch.arange(rewards_BS.shape[1]) < counts_B[:, None]
     groups = [e.group_id for e in experiences]
-    found = time_index_relative(summed, present, groups, config.advantage_std, config.advantage_eps)
-    return torch.where(mask, found.gather(1, index), 0.0)
+    advantages_BS = time_index_relative(rewards_BS, present_BS, groups, config.advantage_std, config.advantage_eps)
+    return torch.where(mask_BT, advantages_BS.gather(1, segment_BT), 0.0)
 
 
-def _of(e: Experience, name: str) -> Tensor:
+def _field(e: Experience, name: str) -> Tensor:
     stream = getattr(e, name)
     assert stream is not None, f"{name} of {e.name} is not filled in"
     return stream

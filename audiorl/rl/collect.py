@@ -1,17 +1,21 @@
-"""One step's rollouts: ask, score, and where wanted drop groups without signal and ask others instead."""
+"""One step's rollouts: generate, score, and where wanted drop groups without signal and ask other prompts instead."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.rewards.check import check_scores, scored_rollouts
+from audiorl.rl.weight_sync import GroupEngine
 from audiorl.types import Request, Reward, Rollout, Sample, Score
+
+T = TypeVar("T")
 
 
 class Writer(Protocol):
@@ -22,16 +26,51 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """Scored rollouts, group by group. `greedy`: per group the score of the greedy answer, where it was asked for.
-
-    `dropped` and `refilled` count groups, `skipped` rollouts for which the reward returned None.
-    """
+    """Scored rollouts, group by group, made by `collect`."""
 
     rollouts: list[Rollout]
     greedy: list[Score]
+    """Per group the score of the greedy answer; only ReMax asks for it."""
     dropped: int = 0
+    """Groups without signal that dynamic sampling left out."""
     refilled: int = 0
+    """Groups that dynamic sampling asked for in their place."""
     skipped: int = 0
+    """Rollouts that were left out because the reward returned None."""
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens and frames."""
+        return sum(r.num_sampled for r in self.rollouts)
+
+
+class Collector:
+    """The rollouts of every step of a phase, with `RLConfig.overlap` one step ahead of the trainers."""
+
+    def __init__(self, engine: GroupEngine, samples: Sequence[Sample], reward: Reward, config: RLConfig, seed: int):
+        self._engine, self._config = engine, config
+        self._collect: Callable[[int], RolloutBatch] = lambda step: collect(engine, samples, reward, step, config, seed)
+        self._next: RolloutBatch | None = None
+
+    def collect(self, step: int) -> RolloutBatch:
+        """The rollouts of `step`: those collected during the update before, else new ones."""
+        batch, self._next = self._next, None
+        return batch or self._collect(step)
+
+    def overlap(self, train: Callable[[], T], step: int, stopping: bool) -> T:
+        """Run the update of `step`; with `overlap` collect the next step's rollouts at the same time.
+
+        Rollouts are not part of a checkpoint. The step after one is therefore collected after it, with the new weights,
+        and a resumed run equals one that went through.
+        """
+        if self._config.overlap and not stopping and _may_overlap(step + 1, self._config):
+            output, self._next = self._engine.overlap(train, partial(self._collect, step + 1))
+            return output
+        return train()
+
+
+def _may_overlap(step: int, config: RLConfig) -> bool:
+    return step % config.save_every != 0 and step < config.steps
 
 
 def collect(
@@ -40,47 +79,47 @@ def collect(
     """`group_size` answers to each of `prompts_per_step` prompts.
 
     With dynamic sampling (DAPO, arXiv 2503.14476) a group whose scores are all equal is dropped, and in up to
-    `dynamic_sampling` more rounds other prompts are asked for it. What is still missing then stays missing; only when
-    no group at all has signal the first round's are kept, so that a step is never empty. Rollouts that the reward skips
-    leave their group. Raises ValueError when it skips all of them.
+    `dynamic_sampling` more rounds other prompts are asked in its place. Groups still missing then stay missing; only
+    when no group at all has signal those of the first round are kept, so that a step is never empty. Rollouts that the
+    reward skips leave their group; raises ValueError when it skips all of them.
     """
-    kept: list[list[Rollout]] = []
-    first: list[list[Rollout]] = []
-    asked: list[Sample] = []
+    groups: list[list[Rollout]] = []
+    first_round: list[list[Rollout]] = []
+    prompts: list[Sample] = []
     dropped = refilled = skipped = 0
     for attempt in range(1 + config.dynamic_sampling):
-        missing = config.prompts_per_step - len(kept)
+        missing = config.prompts_per_step - len(groups)
         if attempt:
-            known = {s.id for s in asked}
-            new = [s for s in samples if s.id not in known]
-            batch = random.Random(f"{seed}/{step}/refill {attempt}").sample(new, min(missing, len(new)))
+            used = {s.id for s in prompts}
+            unused = [s for s in samples if s.id not in used]
+            batch = random.Random(f"{seed}/{step}/refill {attempt}").sample(unused, min(missing, len(unused)))
         else:
             batch = batch_of_step(samples, step, missing, seed)
         if not batch:
             break
-        groups = _ask(engine, batch, reward, config.group_size, seed * 1_000_003 + step, step, len(asked))
-        asked += batch
+        answered = _generate(engine, batch, reward, config.group_size, seed * 1_000_003 + step, step, len(prompts))
+        prompts += batch
         refilled += len(batch) if attempt else 0
-        skipped += len(batch) * config.group_size - sum(map(len, groups))
-        first = first or groups
-        signal = [g for g in groups if _has_signal(g)] if config.dynamic_sampling else groups
-        kept += signal
-        dropped += len(groups) - len(signal)
-        if len(kept) >= config.prompts_per_step:
+        skipped += len(batch) * config.group_size - sum(map(len, answered))
+        first_round = first_round or answered
+        with_signal = [g for g in answered if _has_signal(g)] if config.dynamic_sampling else answered
+        groups += with_signal
+        dropped += len(answered) - len(with_signal)
+        if len(groups) >= config.prompts_per_step:
             break
-    kept = kept or first
+    groups = groups or first_round
     greedy: list[Score] = []
     if config.advantage == "remax":
-        scores = _greedy(engine, [g[0] for g in kept], reward)
-        skipped += sum(len(g) for g, s in zip(kept, scores, strict=True) if s is None)
-        kept = [g for g, s in zip(kept, scores, strict=True) if s is not None]
+        scores = _greedy(engine, [g[0] for g in groups], reward)
+        skipped += sum(len(g) for g, s in zip(groups, scores, strict=True) if s is None)
+        groups = [g for g, s in zip(groups, scores, strict=True) if s is not None]
         greedy = [s for s in scores if s is not None]
-    if not kept:
+    if not groups:
         raise ValueError(f"step {step + 1}: the reward skipped all of {skipped} rollouts; return a Score for some")
-    return RolloutBatch([r for group in kept for r in group], greedy, dropped, refilled, skipped)
+    return RolloutBatch([r for group in groups for r in group], greedy, dropped, refilled, skipped)
 
 
-def _ask(
+def _generate(
     engine: Writer, batch: Sequence[Sample], reward: Reward, n: int, seed: int, step: int, first: int
 ) -> list[list[Rollout]]:
     requests = [Request(s, n, seed=seed, group_id=f"{step}/{i}") for i, s in enumerate(batch, first)]

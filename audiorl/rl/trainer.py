@@ -1,4 +1,4 @@
-"""The policy gradient trainer of one rank: log-probs and values, credit, the losses, the optimizers.
+"""The policy gradient trainer of one rank: log-probs and values, advantages, packed updates.
 
 It serves the whole family: GRPO, RLOO, REINFORCE, REINFORCE++, ReMax, and PPO with a critic.
 
@@ -8,8 +8,8 @@ Shapes: L tokens of an experience, N sampled tokens of a pack, Q codebooks where
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,53 +18,36 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.kl import FixedKL, HorizonKL, LogSpaceKL, kl_estimate
-from audiorl.algos.losses import (
-    cispo_loss,
-    engine_correction,
-    gspo_loss,
-    policy_loss,
-    reinforce_loss,
-    token_weights,
-    value_loss,
-)
+from audiorl.algos.losses import token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, RLConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.reference import Reference
-from audiorl.models.value import ValueModel, critic_of
-from audiorl.rl.advantages import compute_advantages, mean_advantage
+from audiorl.rl.advantages import compute_token_advantages, mean_advantage
+from audiorl.rl.critic import Critic
+from audiorl.rl.losses import policy_loss
+from audiorl.rl.packs import MiniBatch, Pack, frame_fraction, means_by_modality
 from audiorl.run.checkpoint import load_checkpoint
 from audiorl.runtime.local import changes_worker, replaces_worker
 from audiorl.runtime.world import World
 from audiorl.train.adamw import Optimizer
-from audiorl.train.batches import (
-    blank,
-    by_code,
-    check_finite,
-    check_gradients,
-    check_loss,
-    counts,
-    fill,
-    frames,
-    gather,
-    gather_code_mask,
-    spread,
-    sum_codebooks,
-)
+from audiorl.train.batches import counts, fill, gather, idle_batch, logprobs_by_code, sum_codebooks
+from audiorl.train.checks import check_finite, check_loss
 from audiorl.train.ema import EMA
 from audiorl.train.optim import backward, idle_passes, optimizer_for
-from audiorl.types import Experience, PackedBatch
+from audiorl.types import Experience, PackedBatch, PolicyOutput
 
 if TYPE_CHECKING:
     from audiorl.train.zero import ZeroOptimizer
 
 State = dict[str, dict[str, Tensor]]
-Sums = dict[str, float]
+Loss = tuple[Tensor, Mapping[str, Tensor]]
+"""A loss to differentiate, and sums for metrics."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainBatch:
-    """One rank's part of a step: whole groups with their scores, and examples for the supervised term."""
+    """One rank's part of a step, made by the driver: whole groups, and examples for the supervised term."""
 
     experiences: Sequence[Experience]
     supervised: Sequence[Experience] = ()
@@ -74,22 +57,24 @@ class TrainBatch:
 
 @dataclass(frozen=True)
 class TrainOutput:
-    """What a step gave: means of metrics, and the mean advantage of each experience in order."""
+    """What `Trainer.step` returns."""
 
     metrics: dict[str, float]
+    """Means over the step and all ranks."""
     advantages: list[float]
+    """The mean advantage of each experience of the batch, in order."""
 
 
 class Trainer:
     """Updates a policy from scored experiences.
 
-    `temperature` (and `audio_temperature`, of codes, where it is another) is the one that rollouts are sampled at:
-    log-probs are taken under the same distribution. Made before
-    a checkpoint is restored: the critic, and the reference if none is given, begin as the policy is now. With the
-    reference "separate" experiences come with its log-probs.
+    Log-probs are taken at the temperatures that rollouts are sampled at: `temperature` of text tokens, and
+    `audio_temperature` of codec codes (None: the same). `max_tokens` is the response budget that Dr.GRPO divides by.
+    Make the trainer before a checkpoint is restored: the critic, and the reference if none is given, start as copies of
+    the policy as it is now. With reference "separate" experiences come with `ref_logprobs`.
 
-    Several workers of one `world` do together what one would do alone: counts, whitening, gradients and metrics are
-    those of all ranks, wherever an experience is.
+    The trainers of one `world` together do what one would do alone: counts, whitening, gradients and metrics are those
+    of all ranks, wherever an experience is.
     """
 
     def __init__(
@@ -114,306 +99,188 @@ class Trainer:
         self.reference: Reference | None = None
         if self.has_kl and reference != "separate":
             self.reference = reference or policy.reference()
-        self.critic = critic_of(policy, config.critic.shared) if config.advantage == "gae" else None
         updates = config.steps * config.epochs * config.mini_batches
         trained = policy.trainable()
-        self.critic_optimizer: Optimizer | ZeroOptimizer | None = None
-        if self.critic is not None:
-            # The head of a shared trunk also has its own optimizer: it learns alone while the policy waits.
-            critic_optim = optim if config.critic.shared else config.critic.optim
-            self.critic_optimizer = optimizer_for(self.critic, critic_optim, updates, self.world)
+        self.critic: Critic | None = None
+        if config.advantage == "gae":
+            self.critic = Critic(policy, config.critic, optim, updates, self.world)
         self.optimizer = optimizer_for(policy, optim, updates, self.world)
         self.ema = None if config.ema_decay is None else EMA(trained, config.ema_decay)
 
     @changes_worker
-    def train(self, shard: TrainBatch) -> TrainOutput:
-        """One step: log-probs and values, credit, then `epochs` passes over `mini_batches`."""
-        experiences = compute_advantages(self.prepare(shard.experiences), self.config, self.kl.beta, self.world.sum)
-        metrics = self.update_policy(experiences, shard.supervised, shard.mini_batches)
+    def step(self, batch: TrainBatch) -> TrainOutput:
+        """Log-probs and values, advantages, then `epochs` passes over `mini_batches` updates."""
+        config = self.config
+        experiences = compute_token_advantages(self.prepare(batch.experiences), config, self.kl.beta, self.world.sum)
+        totals: dict[str, float] = defaultdict(float)
+        mini_batches = self._mini_batches(experiences, batch.mini_batches)
+        for mini_batch in mini_batches * config.epochs:
+            with self._update(mini_batch, batch.supervised, totals) as (packs, sums):
+                for pack in packs:
+                    output = self._forward(pack.batch, pack.experiences)
+                    losses: list[Loss] = []
+                    if not self.critic_warms_up:
+                        losses.append(policy_loss(pack, output, config, self.kl.beta))
+                    if self.critic is not None:
+                        losses.append(self.critic.loss(pack, output.values, with_policy=not self.critic_warms_up))
+                    self._backward(pack, losses, sums)
+        metrics = {name: value / (len(mini_batches) * config.epochs) for name, value in totals.items()}
+        metrics |= self._step_metrics(experiences, metrics)
+        self.steps += 1
         return TrainOutput(metrics, [mean_advantage(e) for e in experiences])
 
     @property
-    def waiting(self) -> bool:
-        """Whether the policy stays as it is while its critic learns."""
-        return self.critic is not None and self.steps < self.config.critic.warmup_steps
+    def critic_warms_up(self) -> bool:
+        """Whether this step trains the critic alone."""
+        return self.critic is not None and self.critic.warms_up(self.steps)
 
     # -- before the update ----------------------------------------------------------------------------------------
 
     def prepare(self, experiences: Sequence[Experience]) -> list[Experience]:
-        """The experiences with what the step needs of reference and old log-probs and values, all as of now."""
+        """Fill in ref_logprobs, old_logprobs and values where the step needs them and they are None."""
         config = self.config
-        found = list(experiences)
-        if not found:
-            return found
+        prepared = list(experiences)
+        if not prepared:
+            return prepared
         engine = gather(experiences, "engine_logprobs", torch.device("cpu"))
         assert engine is not None
         check_finite(experiences, engine, "the engine's log-prob")
         temperatures = self.temperature, self.audio_temperature
-        if self.reference is not None:
-            found = with_logprobs(found, "ref_logprobs", self.reference, config, *temperatures)
-        assert not self.has_kl or all(e.ref_logprobs is not None for e in found), "no ref_logprobs"
+        if self.reference is not None and _missing(prepared, "ref_logprobs"):
+            prepared = with_logprobs(prepared, "ref_logprobs", self.reference, config, *temperatures)
+        assert not self.has_kl or not _missing(prepared, "ref_logprobs"), "the reference is a process of its own"
         # With a single update the old policy is the current one: its log-probs come with the loss.
-        if config.epochs * config.mini_batches > 1 or (config.kl_in == "reward" and self.has_kl):
-            found = with_logprobs(found, "old_logprobs", self.policy, config, *temperatures)
-        if self.critic is not None:
-            found = fill(found, "values", self.critic, config.micro_batch_tokens, config.share_prompts)
-        return found
+        several_updates = config.epochs * config.mini_batches > 1
+        if (several_updates or (config.kl_in == "reward" and self.has_kl)) and _missing(prepared, "old_logprobs"):
+            prepared = with_logprobs(prepared, "old_logprobs", self.policy, config, *temperatures)
+        if self.critic is not None and _missing(prepared, "values"):
+            prepared = fill(prepared, "values", self.critic.model, config.micro_batch_tokens, config.share_prompts)
+        return prepared
+
+    def _mini_batches(self, experiences: Sequence[Experience], numbers: Sequence[int] | None) -> list[MiniBatch]:
+        """The mini-batches of this rank; as many as the rank with the most has."""
+        if numbers is None:
+            numbers = in_order(len(experiences), self.config.mini_batches)
+        count = max(self.world.gather(max(numbers, default=0))) + 1
+        members: list[list[Experience]] = [[] for _ in range(count)]
+        for e, number in zip(experiences, numbers, strict=True):
+            members[number].append(e)
+        return [MiniBatch(part, self.config, self.max_tokens, self.world) for part in members]
 
     # -- the update -----------------------------------------------------------------------------------------------
 
-    def update_policy(
-        self,
-        experiences: Sequence[Experience],
-        supervised: Sequence[Experience] = (),
-        mini_batches: Sequence[int] | None = None,
-    ) -> dict[str, float]:
-        """Passes over experiences that have been prepared and carry advantages. Returns means of metrics."""
-        if mini_batches is None:
-            mini_batches = in_order(len(experiences), self.config.mini_batches)
-        parts: list[list[Experience]] = [[] for _ in range(max(self.world.gather(max(mini_batches, default=0))) + 1)]
-        for e, number in zip(experiences, mini_batches, strict=True):
-            parts[number].append(e)
-        totals: Sums = defaultdict(float)
-        updates = 0
-        for _ in range(self.config.epochs):
-            for part in parts:
-                for name, value in self._update(part, supervised).items():
-                    totals[name] += value
-                updates += 1
-        metrics = {name: value / updates for name, value in totals.items()}
-        if self.critic is not None:
-            metrics |= self._value_metrics(experiences)
-        if self.has_kl:
-            if self.config.kl_in == "reward":
-                metrics |= self._mean_kl(experiences)
-            metrics["kl/beta"] = self.kl.beta
-            if "kl" in metrics and not self.waiting:  # a policy that waits for its critic tells nothing about β
-                self.kl = self.kl.update(metrics["kl"], sum(self.world.gather(len(experiences))))
-        self.steps += 1
-        return metrics
+    @contextmanager
+    def _update(
+        self, mini_batch: MiniBatch, supervised: Sequence[Experience], totals: dict[str, float]
+    ) -> Iterator[tuple[Iterator[Pack], dict[str, float]]]:
+        """One optimizer update around the passes of a mini-batch: gives its packs and a place for their metrics.
 
-    def _update(self, experiences: Sequence[Experience], supervised: Sequence[Experience]) -> Sums:
-        waiting = self.waiting
-        sums: Sums = defaultdict(float)
-        for optimizer in self._learning():
+        At the end of the block the gradients of all ranks are added up and the optimizers step; the means of the
+        metrics are added to `totals`. When a pass raises nothing steps.
+        """
+        optimizers = self._optimizers()
+        for optimizer in optimizers:
             optimizer.zero_grad()
-        lengths = counts(experiences)
-        everywhere, own = self.world.gather_list(lengths)
-        per_token = token_weights(everywhere, self.config.aggregation, self.max_tokens)[own]
-        mean_weights = token_weights(everywhere, "token-mean")[own]
-        frame_fraction = self._share_of_frames(experiences)
-        with ExitStack() as hearing:
-            for model in {id(m): m for m in (self.policy, self.critic and self.critic.trunk) if m}.values():
-                hearing.enter_context(model.encode_audio_once())
-            packs = micro_batches(experiences, self.config.micro_batch_tokens, self.config.share_prompts)
-            idle = idle_passes(len(packs), self.world, *self._learning())
-            for indices in packs:
-                part = [experiences[i] for i in indices]
-                n = [lengths[i] for i in indices]
-                weights = spread([per_token[i] for i in indices], n).to(self.policy.device)
-                means = spread([mean_weights[i] for i in indices], n).to(self.policy.device)
-                for name, value in self._backward(part, weights, means, frame_fraction, waiting).items():
-                    sums[name] += float(value)
+        sums: dict[str, float] = defaultdict(float)
+        with ExitStack() as stack:
+            for model in {id(m): m for m in (self.policy, self.critic and self.critic.model.trunk) if m}.values():
+                stack.enter_context(model.encode_audio_once())
+            # Under ZeRO every rank runs equally many passes: collectives of the layers must line up.
+            idle = idle_passes(len(mini_batch), self.world, *optimizers)
+            yield mini_batch.packs(self.policy.device), sums
             for _ in range(idle):
-                self._idle(waiting)
-            if self.config.ptx_coef and not waiting:
+                output = self._forward(idle_batch(self.policy))
+                backward(
+                    0 * torch.cat([x for x in (output.logprobs, output.values) if x is not None]).sum(), *optimizers
+                )
+            if self.config.ptx_coef and not self.critic_warms_up:
                 sums["ptx/loss"] += self._supervised(supervised)
-        totals = self.world.add_up(sums)
-        for optimizer in self._learning():
+        metrics = self.world.add_up(sums)
+        for optimizer in optimizers:
             optimizer.gather_gradients()
         if self.critic is not None:
-            check_gradients(self.critic.trainable())  # before the policy has moved: both step, or none
-        if not waiting:
-            totals.update(self.optimizer.step())
+            self.critic.check_gradients()
+        if not self.critic_warms_up:
+            metrics |= self.optimizer.step()
             self.policy.weights_changed()
             if self.ema is not None:
                 self.ema.update()
-        if self.critic_optimizer is not None and self.critic is not None:
-            totals.update({f"critic/{name}": value for name, value in self.critic_optimizer.step().items()})
-            self.critic.weights_changed()
-        return totals
-
-    def _backward(
-        self, part: Sequence[Experience], weights: Tensor, means: Tensor, frame_fraction: float | None, waiting: bool
-    ) -> dict[str, Tensor]:
-        """Add one pack's gradients. Losses are sums of tokens weighted by the counts of the whole mini-batch.
-
-        `means` [N] are the weights under which the metrics are plain means over all tokens of the mini-batch, of which
-        a share of `frame_fraction` are frames.
-        """
-        packed = pack_experiences(part, self.config.share_prompts)
-        losses: list[Tensor] = []
-        metrics: dict[str, Tensor] = {}
-        shared_trunk = self.critic is not None and self.critic.shared and not waiting
-        values: Tensor | None = None
-        if not waiting:
-            head = self.critic.head if shared_trunk and self.critic is not None else None
-            out = self.policy.forward(packed, self.temperature, head, self.audio_temperature)
-            logprobs = by_code(out)
-            check_finite(part, logprobs.detach(), "the log-prob")
-            values = out.values
-            loss, metrics = self._policy_loss(part, logprobs, out.entropy, weights, means, frame_fraction)
-            losses.append(loss)
         if self.critic is not None:
-            values = self._values(packed, waiting) if values is None else values
-            loss, sums = self._value_loss(part, values, means)
-            losses.append(self.config.critic.coef * loss if shared_trunk else loss)
-            metrics |= sums
-        total = torch.stack(losses).sum()
-        check_loss(part, total.detach())
-        backward(total, *self._learning())
-        return metrics
+            metrics |= self.critic.step()
+        for name, value in metrics.items():
+            totals[name] += value
 
-    def _learning(self) -> list[Optimizer | ZeroOptimizer]:
-        """The optimizers of an update."""
-        found = [] if self.waiting else [self.optimizer]
-        return found if self.critic_optimizer is None else [*found, self.critic_optimizer]
+    def _forward(self, batch: PackedBatch, experiences: Sequence[Experience] = ()) -> PolicyOutput:
+        """Log-probs and entropies, and values where there is a critic; only values while the critic warms up."""
+        if self.critic is not None and self.critic_warms_up:
+            values_N = self.critic.values(batch)
+            return PolicyOutput(values_N.new_zeros(0), values_N.new_zeros(0), values_N)
+        head = self.critic.head if self.critic is not None and self.critic.config.shared else None
+        output = self.policy.forward(batch, self.temperature, head, self.audio_temperature)
+        check_finite(experiences, logprobs_by_code(output).detach(), "the log-prob")
+        if self.critic is not None and output.values is None:
+            output = replace(output, values=self.critic.values(batch))
+        return output
 
-    def _idle(self, waiting: bool) -> None:
-        """A pass without a loss, while other ranks still have micro-batches."""
-        packed = blank(self.policy)
-        outputs = [] if waiting else [self.policy.forward(packed).logprobs]
-        if self.critic is not None and (waiting or not self.critic.shared):
-            outputs.append(self._values(packed, waiting))
-        backward(0 * torch.cat(outputs).sum(), *self._learning())
+    def _backward(self, pack: Pack, losses: Sequence[Loss], sums: dict[str, float]) -> None:
+        """Add a pack's gradients, and its metrics to `sums`."""
+        total = torch.stack([loss for loss, _ in losses]).sum()
+        check_loss(pack.experiences, total.detach())
+        backward(total, *self._optimizers())
+        for _, metrics in losses:
+            for name, value in metrics.items():
+                sums[name] += float(value)
 
-    def _values(self, packed: PackedBatch, waiting: bool) -> Tensor:
-        assert self.critic is not None
-        if not self.critic.shared:
-            return self.critic(packed)
-        assert waiting
-        with torch.no_grad(), self.policy.autocast():
-            hidden = self.policy.before_sampled(packed)
-        return self.critic.head(hidden)
-
-    def _value_loss(
-        self, part: Sequence[Experience], values: Tensor, means: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        old, returns = (gather(part, name, values.device) for name in ("values", "returns"))
-        assert old is not None and returns is not None
-        loss, sums = value_loss(values, old, returns, means, self.config.critic.clip)
-        return loss, {"critic/loss": loss.detach(), "critic/clip_frac": sums["value_clip_frac"]}
-
-    def _policy_loss(
-        self,
-        part: Sequence[Experience],
-        logprobs: Tensor,
-        entropy: Tensor,
-        weights: Tensor,
-        means: Tensor,
-        frame_fraction: float | None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`logprobs` [N], or [N, Q] by code; the rest [N]."""
-        config = self.config
-        old = gather(part, "old_logprobs", logprobs.device)
-        old = logprobs.detach() if old is None else old
-        advantages = gather(part, "advantages", logprobs.device)
-        engine = gather(part, "engine_logprobs", logprobs.device)
-        assert advantages is not None and engine is not None
-        counted = weights
-        if config.engine_cap is not None:
-            counted = weights * engine_correction(sum_codebooks(old), sum_codebooks(engine), config.engine_cap)
-        loss, sums = self._surrogate(logprobs, old, advantages, counted, means, part)
-        metrics = {
-            "policy/loss": loss.detach(),
-            "policy/clip_frac": sums["clip_frac"],
-            "policy/approx_kl": sums["approx_kl"],
-            "policy/ratio": sums["ratio"],
-            "policy/engine_gap": (means * (sum_codebooks(old) - sum_codebooks(engine)).abs()).sum(),
-            **_by_kind("policy/entropy", entropy.detach(), means, part, frame_fraction),
-        }
-        ref = gather(part, "ref_logprobs", logprobs.device)
-        if ref is not None and config.kl_in == "loss":
-            kl = sum_codebooks(kl_estimate(logprobs, ref, config.kl_kind))
-            loss = loss + self.kl.beta * (weights * kl).sum()
-            metrics |= _by_kind("kl", kl.detach(), means, part, frame_fraction)
-        if config.entropy_coef:
-            loss = loss - config.entropy_coef * (weights * entropy).sum()
-        return loss, metrics
-
-    def _surrogate(
-        self,
-        logprobs: Tensor,
-        old: Tensor,
-        advantages: Tensor,
-        weights: Tensor,
-        means: Tensor,
-        part: Sequence[Experience],
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and this pack's share of what are means over the mini-batch, whatever the loss's own weights."""
-        config = self.config
-        sequence = spread(range(len(part)), counts(part)).to(logprobs.device)
-        code_mask = gather_code_mask(part, logprobs.device)
-        if code_mask is not None and config.frame_ratio == "code":
-            # Every drawn code is an action with its frame's advantage and weight.
-            of_code = code_mask.nonzero()[:, 0]
-            logprobs, old = logprobs[code_mask], old[code_mask]
-            advantages, weights, sequence = advantages[of_code], weights[of_code], sequence[of_code]
-        else:
-            logprobs, old = sum_codebooks(logprobs), sum_codebooks(old)
-        if config.loss == "gspo":
-            loss, sums = gspo_loss(logprobs, old, advantages, weights, sequence, config.clip_low, config.clip_high)
-        elif config.loss == "cispo":
-            loss, sums = cispo_loss(logprobs, old, advantages, weights, config.ratio_cap)
-        elif config.loss == "reinforce":
-            loss, sums = reinforce_loss(logprobs, old, advantages, weights)
-        else:
-            loss, sums = policy_loss(
-                logprobs, old, advantages, weights, config.clip_low, config.clip_high, config.dual_clip
-            )
-        share = means.sum() / weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
-        return loss, {name: share * value for name, value in sums.items()}
+    def _optimizers(self) -> list[Optimizer | ZeroOptimizer]:
+        """The optimizers that step in this update."""
+        optimizers = [] if self.critic_warms_up else [self.optimizer]
+        return optimizers if self.critic is None else [*optimizers, self.critic.optimizer]
 
     def _supervised(self, examples: Sequence[Experience]) -> float:
         """Add the gradient of ptx_coef x the mean negative log-likelihood of the examples' target tokens."""
-        everywhere, _ = self.world.gather_list(counts(examples))
-        weight = token_weights(everywhere, "token-mean")[0] if everywhere else 0.0
+        lengths_of_all, _ = self.world.gather_list(counts(examples))
+        weight = token_weights(lengths_of_all, "token-mean")[0] if lengths_of_all else 0.0
+        optimizers = self._optimizers()
         total = 0.0
         packs = micro_batches(examples, self.config.micro_batch_tokens, share_prompts=False)
-        idle = idle_passes(len(packs), self.world, *self._learning())
+        idle = idle_passes(len(packs), self.world, *optimizers)
         for indices in packs:
-            part = [examples[i] for i in indices]
-            loss = -weight * self.policy.forward(pack_experiences(part, share_prompts=False)).logprobs.sum()
-            check_loss(part, loss.detach())
-            backward(self.config.ptx_coef * loss, *self._learning())
+            members = [examples[i] for i in indices]
+            loss = -weight * self.policy.forward(pack_experiences(members, share_prompts=False)).logprobs.sum()
+            check_loss(members, loss.detach())
+            backward(self.config.ptx_coef * loss, *optimizers)
             total += float(loss.detach())
         for _ in range(idle):
-            backward(0 * self.policy.forward(blank(self.policy)).logprobs.sum(), *self._learning())
+            backward(0 * self.policy.forward(idle_batch(self.policy)).logprobs.sum(), *optimizers)
         return total
 
     # -- metrics of all ranks --------------------------------------------------------------------------------------
 
+    def _step_metrics(self, experiences: Sequence[Experience], metrics: Mapping[str, float]) -> dict[str, float]:
+        """Metrics of the whole step; afterwards the KL coefficient follows the step's mean KL."""
+        out: dict[str, float] = {}
+        if self.critic is not None:
+            out |= self.critic.metrics(experiences, self.world)
+        if self.has_kl:
+            if self.config.kl_in == "reward":
+                out |= self._mean_kl(experiences)
+            out["kl/beta"] = self.kl.beta
+            observed = {**metrics, **out}.get("kl")
+            if observed is not None and not self.critic_warms_up:  # the policy has not moved while its critic warms up
+                self.kl = self.kl.update(observed, sum(self.world.gather(len(experiences))))
+        return out
+
     def _mean_kl(self, experiences: Sequence[Experience]) -> dict[str, float]:
-        everywhere, _ = self.world.gather_list(counts(experiences))
-        frame_fraction, sums = self._share_of_frames(experiences), {}
+        """The KL that the rewards were charged for: of the old policy, before the update."""
+        lengths_of_all, _ = self.world.gather_list(counts(experiences))
+        fraction, sums = frame_fraction(experiences, self.world), {}
         if experiences:
             old, ref = (gather(experiences, name, torch.device("cpu")) for name in ("old_logprobs", "ref_logprobs"))
             assert old is not None and ref is not None
-            kl = sum_codebooks(kl_estimate(old, ref, self.config.kl_kind))
-            means = torch.full_like(kl, 1 / max(sum(everywhere), 1))
-            sums = {name: float(x) for name, x in _by_kind("kl", kl, means, experiences, frame_fraction).items()}
-        return self.world.add_up(sums)
-
-    def _share_of_frames(self, experiences: Sequence[Experience]) -> float | None:
-        """Of the sampled rows; None when no experience can have frames."""
-        spoken = frames(experiences, torch.device("cpu"))
-        rows, found = sum(counts(experiences)), None if spoken is None else int(spoken.sum())
-        everywhere = self.world.gather((rows, found))
-        if all(count is None for _, count in everywhere):
-            return None
-        return sum(count or 0 for _, count in everywhere) / max(sum(rows for rows, _ in everywhere), 1)
-
-    def _value_metrics(self, experiences: Sequence[Experience]) -> dict[str, float]:
-        """Mean value, and the share of the returns' variance that the values explained before the update."""
-        values = returns = torch.zeros(0)
-        if experiences:
-            found = [gather(experiences, name, torch.device("cpu")) for name in ("values", "returns")]
-            values, returns = (stream for stream in found if stream is not None)
-        n, value, variance, left = _moments(values.double(), returns.double(), self.world)
-        if not n:
-            return {}
-        explained = 1 - left / variance if variance > 1e-12 else 0.0
-        return {"critic/value": value, "critic/explained_variance": explained}
+            kl_N = sum_codebooks(kl_estimate(old, ref, self.config.kl_kind))
+            weights_N = torch.full_like(kl_N, 1 / max(sum(lengths_of_all), 1))
+            sums = means_by_modality("kl", kl_N, weights_N, experiences, fraction)
+        return self.world.add_up({name: float(value) for name, value in sums.items()})
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -423,9 +290,8 @@ class Trainer:
             "optimizer": self.optimizer.state(),
             "progress": {"steps": torch.tensor(self.steps), "kl_beta": torch.tensor(self.kl.beta, dtype=torch.float64)},
         }
-        if self.critic is not None and self.critic_optimizer is not None:
-            out["critic"] = {name: p.detach() for name, p in self.critic.trainable().items()}
-            out["critic_optimizer"] = self.critic_optimizer.state()
+        if self.critic is not None:
+            out |= self.critic.state()
         if self.ema is not None:
             out["ema"] = self.ema.state()
         return out
@@ -437,9 +303,8 @@ class Trainer:
         for part, present in (("critic", self.critic), ("ema", self.ema)):
             if present is not None and part not in state:
                 raise ValueError(f"{where}: the checkpoint holds no {part}; it was written without one")
-        if self.critic is not None and self.critic_optimizer is not None:
-            _copy_into(self.critic, state["critic"], where)
-            self.critic_optimizer.load(state["critic_optimizer"], where)
+        if self.critic is not None:
+            self.critic.load(state, where)
         if self.ema is not None:
             self.ema.load(state["ema"], where)
 
@@ -451,9 +316,9 @@ class Trainer:
 
     def close(self) -> None:
         """After the last update."""
-        for optimizer in (self.optimizer, self.critic_optimizer):
-            if optimizer is not None:
-                optimizer.close()
+        self.optimizer.close()
+        if self.critic is not None:
+            self.critic.optimizer.close()
 
     def weights(self) -> Mapping[str, Tensor]:
         return self.policy.weights()
@@ -481,7 +346,7 @@ def with_logprobs(
     text, audio = _temperatures(temperature, audio_temperature)
 
     def forward(batch: PackedBatch) -> Tensor:
-        return by_code(model.forward(batch, text, audio_temperature=audio))
+        return logprobs_by_code(model.forward(batch, text, audio_temperature=audio))
 
     return fill(experiences, name, forward, config.micro_batch_tokens, config.share_prompts)
 
@@ -499,44 +364,8 @@ def _controller(config: RLConfig) -> FixedKL | HorizonKL | LogSpaceKL:
     return FixedKL(config.kl_beta)
 
 
-@torch.no_grad()
-def _copy_into(critic: ValueModel, weights: dict[str, Tensor], where: str) -> None:
-    own = critic.trainable()
-    if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in own.items()}:
-        raise ValueError(f"{where}: its critic is of another architecture")
-    for name, tensor in weights.items():
-        own[name].copy_(tensor)
-    critic.weights_changed()
-
-
-def _by_kind(
-    name: str, values: Tensor, means: Tensor, part: Sequence[Experience], frame_fraction: float | None
-) -> dict[str, Tensor]:
-    """Sums of `values` [N] weighted by `means`; of a model that speaks also over text tokens and frames alone.
-
-    The latter are scaled to the means of their kind; `frame_fraction` is the share of frames among all rows.
-    """
-    weighted = means * values
-    out = {name: weighted.sum()}
-    if frame_fraction is not None:
-        spoken = frames(part, values.device)
-        text = torch.ones_like(weighted, dtype=torch.bool) if spoken is None else ~spoken
-        for kind, rows, share in (("text", text, 1 - frame_fraction), ("audio", ~text, frame_fraction)):
-            out[f"{name}_{kind}"] = weighted[rows].sum() / max(share, 1e-9)
-    return out
-
-
-def _moments(values: Tensor, returns: Tensor, world: World) -> tuple[int, float, float, float]:
-    """How many [N] of all ranks, the mean value, and the variances of the returns and of what the values leave."""
-    error = returns - values
-    n, value, mean, mean_error = world.sum(
-        torch.stack([values.new_tensor(float(len(values))), values.sum(), returns.sum(), error.sum()])
-    ).tolist()
-    if not n:
-        return 0, 0.0, 0.0, 0.0
-    squares = torch.stack([((returns - mean / n) ** 2).sum(), ((error - mean_error / n) ** 2).sum()])
-    variance, left = (world.sum(squares) / n).tolist()
-    return int(n), value / n, variance, left
+def _missing(experiences: Sequence[Experience], name: str) -> bool:
+    return any(getattr(e, name) is None for e in experiences)
 
 
 def in_order(count: int, parts: int) -> list[int]:

@@ -143,7 +143,7 @@ ReferenceSource = ModelFile[AudioPolicy] | Literal["base", "separate"] | None
 that the phase begins with."""
 
 
-def actors(
+def start_workers(
     run: Run,
     phase: str,
     policy: AudioPolicy,

@@ -120,3 +120,26 @@ class Progress:
             f"[dim]left[/] {left}" if left else "",
         )
         return table
+
+
+class StepClock:
+    """The wall-clock time of one step by its parts, in seconds."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.monotonic()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        """The part `name` ends now."""
+        now = time.monotonic()
+        self._laps[f"time/{name}"] = now - self._last
+        self._last = now
+
+    @property
+    def seconds(self) -> float:
+        """From the start to the last lap."""
+        return self._last - self._start
+
+    def metrics(self, tokens: int) -> dict[str, float]:
+        """`time/NAME` of every lap, and tokens_per_s."""
+        return {**self._laps, "tokens_per_s": tokens / self.seconds}

@@ -38,7 +38,7 @@ def check_shape(state: Mapping[str, Tensor], name: str, shape: torch.Size, where
 
 
 class Optimizer:
-    """AdamW over named parameters. `step` clips, refuses gradients that are not finite, and counts its updates.
+    """AdamW over named parameters. `step` clips, refuses gradients that are not finite, and frees them afterwards.
 
     Losses are sums over the ranks of `world`, so their gradients are added up, by `gather_gradients` before a step.
     """
@@ -63,7 +63,7 @@ class Optimizer:
     """What losses are multiplied with."""
 
     def zero_grad(self) -> None:
-        """Begin an update."""
+        """Free all gradients."""
         self._adamw.zero_grad(set_to_none=True)
 
     def reduce(self) -> None:
@@ -87,6 +87,7 @@ class Optimizer:
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.step()
+        self.zero_grad()  # nothing needs the gradients any more: free them before the next rollouts are generated
         self.updates += 1
         return {"grad_norm": float(norm), "lr": lr}
 

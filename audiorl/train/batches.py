@@ -1,26 +1,27 @@
-"""What all workers do with experiences: fill in fields, gather tokens, and refuse what is not finite.
+"""Between experiences and packed rows: gather the sampled tokens of a field, fill a field from a forward pass.
 
 Shapes: L tokens of an experience, N sampled tokens of a pack, Q codebooks where frames are among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from audiorl.algos.packing import micro_batches, pack, pack_experiences
 from audiorl.models import AudioPolicy
+from audiorl.train.checks import check_finite
 from audiorl.types import Experience, PackedBatch, PolicyOutput
 
 
 def counts(experiences: Sequence[Experience]) -> list[int]:
     """Sampled tokens of each."""
-    return [int(e.loss_mask.sum()) for e in experiences]
+    return [e.num_sampled for e in experiences]
 
 
-def spread(values: Sequence[float], lengths: Sequence[int]) -> Tensor:
+def repeat_each(values: Sequence[float], lengths: Sequence[int]) -> Tensor:
     """Each value repeated as often as its length says, [N]: float32, or int64 for whole numbers."""
     return torch.repeat_interleave(torch.tensor(values), torch.tensor(lengths))
 
@@ -47,7 +48,7 @@ def sum_codebooks(values: Tensor) -> Tensor:
     return values if values.dim() == 1 else values.sum(-1)
 
 
-def by_code(out: PolicyOutput) -> Tensor:
+def logprobs_by_code(out: PolicyOutput) -> Tensor:
     """Log-probs [N, Q] by code where the batch has frames, else [N]."""
     return out.logprobs if out.code_logprobs is None else out.code_logprobs
 
@@ -71,7 +72,7 @@ def frames(experiences: Sequence[Experience], device: torch.device) -> Tensor | 
     return torch.cat(marks).to(device)
 
 
-def blank(policy: AudioPolicy) -> PackedBatch:
+def idle_batch(policy: AudioPolicy) -> PackedBatch:
     """A pass through `policy` that says nothing: one token after another, nothing heard."""
     end = policy.end_id
     return pack_experiences([Experience(torch.tensor([end, end]), torch.tensor([False, True]), prompt_length=1)])
@@ -87,8 +88,8 @@ def fill(
 ) -> list[Experience]:
     """The experiences with field `name` set to what `forward` gives for their sampled tokens, 0 elsewhere.
 
-    [L] where it gives [N], [L, Q] where it gives [N, Q]. Raises FloatingPointError naming the rollout where a value is
-    not finite.
+    [L] for experiences of text, [L, Q] for those with frames where `forward` gives [N, Q]. Raises FloatingPointError
+    naming the rollout where a value is not finite.
     """
     filled = list(experiences)
     for indices in micro_batches(experiences, budget, share_prompts):
@@ -96,40 +97,12 @@ def fill(
         flat = forward(pack_experiences(part, share_prompts)).float().cpu()
         check_finite(part, flat, name)
         for i, values in zip(indices, flat.split(counts(part)), strict=True):
-            stream = torch.zeros(len(experiences[i]), *flat.shape[1:])
+            if experiences[i].codes is None and values.dim() == 2:
+                values = values[:, 0]  # a text beside frames: its log-probs keep the shape [L] in any other pack
+            stream = torch.zeros(len(experiences[i]), *values.shape[1:])
             stream[experiences[i].loss_mask] = values
             filled[i] = experiences[i].replace(**{name: stream})
     return filled
-
-
-def check_finite(experiences: Sequence[Experience], flat: Tensor, what: str) -> None:
-    """Raise FloatingPointError naming the first rollout whose entries of `flat` [N] or [N, Q] are not all finite."""
-    if bool(flat.isfinite().all()):
-        return
-    for e, values in zip(experiences, flat.split(counts(experiences)), strict=True):
-        bad = (~values.isfinite()).nonzero()
-        if len(bad):
-            at = bad[0].tolist()
-            code = f", codebook {at[1]}" if len(at) > 1 and e.codes is not None else ""
-            raise FloatingPointError(
-                f"rollout {e.name}: {what} is {float(values[tuple(at)])} at its sampled token {at[0]}{code}; the "
-                "weights were not changed, resume from the last checkpoint with a lower learning rate or a smaller clip"
-            )
-
-
-def check_loss(experiences: Sequence[Experience], loss: Tensor) -> None:
-    """Raise FloatingPointError naming the rollouts of a pack whose loss is not finite."""
-    if not bool(loss.isfinite()):
-        names = ", ".join(e.name for e in experiences)
-        raise FloatingPointError(f"the loss of {names} is {float(loss)}; the weights were not changed")
-
-
-def check_gradients(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise FloatingPointError naming a parameter whose gradient is not finite."""
-    if not bool(torch.nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None]).isfinite()):
-        bad = [n for n, p in parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
-        what = f"the gradient of {bad[0]!r}" if bad else "the gradient's norm"
-        raise FloatingPointError(f"{what} is not finite; the weights were not changed")
 
 
 def group_packs(groups: Sequence[Sequence[Experience]], budget: int) -> list[list[int]]:

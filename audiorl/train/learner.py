@@ -17,7 +17,7 @@ from audiorl.run.model_file import ModelFile
 from audiorl.runtime.local import Group, replaces_worker
 from audiorl.runtime.placement import trainer_group
 from audiorl.runtime.world import World
-from audiorl.train.batches import blank
+from audiorl.train.batches import idle_batch
 from audiorl.train.optim import backward, idle_passes, optimizer_for
 
 M = TypeVar("M", AudioPolicy, ValueModel)
@@ -54,8 +54,8 @@ class Learner(Generic[M]):
 
     def _nothing(self) -> Tensor:
         if isinstance(self.model, ValueModel):
-            return self.model.scores(blank(self.model.trunk))
-        return self.model.forward(blank(self.model)).logprobs
+            return self.model.scores(idle_batch(self.model.trunk))
+        return self.model.forward(idle_batch(self.model)).logprobs
 
     def weights(self) -> Mapping[str, Tensor]:
         return self.model.weights()

@@ -26,7 +26,8 @@ from audiorl.models.examples import Example, experience
 from audiorl.run.folder import Run
 from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
-from audiorl.train.batches import check_finite, check_loss, counts, group_packs
+from audiorl.train.batches import counts, group_packs
+from audiorl.train.checks import check_finite, check_loss
 from audiorl.train.fit import fit, seen
 from audiorl.train.learner import Learner, learners
 from audiorl.train.reference import reference_logprobs

@@ -21,7 +21,7 @@ from audiorl.models.step_judge import StepJudge
 from audiorl.run.folder import Run
 from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
-from audiorl.train.batches import check_loss
+from audiorl.train.checks import check_loss
 from audiorl.train.fit import fit
 from audiorl.train.learner import Learner, learners
 

@@ -19,7 +19,8 @@ from audiorl.models.value import ValueModel, score_answers
 from audiorl.run.folder import Run
 from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
-from audiorl.train.batches import check_loss, group_packs
+from audiorl.train.batches import group_packs
+from audiorl.train.checks import check_loss
 from audiorl.train.fit import fit
 from audiorl.train.learner import Learner, learners
 from audiorl.types import Experience

@@ -15,7 +15,8 @@ from audiorl.models.examples import Example, experience
 from audiorl.run.folder import Run
 from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
-from audiorl.train.batches import check_loss, counts, spread
+from audiorl.train.batches import counts, repeat_each
+from audiorl.train.checks import check_loss
 from audiorl.train.fit import fit
 from audiorl.train.learner import Learner, learners
 
@@ -41,7 +42,7 @@ class SFTWorker(Learner[AudioPolicy]):
             def loss(indices: list[int]) -> Tensor:
                 part = [experiences[i] for i in indices]
                 out = self.policy.forward(pack_experiences(part, share_prompts=False))
-                weight = spread([weights[i] for i in indices], counts(part)).to(out.logprobs)
+                weight = repeat_each([weights[i] for i in indices], counts(part)).to(out.logprobs)
                 total = -(weight * out.logprobs).sum()
                 check_loss(part, total.detach())
                 sums["sft/loss"] += float(total.detach())

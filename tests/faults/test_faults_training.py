@@ -80,14 +80,14 @@ KINDS = pytest.mark.parametrize(
 def test_an_engines_logprob_that_is_not_finite(samples: list[Sample], config: dict[str, object]) -> None:
     learner = worker(**config)
     batch = batch_of(learner.policy, samples)
-    learner.train(TrainBatch(batch))
+    learner.step(TrainBatch(batch))
     before = everything(learner)
     for value, text in ((NAN, "nan"), (INF, "inf"), (-INF, "-inf")):
         wrong = [*batch[:4], spoiled(batch[4], "engine_logprobs", value), batch[5]]
         with pytest.raises(FloatingPointError, match=rf"'sample-1': the engine's log-prob is {text} at .* token 1;"):
-            learner.train(TrainBatch(wrong))
+            learner.step(TrainBatch(wrong))
         assert_untouched(learner, before)
-    learner.train(TrainBatch(batch))  # it goes on as if nothing had been
+    learner.step(TrainBatch(batch))  # it goes on as if nothing had been
 
 
 @KINDS
@@ -96,13 +96,13 @@ def test_a_poisoned_weight(samples: list[Sample], config: dict[str, object], pla
     """An embedding that one answer reads: that one is named, whether its pack is among the first or the last."""
     learner = worker(**config, micro_batch_tokens=1)
     batch = batch_of(learner.policy, samples)
-    learner.train(TrainBatch(batch))
+    learner.step(TrainBatch(batch))
     batch[place] = poisoned(batch, place, learner.policy)
     before = everything(learner)
     with pytest.raises(
         FloatingPointError, match=r"rollout 'poisoned': (the log-prob|old_logprobs|values) is nan at its"
     ):
-        learner.train(TrainBatch(batch))
+        learner.step(TrainBatch(batch))
     assert_untouched(learner, before)
 
 
@@ -110,12 +110,12 @@ def test_a_poisoned_critic(samples: list[Sample]) -> None:
     """Its value would make every advantage of the step nan by whitening; yet one answer alone is named."""
     learner = worker(advantage="gae", micro_batch_tokens=1)
     batch = batch_of(learner.policy, samples)
-    learner.train(TrainBatch(batch))
+    learner.step(TrainBatch(batch))
     assert learner.critic is not None
-    batch[1] = poisoned(batch, 1, learner.critic.trunk)
+    batch[1] = poisoned(batch, 1, learner.critic.model.trunk)
     before = everything(learner)
     with pytest.raises(FloatingPointError, match=r"rollout 'poisoned': values is nan at its sampled token"):
-        learner.train(TrainBatch(batch))
+        learner.step(TrainBatch(batch))
     assert_untouched(learner, before)
 
 
@@ -135,7 +135,7 @@ def test_a_loss_that_is_infinite(samples: list[Sample], epochs: int) -> None:
     """By an advantage, or by old log-probs from which the ratio overflows."""
     learner = worker(kl_beta=0.0, micro_batch_tokens=1, epochs=epochs)
     batch = [with_advantage(e, -1.0) for e in learner.prepare(batch_of(learner.policy, samples))]
-    learner.update_policy(batch)
+    learner.step(TrainBatch(batch))
     before = everything(learner)
     far = batch[3].replace(old_logprobs=torch.full((len(batch[3]),), -200.0))
     for wrong, what in (
@@ -144,7 +144,7 @@ def test_a_loss_that_is_infinite(samples: list[Sample], epochs: int) -> None:
         (far, "inf"),
     ):
         with pytest.raises(FloatingPointError, match=rf"the loss of 'sample-1' is -?({what}); the weights were not"):
-            learner.update_policy([*batch[:3], wrong.replace(name="'sample-1'"), *batch[4:]])
+            learner.step(TrainBatch([*batch[:3], wrong.replace(name="'sample-1'"), *batch[4:]]))
         assert_untouched(learner, before)
 
 
@@ -152,11 +152,11 @@ def test_a_loss_of_the_critic_that_is_infinite(samples: list[Sample]) -> None:
     for shared in (False, True):
         learner = worker(advantage="gae", shared=shared, micro_batch_tokens=1, ema_decay=0.5)
         batch = batch_of(learner.policy, samples)
-        learner.train(TrainBatch(batch))
+        learner.step(TrainBatch(batch))
         before = everything(learner)
         wrong = [*batch[:4], batch[4].replace(rewards=spoiled(batch[4], "rewards", 1e30).rewards), batch[5]]
         with pytest.raises(FloatingPointError, match=r"the loss of 'sample-1' is inf"):
-            learner.train(TrainBatch(wrong))
+            learner.step(TrainBatch(wrong))
         assert_untouched(learner, before)
 
 
@@ -165,17 +165,17 @@ def test_a_gradient_that_is_not_finite_though_its_loss_is(samples: list[Sample],
     """Neither the policy nor its critic moves when the gradient of one of them cannot be used."""
     learner = worker(advantage="gae", ema_decay=0.5)
     batch = batch_of(learner.policy, samples)
-    learner.train(TrainBatch(batch))
+    learner.step(TrainBatch(batch))
     before = everything(learner)
     assert learner.critic is not None
-    own = learner.policy.trainable() if part == "policy" else learner.critic.trainable()
+    own = learner.policy.trainable() if part == "policy" else learner.critic.model.trainable()
     name, weight = next((n, p) for n, p in own.items() if "layers.1.mlp" in n)
     hook = weight.register_hook(lambda grad: grad * INF)
     with pytest.raises(FloatingPointError, match=f"gradient of '{name}' is not finite; the weights were not changed"):
-        learner.train(TrainBatch(batch))
+        learner.step(TrainBatch(batch))
     assert_untouched(learner, before)
     hook.remove()
-    learner.train(TrainBatch(batch))
+    learner.step(TrainBatch(batch))
 
 
 def test_a_supervised_loss_that_is_not_finite(samples: list[Sample]) -> None:
@@ -189,7 +189,7 @@ def test_a_supervised_loss_that_is_not_finite(samples: list[Sample]) -> None:
         rows[free] = NAN
     before = everything(learner)
     with pytest.raises(FloatingPointError, match="the loss of 'example' is nan"):
-        learner.train(TrainBatch(batch, [example]))
+        learner.step(TrainBatch(batch, [example]))
     assert_untouched(learner, before)
 
 
@@ -202,7 +202,7 @@ def test_a_long_answer_that_fails_is_named_alone(samples: list[Sample]) -> None:
     assert [2] in micro_batches(batch, 100) and len(pack_experiences([batch[2]]).ids) > 100
     before = everything(learner)
     with pytest.raises(FloatingPointError, match=r"the loss of 'long' is -?inf"):
-        learner.update_policy(batch)
+        learner.step(TrainBatch(batch))
     assert_untouched(learner, before)
 
 

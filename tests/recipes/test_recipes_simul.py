@@ -137,7 +137,7 @@ def test_simul_ppo_on_streams_of_a_file_interrupted_in_stage_two(
 ) -> None:
     options = ("--data", str(streams), "--target-language", "fr", "--optim.lr", "1e-3", "--sft-epochs", "1")
     whole = train("simul_ppo", tmp_path / "whole", *options)
-    original, calls = Trainer.train, 0
+    original, calls = Trainer.step, 0
 
     def interrupted(self: Trainer, shard: Any) -> Any:
         nonlocal calls
@@ -146,7 +146,7 @@ def test_simul_ppo_on_streams_of_a_file_interrupted_in_stage_two(
             os.kill(os.getpid(), signal.SIGINT)
         return original(self, shard)
 
-    monkeypatch.setattr(Trainer, "train", interrupted)
+    monkeypatch.setattr(Trainer, "step", interrupted)
     capsys.readouterr()
     run = tmp_path / "run"
     assert main(["train", "recipes/simul_ppo.py", "--tiny", *options, "--out", str(run)]) == 130

@@ -18,7 +18,7 @@ from audiorl.algos.advantages import (
     whiten,
 )
 from audiorl.algos.kl import FixedKL, HorizonKL, LogSpaceKL
-from audiorl.algos.losses import cispo_loss, engine_correction, gspo_loss, policy_loss, value_loss
+from audiorl.algos.losses import cispo_loss, engine_correction, gspo_loss, ppo_clip_loss, value_loss
 
 
 def gae_by_loop(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
@@ -217,7 +217,7 @@ def test_first_update_has_one_gradient_whatever_the_loss() -> None:
     sequence = torch.tensor([0, 0, 0, 1, 1, 1])
     advantages = torch.randn(2, generator=g)[sequence]
     grads = []
-    for loss in (policy_loss, cispo_loss, lambda *a: gspo_loss(*a, sequence)):
+    for loss in (ppo_clip_loss, cispo_loss, lambda *a: gspo_loss(*a, sequence)):
         x = lp.clone().requires_grad_(True)
         loss(x, lp, advantages, torch.full((6,), 1 / 6))[0].backward()
         grads.append(x.grad)

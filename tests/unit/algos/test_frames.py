@@ -20,8 +20,9 @@ from torch import Tensor
 from audiorl.algos.kl import kl_estimate
 from audiorl.algos.packing import micro_batches, pack_experiences, shared_groups
 from audiorl.config import RLConfig
-from audiorl.rl.advantages import compute_advantages
-from audiorl.train.batches import check_finite, counts, fill, frames, gather, gather_code_mask, sum_codebooks, widened
+from audiorl.rl.advantages import compute_token_advantages
+from audiorl.train.batches import counts, fill, frames, gather, gather_code_mask, sum_codebooks, widened
+from audiorl.train.checks import check_finite
 from audiorl.types import Experience, PackedBatch, Rollout, Sample, Score, Segment
 
 H, I, OPEN, F, CLOSE = 1, 2, 3, 9, 4
@@ -152,7 +153,7 @@ def test_fill_keeps_the_columns() -> None:
     filled = fill(mixed, "old_logprobs", forward, 1000, True)
     assert filled[0].old_logprobs is not None and filled[1].old_logprobs is not None
     assert torch.equal(filled[0].old_logprobs[2:], -DRAWN.float())
-    assert filled[1].old_logprobs.tolist() == [[0, 0], [0, 0], [-1, 0], [-1, 0]]
+    assert filled[1].old_logprobs.tolist() == [0, 0, -1, -1]  # text keeps its shape, whatever shares its pack
 
 
 def test_a_code_that_is_not_finite_is_named() -> None:
@@ -169,7 +170,7 @@ def test_the_kl_in_the_reward_is_the_sum_over_a_frames_codes() -> None:
     reference = torch.where(e.code_mask, e.engine_logprobs - 0.5, 0.0)
     filled = e.replace(old_logprobs=e.engine_logprobs, ref_logprobs=reference, values=torch.zeros(len(e)))
     config = RLConfig(advantage="gae", kl_in="reward", kl_kind="k1", gamma=1.0, lam=0.0, whiten=False)
-    (given,) = compute_advantages([filled], config, beta=0.1)
+    (given,) = compute_token_advantages([filled], config, beta=0.1)
     assert given.advantages is not None
     # k1 is 0.5 for every drawn code; two are drawn in the last two frames
     expected = [0, 0, -0.05, -0.05, -0.05, 0, -0.05, -0.1, -0.1 + 1, 0, 0]
@@ -183,7 +184,7 @@ def test_credit_of_text_beside_frames() -> None:
     ]
     filled = [e.replace(old_logprobs=e.engine_logprobs, ref_logprobs=e.engine_logprobs) for e in both]
     config = RLConfig(advantage="group", kl_in="reward", kl_kind="k1")
-    given = compute_advantages(filled, config, beta=0.1)
+    given = compute_token_advantages(filled, config, beta=0.1)
     assert given[0].advantages is not None and given[1].advantages is not None
     assert bool((given[0].advantages[given[0].loss_mask] > 0).all()) and float(given[0].advantages[3 + 2]) == 0
     assert bool((given[1].advantages[given[1].loss_mask] < 0).all())

@@ -9,7 +9,7 @@ import torch
 
 from audiorl.algos.advantages import gae, time_index_relative
 from audiorl.config import RLConfig
-from audiorl.rl.advantages import compute_advantages
+from audiorl.rl.advantages import compute_token_advantages
 from audiorl.types import Experience, Rollout, Sample, Score, Segment
 
 R = math.sqrt(0.5)
@@ -43,7 +43,7 @@ def streamed(group: str, *turns: tuple[int, float]) -> Experience:
 
 
 def test_time_index_on_the_tokens_of_each_turn() -> None:
-    """`compute_advantages` gives each turn's advantage to all its sampled tokens."""
+    """`compute_token_advantages` gives each turn's advantage to all its sampled tokens."""
     experiences = [
         streamed("a", (1, 1.0), (2, 4.0), (1, 7.0)),
         streamed("a", (2, 0.0), (1, 2.0)),
@@ -51,7 +51,9 @@ def test_time_index_on_the_tokens_of_each_turn() -> None:
         streamed("b", (1, 5.0), (1, -3.0)),
     ]
     config = RLConfig(advantage="time-index", advantage_eps=1e-9)
-    found = [e.advantages.tolist() for e in compute_advantages(experiences, config, 0.0) if e.advantages is not None]
+    found = [
+        e.advantages.tolist() for e in compute_token_advantages(experiences, config, 0.0) if e.advantages is not None
+    ]
     z = [0.0, 0.0]
     assert found[0] == pytest.approx([*z, R, *z, R, R, *z, 0.0])
     assert found[1] == pytest.approx([*z, -1 - R, -1 - R, *z, -R])
@@ -67,7 +69,7 @@ def test_time_index_with_a_turn_that_sampled_nothing() -> None:
     experiences = [streamed("a", (1, 1.0), (0, 3.0), (1, 5.0)), streamed("a", (1, 0.0), (1, 1.0), (1, 5.0))]
     config = RLConfig(advantage="time-index", advantage_std=False)
     first, second = (
-        e.advantages.tolist() for e in compute_advantages(experiences, config, 0.0) if e.advantages is not None
+        e.advantages.tolist() for e in compute_token_advantages(experiences, config, 0.0) if e.advantages is not None
     )
     assert first == pytest.approx([0, 0, 2 - 0.5, 0, 0, 0, 0, 0.0])
     assert second == pytest.approx([0, 0, -2 + 0.5, 0, 0, 0.5, 0, 0, 0.0])
@@ -84,13 +86,13 @@ def test_gae_passes_over_a_turn_that_sampled_nothing() -> None:
     values[e.loss_mask] = torch.tensor([1.0, 2.0, 3.0])
     values[~e.loss_mask] = 9.0  # never read
     config = RLConfig(advantage="gae", gamma=0.5, lam=0.5, whiten=False)
-    (assigned,) = compute_advantages([e.replace(values=values)], config, 0.0)
+    (assigned,) = compute_token_advantages([e.replace(values=values)], config, 0.0)
     assert assigned.advantages is not None and assigned.returns is not None
     assert assigned.advantages.tolist() == pytest.approx([0, 0, 4, 0, 0, 0, 0, 0, 2])
     assert assigned.returns.tolist() == pytest.approx([0, 0, 5, 0, 0, 0, 0, 2, 5])
 
     silent = streamed("a", (0, 1.0), (0, 2.0))  # forced to be silent all along: nothing to credit, nothing breaks
-    both = compute_advantages([silent.replace(values=torch.zeros(4)), e.replace(values=values)], config, 0.0)
+    both = compute_token_advantages([silent.replace(values=torch.zeros(4)), e.replace(values=values)], config, 0.0)
     assert both[0].advantages is not None and both[1].advantages is not None
     assert both[0].advantages.tolist() == [0.0] * 4
     torch.testing.assert_close(both[1].advantages, assigned.advantages)

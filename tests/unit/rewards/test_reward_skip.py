@@ -7,7 +7,7 @@ import torch
 
 from audiorl.config import RLConfig
 from audiorl.rl.collect import collect
-from audiorl.rl.train import rollout_metrics
+from audiorl.rl.metrics import rollout_metrics
 from audiorl.types import Message, Request, Rollout, Sample, Score, Segment
 
 SAMPLES = [Sample(f"q{i}", (Message("user", ("?",)),)) for i in range(4)]

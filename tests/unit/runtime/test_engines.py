@@ -183,7 +183,7 @@ class Noting(Actor):
 
     def train(self, shard: TrainBatch) -> TrainOutput:
         self.diary.note("train")
-        return super().train(shard)
+        return super().step(shard)
 
 
 def dozing(start: ModelFile[AudioPolicy], path: str) -> EngineWorker:
@@ -218,7 +218,7 @@ def test_engines_sleep_while_trainers_train_and_wake_to_write(
     for name in ("local", "colocated"):
         if name == "colocated":
             set_current(COLOCATED)
-            monkeypatch.setattr(loop, "actors", workers)
+            monkeypatch.setattr(loop, "start_workers", workers)
         trained[name] = make_omni(ModelConfig(audio="full"))
         run = Run.create(tmp_path / name, "colocated", [], config)
         reward = EvenAndDeadly(cluster, {"1": 1} if name == "colocated" else {})

@@ -24,7 +24,7 @@ from audiorl.models.examples import Example
 from audiorl.runtime.config import RuntimeConfig, set_current
 from audiorl.runtime.world import World
 from audiorl.train import zero
-from audiorl.train.batches import blank
+from audiorl.train.batches import idle_batch
 from audiorl.train.optim import backward, idle_passes, optimizer_for
 from audiorl.train.sft import SFTWorker
 from audiorl.types import Experience, Message, Sample
@@ -151,7 +151,7 @@ def not_finite(world: World) -> None:
         before = {name: tensor.clone() for name, tensor in pair.zero.policy.weights().items()}
         optimizer = pair.zero.optimizer
         optimizer.zero_grad()
-        total = 0 * pair.zero.policy.forward(blank(pair.zero.policy)).logprobs.sum()
+        total = 0 * pair.zero.policy.forward(idle_batch(pair.zero.policy)).logprobs.sum()
         backward(total.abs().sqrt() if world.rank == 0 else total, optimizer)
         optimizer.gather_gradients()
         try:
@@ -198,7 +198,7 @@ def speaking(world: World) -> None:
                 for e in part:
                     backward(-model.forward(pack_experiences([e])).logprobs.sum() / 50, optimizer)
                 for _ in range(idle):
-                    backward(0 * model.forward(blank(model)).logprobs.sum(), optimizer)
+                    backward(0 * model.forward(idle_batch(model)).logprobs.sum(), optimizer)
                 optimizer.gather_gradients()
                 norms.append(optimizer.step()["grad_norm"])
         torch.testing.assert_close(torch.tensor(norms[3:]), torch.tensor(norms[:3]), atol=1e-5, rtol=1e-5)

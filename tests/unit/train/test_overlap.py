@@ -16,8 +16,9 @@ import torch
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
+from audiorl.rl.advantages import scored_experiences
 from audiorl.rl.collect import RolloutBatch, collect
-from audiorl.rl.train import scored_experiences, train_rl
+from audiorl.rl.train import train_rl
 from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
@@ -73,14 +74,14 @@ def by_hand(samples: list[Sample]) -> AudioPolicy:
 
     first = written(0)
     second = written(1)
-    worker.train(TrainBatch(scored_experiences(first, CONFIG)))
+    worker.step(TrainBatch(scored_experiences(first, CONFIG)))
     third = written(2)
     for found in (second, third):
-        worker.train(TrainBatch(scored_experiences(found, CONFIG)))
+        worker.step(TrainBatch(scored_experiences(found, CONFIG)))
     fourth = written(3)  # after the checkpoint of three steps
     fifth = written(4)
     for found in (fourth, fifth):
-        worker.train(TrainBatch(scored_experiences(found, CONFIG)))
+        worker.step(TrainBatch(scored_experiences(found, CONFIG)))
     return trained
 
 

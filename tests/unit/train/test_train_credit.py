@@ -17,9 +17,8 @@ from torch import Tensor
 
 from audiorl.algos.kl import KLKind
 from audiorl.config import RLConfig
-from audiorl.rl.advantages import compute_advantages, mean_advantage, normalize_scores
+from audiorl.rl.advantages import compute_token_advantages, mean_advantage, normalize_scores, scored_experiences
 from audiorl.rl.collect import RolloutBatch
-from audiorl.rl.train import scored_experiences
 from audiorl.types import Experience, Rollout, Sample, Score, Segment
 
 Turns = Sequence[tuple[int, int]]
@@ -55,7 +54,7 @@ def filled(batch: Sequence[Experience], name: str, tokens: Sequence[Sequence[flo
 
 def advantages(batch: Sequence[Experience], beta: float = 0.0, **config: object) -> list[list[float]]:
     """On the sampled tokens; elsewhere there must be none."""
-    found = compute_advantages(batch, RLConfig(**config), beta)  # type: ignore[arg-type]
+    found = compute_token_advantages(batch, RLConfig(**config), beta)  # type: ignore[arg-type]
     for e, before in zip(found, batch, strict=True):
         assert e.advantages is not None and e.advantages.shape == e.ids.shape
         assert not e.advantages[~e.loss_mask].any()
@@ -122,18 +121,18 @@ def test_gae_by_hand() -> None:
     batch = filled(step(), "values", [[1], [0, 0, 0], [2, 1, 4], [3, 2]])
     # b1: δ 0 + ½·2 - 3 = -2, 4 - 2
     expected = [[2], [1 / 16, 1 / 4, 1], [-1.5 + 0.25 * 0, 1 - 1, -4], [-2 + 0.5, 2]]
-    found = compute_advantages(batch, RLConfig(advantage="gae", gamma=0.5, lam=0.5, whiten=False), 0.0)
+    found = compute_token_advantages(batch, RLConfig(advantage="gae", gamma=0.5, lam=0.5, whiten=False), 0.0)
     assert_close([e.advantages[e.loss_mask].tolist() for e in found], expected)  # type: ignore[index]
     returns = [[3], [1 / 16, 1 / 4, 1], [0.5, 1, 0], [1.5, 4]]
     assert_close([e.returns[e.loss_mask].tolist() for e in found], returns)  # type: ignore[index]
     assert all(not e.returns[~e.loss_mask].any() for e in found)  # type: ignore[index]
-    white = compute_advantages(batch, RLConfig(advantage="gae", gamma=0.5, lam=0.5), 0.0)
+    white = compute_token_advantages(batch, RLConfig(advantage="gae", gamma=0.5, lam=0.5), 0.0)
     assert_close([e.advantages[e.loss_mask].tolist() for e in white], whitened(expected))  # type: ignore[index]
     assert_close([e.returns[e.loss_mask].tolist() for e in white], returns)  # type: ignore[index]
 
 
 def test_only_gae_has_returns() -> None:
-    assert [e.returns for e in compute_advantages(step(), RLConfig(), 0.0)] == [None] * 4
+    assert [e.returns for e in compute_token_advantages(step(), RLConfig(), 0.0)] == [None] * 4
 
 
 def test_the_order_of_experiences_does_not_matter() -> None:
@@ -271,7 +270,7 @@ def test_an_empty_answer_counts_in_its_group_and_has_no_tokens() -> None:
     )
     valued = filled(batch, "values", [[0], [0] * 3, [0] * 3, [0] * 2, [1, 1], []])
     assert_close(advantages(valued, advantage="gae", lam=1.0, whiten=False)[4:], [[1, 1], []])
-    (found,) = compute_advantages([empty], RLConfig(advantage="reinforce"), 0.0)
+    (found,) = compute_token_advantages([empty], RLConfig(advantage="reinforce"), 0.0)
     assert mean_advantage(found) == 0
     assert Experience.from_rollout(rollout("c", ((2, 0),), Score(5.0, per_segment=(5.0,)))).rewards.tolist() == [0, 0]  # type: ignore[union-attr]
 
@@ -367,5 +366,5 @@ def test_whitening_sums_over_ranks() -> None:
         seen.append(x)
         return x
 
-    compute_advantages(step(), RLConfig(advantage="reinforce++"), 0.0, reduce)
+    compute_token_advantages(step(), RLConfig(advantage="reinforce++"), 0.0, reduce)
     assert seen[0].tolist() == [9, 3 + 3 + 8] and len(seen) == 2

@@ -24,6 +24,7 @@ from audiorl.train.process_reward import ProcessRewardWorker, judged_right, trai
 from audiorl.train.reward_model import RewardModelWorker, ranked_right, train_reward_model
 from audiorl.types import Experience, Message, Sample, Turn
 from tests.conftest import Make, make_dual_omni, make_omni, make_text, readable
+from tests.support.gradients import gradients_of
 from tests.unit.models.speaking import codec
 from tests.unit.train.test_train_preference import log_sigma, pairs_of
 from tests.unit.train.test_train_sft import (
@@ -56,7 +57,7 @@ def score_alone(model: ValueModel, sample: Sample, text: str) -> Tensor:
 
 
 def all_gradients(model: ValueModel) -> Gradients:
-    return {n: p.grad.clone() for n, p in model.trainable().items() if p.grad is not None}
+    return gradients_of(model.trainable())
 
 
 def with_margins(samples: Sequence[Sample]) -> list[Pair]:

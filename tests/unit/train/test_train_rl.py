@@ -17,7 +17,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
-from audiorl.rl.advantages import compute_advantages, with_advantage
+from audiorl.rl.advantages import compute_token_advantages, with_advantage
 from audiorl.rl.train import train_rl
 from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
@@ -26,6 +26,7 @@ from audiorl.run.folder import Run
 from audiorl.train.ema import EMA
 from audiorl.types import Experience, Request, Sample, Score
 from tests.conftest import make_omni
+from tests.support.gradients import gradients_of
 from tests.unit.models.test_model_backbones import with_audio
 from tests.unit.train.test_train_worker import gradients
 
@@ -77,7 +78,7 @@ def logprobs(policy: AudioPolicy, e: Experience) -> Tensor:
 @torch.no_grad()
 def values(learner: Trainer, e: Experience) -> Tensor:
     assert learner.critic is not None
-    return learner.critic(pack_experiences([e]))
+    return learner.critic.model(pack_experiences([e]))
 
 
 def worker(
@@ -95,7 +96,7 @@ def ppo(policy: AudioPolicy, shared: bool = False, head: float = 0.05, **config:
     critic = CriticConfig(shared=shared, optim=OptimConfig(lr=1e-3, max_grad_norm=1e9))
     learner = worker(policy, **({"advantage": "gae", "critic": critic} | config))  # type: ignore[arg-type]
     assert learner.critic is not None
-    disturb(learner.critic.head.parameters(), head)
+    disturb(learner.critic.model.head.parameters(), head)
     return learner
 
 
@@ -117,7 +118,7 @@ def moved(before: dict[str, Tensor], parameters: dict[str, torch.nn.Parameter]) 
 def all_gradients(learner: Trainer) -> dict[str, Tensor]:
     out = {f"policy/{n}": g for n, g in gradients(learner.policy).items()}
     if learner.critic is not None:
-        out |= {f"critic/{n}": p.grad.clone() for n, p in learner.critic.trainable().items() if p.grad is not None}
+        out |= {f"critic/{n}": g for n, g in gradients_of(learner.critic.model.trainable()).items()}
     return out
 
 
@@ -164,7 +165,7 @@ def test_a_step_with_everything_in_it_does_not_depend_on_the_cut(samples: list[S
         disturb(policy.trainable().values())  # away from the reference
         examples = [experience(policy, Example(s, t)) for s, t in zip(samples, ("yes", "no", "why"), strict=True)]
         mixed = [e for g in order for e in batch[3 * g : 3 * g + 3]]
-        trained = learner.train(TrainBatch(mixed, examples if order == (0, 1) else examples[::-1]))
+        trained = learner.step(TrainBatch(mixed, examples if order == (0, 1) else examples[::-1]))
         advantages = [trained.advantages[3 * order.index(g) + i] for g in (0, 1) for i in range(3)]
         results.append((trained.metrics, advantages, all_gradients(learner)))
     metrics, advantages, expected = results[0]
@@ -184,7 +185,7 @@ def test_an_answer_longer_than_the_budget_has_a_pack_of_its_own_and_its_gradient
         if budget == 80:
             assert len(batch[1]) > budget and [1] in micro_batches(batch, budget)
         learner = ppo(policy, micro_batch_tokens=budget)
-        learner.train(TrainBatch(batch))
+        learner.step(TrainBatch(batch))
         found.append(all_gradients(learner))
     assert_same_gradients(found[1], found[0])
 
@@ -196,14 +197,14 @@ def test_answers_without_tokens_train_nothing_and_disturb_nothing(samples: list[
     for budget in (10_000, 1):
         policy = make_omni()
         learner = ppo(policy, shared, micro_batch_tokens=budget)
-        trained = learner.train(TrainBatch(batch_of(policy, samples, ((5, 0, 3),), ((1.0, 0.0, -1.0),))))
+        trained = learner.step(TrainBatch(batch_of(policy, samples, ((5, 0, 3),), ((1.0, 0.0, -1.0),))))
         assert trained.advantages[1] == 0
         found.append(all_gradients(learner))
     assert_same_gradients(found[1], found[0])
     policy = make_omni()
     learner = ppo(policy, shared, micro_batch_tokens=1)
     before = snapshot(policy.trainable())
-    trained = learner.train(TrainBatch(batch_of(policy, samples, ((0, 0),), ((0.0, 1.0),))))
+    trained = learner.step(TrainBatch(batch_of(policy, samples, ((0, 0),), ((0.0, 1.0),))))
     assert trained.metrics["grad_norm"] == 0 and not moved(before, policy.trainable())
 
 
@@ -211,10 +212,10 @@ def test_a_step_with_missing_groups_has_no_more_updates_than_mini_batches(sample
     """Dynamic sampling may leave fewer groups than were asked for: five answers for three mini-batches."""
     policy = make_omni()
     learner = worker(policy, mini_batches=3)
-    metrics = learner.train(TrainBatch(batch_of(policy, samples, ((3, 2, 2), (2, 4)), ((1, 0, 2), (0, 1))))).metrics
+    metrics = learner.step(TrainBatch(batch_of(policy, samples, ((3, 2, 2), (2, 4)), ((1, 0, 2), (0, 1))))).metrics
     assert learner.optimizer.updates == 3 and metrics["lr"] == pytest.approx(1e-3)
     few = worker(make_omni(), mini_batches=3)
-    few.train(TrainBatch(batch_of(few.policy, samples, ((3, 2),), ((1, 0),))))
+    few.step(TrainBatch(batch_of(few.policy, samples, ((3, 2),), ((1, 0),))))
     assert few.optimizer.updates == 2  # no empty one
 
 
@@ -227,11 +228,11 @@ def test_a_critic_begins_at_zero(make_policy: Make, samples: list[Sample], share
     learner = ppo(policy, shared, head=0.0)
     batch = learner.prepare(batch_of(policy, samples))
     assert all(e.values is not None and not e.values.any() for e in batch)
-    metrics = learner.train(TrainBatch(batch_of(policy, samples))).metrics
+    metrics = learner.step(TrainBatch(batch_of(policy, samples))).metrics
     assert metrics["critic/value"] == 0 and metrics["critic/explained_variance"] == pytest.approx(0, abs=1e-6)
     # γ = 1 and V = 0: λ-returns are sums of what follows, weighted; at λ = 1 the score itself
     full = ppo(make_policy(), shared, head=0.0, lam=1.0)
-    loss = full.train(TrainBatch(batch_of(full.policy, samples))).metrics["critic/loss"]
+    loss = full.step(TrainBatch(batch_of(full.policy, samples))).metrics["critic/loss"]
     squares = [n * s**2 for ns, ss in zip(LENGTHS, SCORES, strict=True) for n, s in zip(ns, ss, strict=True)]
     assert loss == pytest.approx(0.5 * sum(squares) / sum(map(sum, LENGTHS)), rel=1e-6)
 
@@ -245,11 +246,11 @@ def test_a_critic_with_its_own_trunk_and_the_policy_leave_each_other_alone(sampl
         learner = worker(policy, lr=lr, advantage="gae", critic=critic)
         own = {p.data_ptr() for p in policy.trainable().values()}
         assert learner.critic is not None
-        assert not own & {p.data_ptr() for p in learner.critic.trainable().values()}
-        start = snapshot(policy.trainable()), snapshot(learner.critic.trainable())
-        learner.train(TrainBatch(batch_of(policy, samples)))
-        assert moved(start[0], policy.trainable()) and moved(start[1], learner.critic.trainable())
-        after.append((snapshot(policy.trainable()), snapshot(learner.critic.trainable())))
+        assert not own & {p.data_ptr() for p in learner.critic.model.trainable().values()}
+        start = snapshot(policy.trainable()), snapshot(learner.critic.model.trainable())
+        learner.step(TrainBatch(batch_of(policy, samples)))
+        assert moved(start[0], policy.trainable()) and moved(start[1], learner.critic.model.trainable())
+        after.append((snapshot(policy.trainable()), snapshot(learner.critic.model.trainable())))
     same = [
         all(torch.equal(x, b[i][n]) for n, x in a[i].items())
         for a, b in ((after[0], after[1]), (after[0], after[2]))
@@ -268,16 +269,16 @@ def test_in_its_warm_up_only_the_critic_moves(samples: list[Sample], shared: boo
     batch, examples = batch_of(policy, samples), [experience(policy, Example(samples[0], "yes"))]
     start, average = snapshot(policy.trainable()), {n: t.clone() for n, t in learner.ema.state().items()}
     for _ in range(2):
-        before = snapshot(learner.critic.trainable())
-        metrics = learner.train(TrainBatch(batch, examples)).metrics
-        names = moved(before, learner.critic.trainable())
+        before = snapshot(learner.critic.model.trainable())
+        metrics = learner.step(TrainBatch(batch, examples)).metrics
+        names = moved(before, learner.critic.model.trainable())
         assert "value_head.linear.weight" in names and "value_head.linear.bias" in names
         assert not moved(start, policy.trainable()) and learner.optimizer.updates == 0
         assert "policy/loss" not in metrics and "ptx/loss" not in metrics and metrics["critic/loss"] > 0
         assert all(torch.equal(t, average[n]) for n, t in learner.ema.state().items())
     trunk = {n for n in names if not n.startswith("value_head")}
     assert bool(trunk) != shared
-    metrics = learner.train(TrainBatch(batch, examples)).metrics
+    metrics = learner.step(TrainBatch(batch, examples)).metrics
     assert moved(start, policy.trainable()) and learner.optimizer.updates == 1 and "policy/loss" in metrics
 
 
@@ -288,16 +289,18 @@ def test_a_shared_trunk_has_the_values_gradient_times_its_coefficient(samples: l
     mate = ppo(twin, shared=True)
     batch = learner.prepare(batch_of(policy, samples))
     returns = [torch.full((len(e),), float(i)) for i, e in enumerate(batch)]
-    learner.update_policy([with_advantage(e, 0.0).replace(returns=r) for e, r in zip(batch, returns, strict=True)])
+    learner.step(TrainBatch([with_advantage(e, 0.0).replace(returns=r) for e, r in zip(batch, returns, strict=True)]))
     n = sum(int(e.loss_mask.sum()) for e in batch)
     assert mate.critic is not None
     for i, e in enumerate(batch):
-        loss = 0.5 * ((mate.critic(pack_experiences([e])) - i) ** 2).sum() / n
+        loss = 0.5 * ((mate.critic.model(pack_experiences([e])) - i) ** 2).sum() / n
         grads = torch.autograd.grad(
-            loss, [*twin.trainable().values(), *mate.critic.head.parameters()], allow_unused=True
+            loss, [*twin.trainable().values(), *mate.critic.model.head.parameters()], allow_unused=True
         )
         weights = [0.7] * len(twin.trainable()) + [0.7] * 2
-        for p, g, w in zip([*twin.trainable().values(), *mate.critic.head.parameters()], grads, weights, strict=True):
+        for p, g, w in zip(
+            [*twin.trainable().values(), *mate.critic.model.head.parameters()], grads, weights, strict=True
+        ):
             if g is not None:
                 p.grad = w * g if p.grad is None else p.grad + w * g
     expected = {k: g for k, g in all_gradients(mate).items() if bool(g.any())}
@@ -312,9 +315,9 @@ def test_the_value_loss_in_float64(samples: list[Sample], shared: bool) -> None:
     policy = make_omni()
     learner = ppo(policy, shared, lam=0.9, gamma=0.95)
     raw = batch_of(policy, samples)
-    batch = compute_advantages(learner.prepare(raw), learner.config, 0.0)
+    batch = compute_token_advantages(learner.prepare(raw), learner.config, 0.0)
     assert learner.critic is not None
-    disturb(learner.critic.head.parameters(), 0.03)
+    disturb(learner.critic.model.head.parameters(), 0.03)
     total, clipped, n = 0.0, 0, 0
     for e in batch:
         assert e.values is not None and e.returns is not None and e.rewards is not None
@@ -331,7 +334,7 @@ def test_the_value_loss_in_float64(samples: list[Sample], shared: bool) -> None:
             clipped += (near - r) ** 2 > (v - r) ** 2
             n += 1
     assert clipped  # the clip is part of it
-    metrics = learner.update_policy(batch)
+    metrics = learner.step(TrainBatch(batch)).metrics
     assert metrics["critic/loss"] == pytest.approx(total / n, rel=1e-5)
     assert metrics["critic/clip_frac"] == pytest.approx(clipped / n, abs=1e-6)
 
@@ -343,7 +346,7 @@ def test_the_critic_learns_what_returns_depend_on(samples: list[Sample], shared:
     critic = CriticConfig(shared=shared, clip=None, optim=OptimConfig(lr=5e-3))
     learner = worker(policy, lr=5e-3, advantage="gae", lam=1.0, critic=critic, steps=40)
     batch = batch_of(policy, samples, ((3, 3), (3, 3)), ((1.0, 1.0), (-1.0, -1.0)))
-    explained = [learner.train(TrainBatch(batch)).metrics["critic/explained_variance"] for _ in range(40)]
+    explained = [learner.step(TrainBatch(batch)).metrics["critic/explained_variance"] for _ in range(40)]
     assert explained[0] == pytest.approx(0, abs=1e-6) and max(explained[-3:]) > 0.9
 
 
@@ -359,7 +362,7 @@ def test_explained_variance_by_hand(samples: list[Sample]) -> None:
 
     # returns 0, 3, 6: variance 6; left 0, 1, 2: variance 2/3
     filled = zip(batch, tokens(0, 2, 4), tokens(0, 3, 6), strict=True)
-    metrics = learner.update_policy([e.replace(values=v, returns=r) for e, v, r in filled])
+    metrics = learner.step(TrainBatch([e.replace(values=v, returns=r) for e, v, r in filled])).metrics
     assert metrics["critic/explained_variance"] == pytest.approx(1 - (2 / 3) / 6)
     assert metrics["critic/value"] == pytest.approx(2)
 
@@ -383,7 +386,7 @@ def test_the_critic_hears_the_right_audio(make_policy: Make, samples: list[Sampl
         batch = [e.replace(audio=(sounds[i // 2],)) for i, e in enumerate(batch)]
         heard = [e.values for e in learner.prepare(batch)]
         fixed = [with_advantage(e, 0.0).replace(values=torch.zeros(len(e)), returns=torch.ones(len(e))) for e in batch]
-        found[name] = [v for v in heard if v is not None], learner.update_policy(fixed)["critic/loss"]
+        found[name] = [v for v in heard if v is not None], learner.step(TrainBatch(fixed)).metrics["critic/loss"]
     before, loss = found["same"]
     for name, touched in (("other", {1}), ("swapped", {0, 1})):
         after, changed = found[name]
@@ -407,7 +410,7 @@ def test_a_toy_reward_rises(samples: list[Sample], advantage: str, loss: str) ->
     for step in range(20):
         rollouts = engine.generate([Request(s, 8, seed=step, group_id=s.id) for s in samples])
         scored = [r.with_score(Score(float((r.segments[0].ids % 2 == 0).float().mean()))) for r in rollouts]
-        learner.train(TrainBatch([Experience.from_rollout(r) for r in scored]))
+        learner.step(TrainBatch([Experience.from_rollout(r) for r in scored]))
         means.append(sum(r.score.total for r in scored if r.score) / len(scored))
     assert sum(means[-3:]) / 3 > sum(means[:3]) / 3 + 0.15, means
 
@@ -433,7 +436,7 @@ def test_the_controller_follows_the_kl_that_is_logged(samples: list[Sample], whe
         beta, seen = 0.2, []
         for _ in range(3):
             expected = kl_by_hand(learner, start, batch)
-            metrics = learner.train(TrainBatch(batch)).metrics
+            metrics = learner.step(TrainBatch(batch)).metrics
             assert metrics["kl"] == pytest.approx(expected, rel=1e-3, abs=1e-7)
             assert metrics["kl/beta"] == pytest.approx(beta, rel=1e-12)  # the one that this step used
             beta *= 1 + gain * min(max(metrics["kl"] / 0.01 - 1, -0.2), 0.2)
@@ -462,7 +465,7 @@ def test_the_penalty_uses_the_controllers_coefficient(samples: list[Sample]) -> 
             assert e.old_logprobs is not None and e.ref_logprobs is not None
             gap = (e.old_logprobs - e.ref_logprobs)[e.loss_mask].double()
             costs.append(float(((-gap).exp() + gap - 1).sum()))
-        trained = learner.train(TrainBatch(batch))
+        trained = learner.step(TrainBatch(batch))
         expected = beta * (costs[1] - costs[0])
         assert trained.advantages == pytest.approx([expected, -expected], rel=1e-3, abs=1e-7)
         assert abs(expected) > 1e-6
@@ -509,7 +512,7 @@ def test_a_worker_averages_after_each_update(samples: list[Sample]) -> None:
         return out
 
     learner.optimizer.step = spy  # type: ignore[method-assign]
-    learner.train(TrainBatch(batch))
+    learner.step(TrainBatch(batch))
     assert learner.optimizer.updates == 2
     weights = snapshot(policy.trainable())
     with learner.ema.swapped_in():
@@ -527,8 +530,8 @@ def test_the_supervised_gradient_is_added_times_its_coefficient(samples: list[Sa
     alone, both, plain = make_omni(), make_omni(), make_omni()
     batch = batch_of(alone, samples)
     examples = [experience(alone, Example(s, t)) for s, t in zip(samples, ("yes", "no no", "English"), strict=True)]
-    worker(alone).train(TrainBatch(batch))
-    metrics = worker(both, ptx_coef=0.6, ptx_batch=3).train(TrainBatch(batch, examples)).metrics
+    worker(alone).step(TrainBatch(batch))
+    metrics = worker(both, ptx_coef=0.6, ptx_batch=3).step(TrainBatch(batch, examples)).metrics
     losses = torch.cat([-plain.forward(pack_experiences([e])).logprobs for e in examples])
     losses.mean().backward()
     assert metrics["ptx/loss"] == pytest.approx(float(losses.mean().detach()), rel=1e-6)
@@ -576,7 +579,7 @@ def test_ppo_continues_bit_by_bit(samples: list[Sample], tmp_path: Path, shared:
 
     def step(w: Trainer, k: int) -> dict[str, float]:
         scores = [[s + k for s in row] for row in SCORES]
-        return w.train(TrainBatch(batch_of(w.policy, samples, LENGTHS, scores))).metrics
+        return w.step(TrainBatch(batch_of(w.policy, samples, LENGTHS, scores))).metrics
 
     straight = fresh()
     for k in range(4):
@@ -593,7 +596,7 @@ def test_ppo_continues_bit_by_bit(samples: list[Sample], tmp_path: Path, shared:
         assert metrics == last
         assert resumed.critic is not None and straight.critic is not None
         assert not moved(snapshot(straight.policy.trainable()), resumed.policy.trainable())
-        assert not moved(snapshot(straight.critic.trainable()), resumed.critic.trainable())
+        assert not moved(snapshot(straight.critic.model.trainable()), resumed.critic.model.trainable())
         a, b = straight.state(), resumed.state()
         assert a.keys() == b.keys() >= {"optimizer", "progress", "critic", "critic_optimizer", "ema"}
         for part in a:
@@ -603,7 +606,7 @@ def test_ppo_continues_bit_by_bit(samples: list[Sample], tmp_path: Path, shared:
 
 def test_a_checkpoint_without_a_critic_is_refused(samples: list[Sample], tmp_path: Path) -> None:
     grpo = worker(make_omni())
-    grpo.train(TrainBatch(batch_of(grpo.policy, samples)))
+    grpo.step(TrainBatch(batch_of(grpo.policy, samples)))
     save_checkpoint(tmp_path / "grpo", grpo.policy, grpo.state(), {"step": 1})
     for learner, missing in ((ppo(make_omni()), "critic"), (worker(make_omni(), ema_decay=0.9), "ema")):
         trainer, _ = load_checkpoint(tmp_path / "grpo", learner.policy)
@@ -637,9 +640,9 @@ def test_a_trained_tower_hears_each_clip_once_an_update(
         calls.append([])
         with monkeypatch.context() as patched:
             patched.setattr(type(policy.backbone), "encode_audio", spy)
-            learner.train(TrainBatch(batch))
+            learner.step(TrainBatch(batch))
         assert learner.critic is not None
-        for model in (policy.model, learner.critic.trunk.model):
+        for model in (policy.model, learner.critic.model.trunk.model):
             assert calls[-1].count(id(model)) == 2 * 2  # two prompts, two updates
         assert len(calls[-1]) == 8
         found.append(all_gradients(learner))
@@ -660,7 +663,7 @@ def test_hearing_once_gives_the_gradient_of_hearing_for_every_pack(
         with monkeypatch.context() as patched:
             if not once:
                 patched.setattr(AudioPolicy, "encode_audio_once", lambda self: nullcontext())
-            learner.train(TrainBatch(batch, examples))
+            learner.step(TrainBatch(batch, examples))
         found.append(all_gradients(learner))
     for other in found[1:]:
         assert_same_gradients(other, found[0])
@@ -673,11 +676,11 @@ def test_a_failed_update_leaves_no_hearing_behind(samples: list[Sample]) -> None
     broken = [*batch[:5], batch[5].replace(advantages=torch.full((len(batch[5]),), torch.inf))]
     before = snapshot(policy.trainable())
     with pytest.raises(FloatingPointError, match=repr(samples[1].id)):
-        learner.update_policy(broken)
+        learner.step(TrainBatch(broken))
     assert not moved(before, policy.trainable())
     twin = worker(make_omni(ModelConfig(audio="full")))
-    learner.update_policy(batch)
-    twin.update_policy(batch)
+    learner.step(TrainBatch(batch))
+    twin.step(TrainBatch(batch))
     assert not moved(snapshot(policy.trainable()), twin.policy.trainable())
 
 
@@ -691,7 +694,7 @@ def test_random_orders_of_groups_train_alike(samples: list[Sample]) -> None:
         if seed is not None:
             random.Random(seed).shuffle(starts)
         learner = worker(policy, kl_beta=0.01, micro_batch_tokens=150)
-        learner.train(TrainBatch([e for a, b in starts for e in batch[a:b]]))
+        learner.step(TrainBatch([e for a, b in starts for e in batch[a:b]]))
         found.append(all_gradients(learner))
     for other in found[1:]:
         assert_same_gradients(other, found[0])

@@ -27,6 +27,7 @@ from audiorl.train.fit import fit
 from audiorl.train.sft import SFTWorker, sft
 from audiorl.types import Sample
 from tests.conftest import Make, make_omni, make_text, readable
+from tests.support.gradients import gradients_of
 from tests.unit.models.test_model_backbones import with_audio
 
 Gradients = dict[str, Tensor]
@@ -35,7 +36,7 @@ UNCLIPPED = OptimConfig(lr=1e-3, max_grad_norm=1e9)
 
 
 def gradients(policy: AudioPolicy) -> Gradients:
-    return {n: p.grad.clone() for n, p in policy.trainable().items() if p.grad is not None}
+    return gradients_of(policy.trainable())
 
 
 def assert_same_gradients(found: Gradients, expected: Gradients, atol: float) -> None:

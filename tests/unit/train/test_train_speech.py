@@ -23,6 +23,7 @@ from audiorl.train.sft import SFTWorker
 from audiorl.tts.prompts import speech_sample
 from audiorl.types import Experience, Message, Request, Rollout, Sample, Score, Turn
 from tests.conftest import make_omni
+from tests.support.gradients import gradients_of
 from tests.unit.models.speaking import codec
 from tokenizers_audio import AudioTokenizer
 
@@ -52,11 +53,11 @@ def worker(of: AudioPolicy, lr: float = 1e-3, audio_temperature: float | None = 
 
 
 def gradients(of: AudioPolicy) -> dict[str, Tensor]:
-    return {n: p.grad.clone() for n, p in of.trainable().items() if p.grad is not None}
+    return gradients_of(of.trainable())
 
 
 def learn(learner: Trainer, batch: Sequence[Experience]) -> dict[str, float]:
-    return learner.update_policy(learner.prepare(batch))
+    return learner.step(TrainBatch(learner.prepare(batch))).metrics
 
 
 def test_the_first_update_is_on_policy() -> None:
@@ -68,6 +69,14 @@ def test_the_first_update_is_on_policy() -> None:
     assert metrics["kl"] == pytest.approx(0, abs=1e-9)
     assert metrics["kl_text"] == pytest.approx(0, abs=1e-9) and metrics["kl_audio"] == pytest.approx(0, abs=1e-9)
     assert metrics["policy/engine_gap"] < 1e-5
+
+
+def test_speech_and_text_in_one_step_with_several_mini_batches() -> None:
+    """Text that was packed with speech for its reference log-probs learns in a mini-batch of its own."""
+    own = policy()
+    learner = worker(own, kl_beta=0.1, mini_batches=2)
+    metrics = learner.step(TrainBatch(given(rollouts(own)), mini_batches=[0, 0, 0, 1, 1, 1])).metrics
+    assert metrics["kl"] == pytest.approx(0, abs=1e-2) and metrics["policy/loss"] != 0
 
 
 def test_entropy_by_kind_is_the_mean_over_its_rows() -> None:
@@ -82,8 +91,9 @@ def test_entropy_by_kind_is_the_mean_over_its_rows() -> None:
     assert metrics["policy/entropy_text"] == pytest.approx(np.log(vocabulary), rel=1e-5)
     assert own.speech is not None
     spoken = [e for e in batch if e.codes is not None]
-    masks = [e.code_mask[e.codes[:, 0] >= 0] for e in spoken if e.code_mask is not None and e.codes is not None]
-    codes = sum(int(mask.sum()) for mask in masks)
+    codes = sum(
+        int(e.code_mask[e.codes[:, 0] >= 0].sum()) for e in spoken if e.code_mask is not None and e.codes is not None
+    )
     rows = sum(int((e.loss_mask & (e.codes[:, 0] >= 0)).sum()) for e in spoken if e.codes is not None)
     expected = codes / rows * np.log(own.speech.size - 1)
     assert metrics["policy/entropy_audio"] == pytest.approx(expected, rel=1e-5)
@@ -111,7 +121,7 @@ def test_a_frame_is_clipped_as_one_or_code_by_code() -> None:
         for e in batch:
             assert e.old_logprobs is not None and e.code_mask is not None
             moved.append(e.replace(old_logprobs=torch.where(e.code_mask, e.old_logprobs - 0.15, 0.0)))
-        shares[kind] = learner.update_policy(moved)["policy/clip_frac"]
+        shares[kind] = learner.step(TrainBatch(moved)).metrics["policy/clip_frac"]
     assert shares["code"] == 0 and shares["frame"] > 0.3
 
 
@@ -142,7 +152,7 @@ def test_ppo_values_every_row_and_frames_are_steps() -> None:
     own = policy()
     found = [r.with_score(Score(a)) for r, a in zip(rollouts(own), ADVANTAGES, strict=True)]
     learner = worker(own, advantage="gae", kl_in="reward", kl_kind="k1", critic=CriticConfig(), kl_beta=0.1)
-    trained = learner.train(TrainBatch([Experience.from_rollout(r) for r in found]))
+    trained = learner.step(TrainBatch([Experience.from_rollout(r) for r in found]))
     assert trained.metrics["kl_audio"] == pytest.approx(0, abs=1e-6)
     assert np.isfinite(trained.metrics["critic/loss"]) and trained.metrics["grad_norm"] > 0
 

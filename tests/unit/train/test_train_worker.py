@@ -14,10 +14,11 @@ from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.rl.advantages import with_advantage
-from audiorl.rl.trainer import Trainer
+from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Experience, Request, Rollout, Sample
 from tests.conftest import make_omni
+from tests.support.gradients import gradients_of
 
 Make = Callable[..., AudioPolicy]
 TOKENS = 8
@@ -45,11 +46,11 @@ def worker(
 
 def learn(learner: Trainer, batch: Sequence[Experience]) -> dict[str, float]:
     """A step on experiences whose advantages are given."""
-    return learner.update_policy(learner.prepare(batch))
+    return learner.step(TrainBatch(learner.prepare(batch))).metrics
 
 
 def gradients(policy: AudioPolicy) -> dict[str, Tensor]:
-    return {n: p.grad.clone() for n, p in policy.trainable().items() if p.grad is not None}
+    return gradients_of(policy.trainable())
 
 
 def logprobs(policy: AudioPolicy, batch: Sequence[Experience]) -> list[Tensor]:

@@ -25,6 +25,7 @@ from audiorl.train.adamw import Optimizer, learning_rate
 from audiorl.train.sft import SFTWorker
 from audiorl.types import Experience, Request, Sample
 from tests.conftest import make_omni, make_qwen2_audio, make_qwen3_omni
+from tests.support.gradients import gradients_of
 from tests.unit.models.test_model_backbones import experience, logprobs
 from tests.unit.train.test_train_worker import learn
 
@@ -42,7 +43,7 @@ def worker(policy: AudioPolicy, lr: float = 1e-3, **grpo: object) -> Trainer:
 
 
 def gradient(policy: AudioPolicy) -> torch.Tensor:
-    return torch.cat([p.grad.flatten() for p in policy.trainable().values() if p.grad is not None])
+    return torch.cat([g.flatten() for g in gradients_of(policy.trainable()).values()])
 
 
 def test_toy_reward_rises(samples: list[Sample]) -> None:

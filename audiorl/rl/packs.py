@@ -1,0 +1,100 @@
+"""A mini-batch in packs: micro-batches that carry the weight of every token in the loss and in the metrics.
+
+Shapes: N sampled tokens of a pack, Q codebooks where codec frames are among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from audiorl.algos.losses import token_weights
+from audiorl.algos.packing import micro_batches, pack_experiences
+from audiorl.config import RLConfig
+from audiorl.runtime.world import World
+from audiorl.train.batches import counts, frames, gather, repeat_each
+from audiorl.types import Experience, PackedBatch
+
+
+@dataclass(frozen=True, eq=False)
+class Pack:
+    """Experiences in one row, for one forward and backward pass. `MiniBatch.packs` fills in every field."""
+
+    experiences: Sequence[Experience]
+    batch: PackedBatch
+    loss_weights_N: Tensor
+    """The weight of each sampled token in the loss, by `RLConfig.aggregation`: losses are weighted sums."""
+    mean_weights_N: Tensor
+    """The weights under which sums over all packs are plain means over the tokens of the mini-batch."""
+    frame_fraction: float | None
+    """The share of the mini-batch's sampled rows that are codec frames; None where no experience can have frames."""
+
+    def gather(self, name: str) -> Tensor | None:
+        """The sampled tokens' entries [N] or [N, Q] of a field of `Experience`; None where it is not filled in."""
+        return gather(self.experiences, name, self.loss_weights_N.device)
+
+    @property
+    def sequence_N(self) -> Tensor:
+        """int64: which experience of the pack each sampled token belongs to."""
+        return repeat_each(range(len(self.experiences)), counts(self.experiences)).to(self.loss_weights_N.device)
+
+    def means(self, name: str, values_N: Tensor) -> dict[str, Tensor]:
+        """This pack's share of a metric's mean; of a model that speaks also over text tokens and over frames alone."""
+        return means_by_modality(name, values_N, self.mean_weights_N, self.experiences, self.frame_fraction)
+
+
+class MiniBatch:
+    """One rank's experiences of one update. Weights come from the counts of all ranks (a collective call)."""
+
+    def __init__(self, experiences: Sequence[Experience], config: RLConfig, max_tokens: int, world: World):
+        self.experiences, self._config = experiences, config
+        lengths_of_all, own = world.gather_list(counts(experiences))
+        self._loss_weights = token_weights(lengths_of_all, config.aggregation, max_tokens)[own]
+        self._mean_weights = token_weights(lengths_of_all, "token-mean")[own]
+        self._frame_fraction = frame_fraction(experiences, world)
+        self._indices = micro_batches(experiences, config.micro_batch_tokens, config.share_prompts)
+
+    def __len__(self) -> int:
+        """How many packs there are."""
+        return len(self._indices)
+
+    def packs(self, device: torch.device) -> Iterator[Pack]:
+        """Each pack in turn, its weights on `device`."""
+        for indices in self._indices:
+            experiences = [self.experiences[i] for i in indices]
+            lengths = counts(experiences)
+            yield Pack(
+                experiences,
+                pack_experiences(experiences, self._config.share_prompts),
+                repeat_each([self._loss_weights[i] for i in indices], lengths).to(device),
+                repeat_each([self._mean_weights[i] for i in indices], lengths).to(device),
+                self._frame_fraction,
+            )
+
+
+def frame_fraction(experiences: Sequence[Experience], world: World) -> float | None:
+    """The share of sampled rows that are codec frames, over all ranks; None when no experience can have frames."""
+    is_frame_N = frames(experiences, torch.device("cpu"))
+    count = None if is_frame_N is None else int(is_frame_N.sum())
+    of_ranks = world.gather((sum(counts(experiences)), count))
+    if all(count is None for _, count in of_ranks):
+        return None
+    return sum(count or 0 for _, count in of_ranks) / max(sum(rows for rows, _ in of_ranks), 1)
+
+
+def means_by_modality(
+    name: str, values_N: Tensor, weights_N: Tensor, experiences: Sequence[Experience], frame_fraction: float | None
+) -> dict[str, Tensor]:
+    """Weighted sums of `values_N`: `name` over all rows, and with frames `name`_text and `name`_audio, each divided by
+    the share of its rows, so that they are means over these."""
+    weighted_N = weights_N * values_N
+    out = {name: weighted_N.sum()}
+    if frame_fraction is not None:
+        is_frame_N = frames(experiences, values_N.device)
+        is_text_N = torch.ones_like(weighted_N, dtype=torch.bool) if is_frame_N is None else ~is_frame_N
+        for modality, rows, share in (("text", is_text_N, 1 - frame_fraction), ("audio", ~is_text_N, frame_fraction)):
+            out[f"{name}_{modality}"] = weighted_N[rows].sum() / max(share, 1e-9)
+    return out

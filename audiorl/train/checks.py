@@ -1,0 +1,40 @@
+"""Refusing what is not finite before it reaches a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from audiorl.types import Experience
+
+
+def check_finite(experiences: Sequence[Experience], flat: Tensor, what: str) -> None:
+    """Raise FloatingPointError naming the first rollout whose entries of `flat` [N] or [N, Q] are not all finite."""
+    if bool(flat.isfinite().all()):
+        return
+    for e, values in zip(experiences, flat.split([e.num_sampled for e in experiences]), strict=True):
+        bad = (~values.isfinite()).nonzero()
+        if len(bad):
+            at = bad[0].tolist()
+            code = f", codebook {at[1]}" if len(at) > 1 and e.codes is not None else ""
+            raise FloatingPointError(
+                f"rollout {e.name}: {what} is {float(values[tuple(at)])} at its sampled token {at[0]}{code}; the "
+                "weights were not changed, resume from the last checkpoint with a lower learning rate or a smaller clip"
+            )
+
+
+def check_loss(experiences: Sequence[Experience], loss: Tensor) -> None:
+    """Raise FloatingPointError naming the rollouts of a pack whose loss is not finite."""
+    if not bool(loss.isfinite()):
+        names = ", ".join(e.name for e in experiences)
+        raise FloatingPointError(f"the loss of {names} is {float(loss)}; the weights were not changed")
+
+
+def check_gradients(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise FloatingPointError naming a parameter whose gradient is not finite."""
+    if not bool(torch.nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None]).isfinite()):
+        bad = [n for n, p in parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
+        what = f"the gradient of {bad[0]!r}" if bad else "the gradient's norm"
+        raise FloatingPointError(f"{what} is not finite; the weights were not changed")
