@@ -3,8 +3,9 @@
 Fields (others are kept in `Sample.metadata`):
 
     native      id?, audio, question?, choices?, answer | text | transcript, language?, start?, duration?, sample_rate?
-    avqa        id, audio_path, question_text, multi_choice, answer (an index), …
-    musicbench  the same columns as avqa without the video; answer is an index or the text
+    avqa        id, video_name, audio_path, question_text, multi_choice, answer (an index), question_relation,
+                question_type, dataset_name; questions about the video are asked about the audio
+    musicbench  id, audio_path, question_text, multi_choice, answer (an index or the text), dataset_name
     mmau        id, audio_id, question, choices, answer (the text), task, category, difficulty, …
     mmar        id, audio_path, question, choices, answer (the text), modality, category, …
     asr         audio_filepath | audio | audio_path, text | transcript | sentence, offset?, duration? (NeMo)
@@ -16,8 +17,9 @@ Fields (others are kept in `Sample.metadata`):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,39 @@ def native(row: Row, style: Style) -> Sample:
 
 
 def avqa(row: Row, style: Style) -> Sample:
-    return _question_sample(row, style, "audio_path", "question_text", "multi_choice")
+    """AVQA and MusicBench as published. AVQA's questions speak of a video, of which the model hears the audio only."""
+    data = dict(row.data)
+    if "video_name" in data and isinstance(data.get("question_text"), str):
+        data["question_text"] = about_audio(data["question_text"])
+    choices = data.get("multi_choice")
+    if isinstance(choices, list | tuple):
+        choices = [str(c) if isinstance(c, int | float) and not isinstance(c, bool) else c for c in choices]
+        data["multi_choice"] = choices
+        data["answer"] = _published_answer(data.get("answer"), choices)
+        texts = [c.strip() for c in choices if isinstance(c, str)]
+        if len(texts) == len(choices) and 1 < len(set(texts)) < len(texts):
+            if isinstance(data["answer"], int) and 0 <= data["answer"] < len(texts):
+                data["answer"] = texts[data["answer"]]
+            data["multi_choice"] = list(dict.fromkeys(texts))  # some questions offer a choice twice
+    return _question_sample(replace(row, data=data), style, "audio_path", "question_text", "multi_choice")
+
+
+def about_audio(question: str) -> str:
+    """A question about a video as one about its audio.
+
+    >>> about_audio("What are the main sound sources in the video?")
+    'What are the main sound sources in the audio?'
+    """
+    return re.sub(r"\bvideo(s?)\b", lambda m: ("A" if m[0][0] == "V" else "a") + "udio", question, flags=re.IGNORECASE)
+
+
+def _published_answer(answer: Any, choices: Sequence[Any]) -> Any:
+    """An index as a whole number, which some files hold as text or as a float; a text as it is."""
+    if isinstance(answer, float) and answer.is_integer():
+        return int(answer)
+    if isinstance(answer, str) and answer.strip().isdecimal() and answer.strip() not in choices:
+        return int(answer)
+    return answer
 
 
 def mmau(row: Row, style: Style) -> Sample:

@@ -135,6 +135,76 @@ def test_avqa_and_musicbench(folder: Path) -> None:
         assert_hears(sample.audio[0], UTTERANCES[0])
 
 
+AVQA = {
+    "id": 183,
+    "video_name": "-HG3Omg_89c_000030",
+    "question_text": "What happened in the video?",
+    "multi_choice": ["motorboat", "Yacht consignment", "Sailboat set sail", "Consignment car"],
+    "answer": 1,
+    "question_relation": "View",
+    "question_type": "Happening",
+    "dataset_name": "AVQA",
+    "audio_path": "a0.wav",
+}
+MUSICBENCH = {
+    "id": 12,
+    "question_text": "What is the tempo of the piece?",
+    "multi_choice": ["90", "120", "60", "150"],
+    "answer": 1,
+    "audio_path": "a1.wav",
+    "dataset_name": "MusicBench",
+}
+
+
+def test_avqa_asks_about_the_audio(folder: Path) -> None:
+    questions = {
+        "What happened in the video?": "What happened in the audio?",
+        "Video: who speaks in these videos?": "Audio: who speaks in these audio?",
+        "Is it a videotape?": "Is it a videotape?",
+    }
+    rows = [AVQA | {"id": i, "question_text": q} for i, q in enumerate(questions)]
+    samples = read_samples(write_lines(folder / "avqa.jsonl", rows)).samples
+    asked = [str(s.messages[-1].content[1]).split("\n")[0] for s in samples]
+    assert asked == list(questions.values())
+    (sample,) = read_samples(write_lines(folder / "mb.jsonl", [MUSICBENCH | {"question_text": "Which video?"}])).samples
+    assert "Which video?" in str(sample.messages[-1].content[1]), "only AVQA's clips come from videos"
+
+
+@pytest.mark.parametrize(
+    ("row", "choices", "answer"),
+    [
+        (AVQA, tuple(AVQA["multi_choice"]), "Yacht consignment"),  # type: ignore[arg-type]
+        (AVQA | {"multi_choice": ["car", "bus ", "bus", "rain"], "answer": 2}, ("car", "bus", "rain"), "bus"),
+        (AVQA | {"multi_choice": [1, 2, 3, 4], "answer": 2}, ("1", "2", "3", "4"), "3"),
+        (AVQA | {"answer": 2.0}, tuple(AVQA["multi_choice"]), "Sailboat set sail"),  # type: ignore[arg-type]
+        (AVQA | {"answer": "3"}, tuple(AVQA["multi_choice"]), "Consignment car"),  # type: ignore[arg-type]
+        (MUSICBENCH, ("90", "120", "60", "150"), "120"),
+        (MUSICBENCH | {"answer": "60"}, ("90", "120", "60", "150"), "60"),
+    ],
+)
+def test_rows_as_published(folder: Path, row: dict[str, Any], choices: tuple[str, ...], answer: str) -> None:
+    pq.write_table(pa.Table.from_pylist([row]), folder / "rows.parquet")
+    for path in (write_lines(folder / "rows.jsonl", [row]), folder / "rows.parquet"):
+        (sample,) = read_samples(path, check_audio=True).samples
+        assert (sample.choices, sample.references) == (choices, (answer,))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"answer": 4}, "index 4 lies outside the 4 choices"),
+        ({"answer": "9"}, "index 9 lies outside"),
+        ({"answer": 1.5}, "'1.5' is not among the choices"),
+        ({"multi_choice": ["a", "a", " a"]}, "two or more different choices"),
+        ({"multi_choice": ["a", ""]}, "not empty"),
+        ({"multi_choice": "a, b"}, "no list of texts"),
+    ],
+)
+def test_published_rows_that_are_damaged(folder: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"row 1, field '.*': .*{message}"):
+        read_samples(write_lines(folder / "rows.jsonl", [AVQA | change]))
+
+
 def test_mmau_and_mmar(folder: Path) -> None:
     (folder / "audio").mkdir()
     shutil.copy(folder / "a2.wav", folder / "audio/x.wav")
