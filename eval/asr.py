@@ -27,7 +27,7 @@ from rich.table import Table
 
 from audiorl.audio import AudioClip, AudioError
 from audiorl.evaluation.generate import generate_all, read_rows
-from audiorl.evaluation.options import InferenceOptions, run_script
+from audiorl.evaluation.options import InferenceOptions, run_script, write_scores
 from audiorl.metrics.text import CorpusErrors, ErrorCounts, Normalizer, char_errors, normalize, word_errors
 from audiorl.rewards.tags import final_text
 from audiorl.types import Rollout, RolloutEngine, Sample
@@ -198,12 +198,10 @@ def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]
     if skipped is not None:
         scores["skipped"] = skipped
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
+        page = worst_page(results, samples, scores, options.worst)
+        write_scores(options.out, scores, {"worst.html": page})
         lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in results)
         (options.out / "results.jsonl").write_text(lines, encoding="utf-8")
-        text = json.dumps(scores, indent=2, ensure_ascii=False)
-        (options.out / "scores.json").write_text(text + "\n", encoding="utf-8")
-        (options.out / "worst.html").write_text(worst_page(results, samples, scores, options.worst), encoding="utf-8")
     Console().print(table(scores, f"{options.data or options.score} · {options.model or 'scored'}"))
     return scores
 

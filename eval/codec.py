@@ -15,7 +15,6 @@ codes/ and clips.jsonl (one line a recording). A second call goes on where the f
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -30,7 +29,6 @@ import soundfile
 import soxr
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 import tokenizers_audio
@@ -38,9 +36,10 @@ from audiorl.audio import AudioClip, AudioError, probe
 from audiorl.config import torch_device
 from audiorl.data.corpus import bundled_speech, split_by_key
 from audiorl.data.manifest import read_samples
-from audiorl.evaluation.generate import check_settings, finished_rows
-from audiorl.evaluation.options import JudgeOptions, mean_of, run_script, write_scores
-from audiorl.judges import Recogniser, SpeakerEncoder, load_recogniser, load_speaker_encoder
+from audiorl.evaluation.generate import check_settings, complete_rows, finished_rows
+from audiorl.evaluation.judging import Judges
+from audiorl.evaluation.options import JudgeOptions, run_script, write_scores
+from audiorl.evaluation.summaries import summarize
 from audiorl.metrics.codes import bitrate, codebook_use, count_codes, entropy_bitrate
 from audiorl.metrics.intelligibility import pesq_wb, stoi
 from audiorl.metrics.speaker import cosine
@@ -84,8 +83,6 @@ class Options(JudgeOptions):
     """Only so many recordings, evenly spaced."""
     pairs: int = 12
     """How many recordings the page lets hear."""
-    device: str = "auto"
-    """Where codecs run: cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
 
 @dataclass(frozen=True)
@@ -201,26 +198,6 @@ def _timed(work: Callable[[], torch.Tensor], device: str) -> tuple[torch.Tensor,
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Judges:
-    """Who listens, and at which rate distances are computed."""
-
-    recogniser: Recogniser | None
-    encoder: SpeakerEncoder | None
-    sample_rate: int
-
-    def hear(self, waves: Sequence[np.ndarray], rate: int) -> list[Row]:
-        """{"hypothesis", "voice"} of each, as far as there are judges."""
-        rows: list[Row] = [{} for _ in waves]
-        if self.recogniser is not None:
-            for row, text in zip(rows, self.recogniser.transcribe(waves, rate), strict=True):
-                row["hypothesis"] = text
-        if self.encoder is not None:
-            for row, voice in zip(rows, self.encoder.embed(waves, rate), strict=True):
-                row["voice"] = voice
-        return rows
-
-
 def distances(original: np.ndarray, copy: np.ndarray, sample_rate: int, missing: set[str]) -> dict[str, float | None]:
     """What compares two waveforms; None where it is not defined. What is not installed goes into `missing`."""
     measures: dict[str, Callable[[], float]] = {
@@ -241,21 +218,22 @@ def distances(original: np.ndarray, copy: np.ndarray, sample_rate: int, missing:
     return found
 
 
-def evaluate_originals(out: Path, recordings: Sequence[Recording], judges: Judges, batch_size: int) -> dict[str, Row]:
+def evaluate_originals(
+    out: Path, recordings: Sequence[Recording], judges: Judges, sample_rate: int, batch_size: int
+) -> dict[str, Row]:
     """Rows of the originals by id, with what was understood; each is written as FLAC beside them."""
-    rows = finished_rows(out / ORIGINAL / "clips.jsonl")
 
     def evaluate(batch: Sequence[Recording]) -> list[Row]:
-        waves = [r.clip.load(judges.sample_rate) for r in batch]
+        waves = [r.clip.load(sample_rate) for r in batch]
         for recording, wav in zip(batch, waves, strict=True):
-            _write_audio(out / ORIGINAL, recording, wav, judges.sample_rate)
-        heard = replace(judges, encoder=None).hear(waves, judges.sample_rate)
+            _write_audio(out / ORIGINAL, recording, wav, sample_rate)
+        rows = replace(judges, encoder=None).judge(waves, sample_rate)
         return [
-            {"id": r.id, "seconds": len(wav) / judges.sample_rate, **row}
-            for r, wav, row in zip(batch, waves, heard, strict=True)
+            {"id": r.id, "seconds": len(wav) / sample_rate, **row}
+            for r, wav, row in zip(batch, waves, rows, strict=True)
         ]
 
-    return _evaluated(out / ORIGINAL, recordings, rows, evaluate, batch_size)
+    return complete_rows(out / ORIGINAL / "clips.jsonl", {r.id: r for r in recordings}, evaluate, batch_size)
 
 
 def evaluate_codec(
@@ -264,67 +242,45 @@ def evaluate_codec(
     codec: AudioTokenizer,
     recordings: Sequence[Recording],
     judges: Judges,
+    sample_rate: int,
     options: Options,
     missing: set[str],
 ) -> dict[str, Row]:
     """Rows of one codec by id; codes and audio of each are kept."""
     folder = out / name
     check_settings(folder / "codec.json", {"identity": codec.identity})
-    rows = finished_rows(folder / "clips.jsonl")
-    if any(r.id not in rows for r in recordings):
+    finished = finished_rows(folder / "clips.jsonl")
+    if any(r.id not in finished for r in recordings):
         silence = np.zeros(codec.sample_rate, np.float32)
         through(codec, silence, options.device)  # the first call of all allocates and plans
 
     def evaluate(batch: Sequence[Recording]) -> list[Row]:
-        originals = [r.clip.load(judges.sample_rate) for r in batch]
+        originals = [r.clip.load(sample_rate) for r in batch]
         copies = [through(codec, np.clip(r.clip.load(codec.sample_rate), -1, 1), options.device) for r in batch]
-        waves = [
-            _fitted(c.wav, codec.sample_rate, judges.sample_rate, len(o))
-            for c, o in zip(copies, originals, strict=True)
-        ]
-        heard = judges.hear(waves, judges.sample_rate)
-        voices = replace(judges, recogniser=None).hear(originals, judges.sample_rate)
-        found = []
+        waves = [_fitted(c.wav, codec.sample_rate, sample_rate, len(o)) for c, o in zip(copies, originals, strict=True)]
+        judged = judges.judge(waves, sample_rate)
+        voices = replace(judges, recogniser=None).judge(originals, sample_rate)
+        rows = []
         for recording, original, copy, wav, row, voice in zip(
-            batch, originals, copies, waves, heard, voices, strict=True
+            batch, originals, copies, waves, judged, voices, strict=True
         ):
             _write_audio(folder, recording, copy.wav, codec.sample_rate)
             tokenizers_audio.save_codes(_codes_file(folder, recording), copy.codes, codec)
-            spoken = row.pop("voice", None)
-            found.append(
+            copied_voice = row.pop("voice", None)
+            rows.append(
                 {
                     "id": recording.id,
                     "seconds": len(copy.wav) / codec.sample_rate,
                     "encode_seconds": copy.encode_seconds,
                     "decode_seconds": copy.decode_seconds,
-                    **distances(original, wav, judges.sample_rate, missing),
-                    **({} if spoken is None else {"similarity": cosine(spoken, voice["voice"])}),
+                    **distances(original, wav, sample_rate, missing),
+                    **({} if copied_voice is None else {"similarity": cosine(copied_voice, voice["voice"])}),
                     **row,
                 }
             )
-        return found
+        return rows
 
-    return _evaluated(folder, recordings, rows, evaluate, options.batch_size)
-
-
-def _evaluated(
-    folder: Path,
-    recordings: Sequence[Recording],
-    rows: dict[str, Row],
-    evaluate: Callable[[Sequence[Recording]], list[Row]],
-    batch_size: int,
-) -> dict[str, Row]:
-    """The rows of all recordings, those that are missing evaluated and appended batch by batch."""
-    missing = [r for r in recordings if r.id not in rows]
-    folder.mkdir(parents=True, exist_ok=True)
-    batches = [missing[i : i + batch_size] for i in range(0, len(missing), batch_size)]
-    with (folder / "clips.jsonl").open("a", encoding="utf-8") as file:
-        for batch in track(batches, folder.name, console=Console(stderr=True), disable=not batches):
-            for row in evaluate(batch):
-                rows[row["id"]] = row
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            file.flush()
-    return {r.id: rows[r.id] for r in recordings}
+    return complete_rows(folder / "clips.jsonl", {r.id: r for r in recordings}, evaluate, options.batch_size)
 
 
 def _fitted(wav: np.ndarray, rate: int, wanted: int, samples: int) -> np.ndarray:
@@ -359,7 +315,7 @@ def errors_of(
             for r in recordings
         )
     )
-    return {options.metric: corpus.rate, f"mean_{options.metric}": mean_of([u.rate for u in corpus.utterances])}
+    return {options.metric: corpus.rate, f"mean_{options.metric}": summarize([u.rate for u in corpus.utterances])}
 
 
 def scores_of_codec(
@@ -386,7 +342,7 @@ def scores_of_codec(
     for name in _COLUMNS:
         values = [row[name] for row in rows.values() if row.get(name) is not None]
         if values:
-            found[name] = mean_of(values)
+            found[name] = summarize(values)
     return found
 
 
@@ -442,17 +398,13 @@ def run(options: Options) -> Row:
     recordings = recordings_of(options)
     rates = [probe(r.clip).sample_rate for r in recordings] + [c.sample_rate for c in codecs.values()]
     rate = options.sample_rate or min(rates)
-    judges = Judges(
-        load_recogniser(options.asr, options.language) if options.asr else None,
-        load_speaker_encoder(options.speaker) if options.speaker else None,
-        rate,
-    )
+    judges = options.judges(options.language)
     settings = {key: getattr(options, key) for key in ("audio", "asr", "language", "speaker")}
     check_settings(options.out / "settings.json", {**settings, "sample_rate": rate})
     missing: set[str] = set()
-    results = {ORIGINAL: evaluate_originals(options.out, recordings, judges, options.batch_size)}
+    results = {ORIGINAL: evaluate_originals(options.out, recordings, judges, rate, options.batch_size)}
     for name, codec in codecs.items():
-        results[name] = evaluate_codec(options.out, name, codec, recordings, judges, options, missing)
+        results[name] = evaluate_codec(options.out, name, codec, recordings, judges, rate, options, missing)
 
     transcribed = all(r.text for r in recordings)
     understood = {id: row.get("hypothesis", "") for id, row in results[ORIGINAL].items()}
@@ -473,7 +425,7 @@ def run(options: Options) -> Row:
     for name, codec in codecs.items():
         own = scores_of_codec(options.out / name, codec, results[name], recordings)
         scores["codecs"][name] = {**own, **errors_of(results[name], recordings, references, options)}
-    write_scores(options.out, scores, page(scores, results, recordings, options))
+    write_scores(options.out, scores, {"page.html": page(scores, results, recordings, options)})
     for line in sorted(missing):
         print(f"not measured: {line}", file=sys.stderr)
     Console().print(_table(*summary(scores, options.metric), str(options.out / "page.html")))

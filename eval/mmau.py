@@ -25,8 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from audiorl.evaluation.generate import generate_all
-from audiorl.evaluation.options import InferenceOptions, run_script
-from audiorl.metrics.choice import bootstrap_accuracy, mmau_match, word_set
+from audiorl.evaluation.options import InferenceOptions, run_script, write_scores
+from audiorl.evaluation.summaries import summarize
+from audiorl.metrics.choice import mmau_match, word_set
 from audiorl.rewards.tags import extract_think, final_text
 from audiorl.types import Rollout, RolloutEngine
 
@@ -149,12 +150,8 @@ def _names(value: Any) -> list[str]:
 
 
 def _cell(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    accuracy = bootstrap_accuracy([v.correct for v in verdicts])
     return {
-        "accuracy": accuracy.value,
-        "low": accuracy.low,
-        "high": accuracy.high,
-        "n": accuracy.n,
+        **summarize([float(v.correct) for v in verdicts], "accuracy"),
         "missing": sum(v.missing for v in verdicts),
         "unanswered": sum(v.unanswered for v in verdicts),
     }
@@ -195,21 +192,18 @@ def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]
         options.check()
         assert options.data and options.out
         rows = predict(options, read_rows(options.data)[: options.limit], engine)
-        _write(options.out / "predictions.json", rows)
+        options.out.mkdir(parents=True, exist_ok=True)
+        predictions = json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
+        (options.out / "predictions.json").write_text(predictions, encoding="utf-8")
     if not any(isinstance(row.get("answer"), str) for row in rows):
         Console(stderr=True).print("No answers in the data: predictions are written, nothing can be scored.")
         return {}
     scores = score_rows(rows, options.kind)
     if options.out is not None:
         settings = {k: None if v is None else str(v) for k, v in dataclasses.asdict(options).items()}
-        _write(options.out / "scores.json", {**scores, "options": settings})
+        write_scores(options.out, {**scores, "options": settings})
     Console().print(table(scores, f"{options.kind.upper()} · {options.model or options.score}"))
     return scores
-
-
-def _write(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from rich.table import Table
 from audiorl.audio import AudioClip
 from audiorl.evaluation.generate import check_settings, greedy_engine
 from audiorl.evaluation.options import run_script
+from audiorl.evaluation.options import write_scores as write_json
 from audiorl.evaluation.streams import SEGMENTS, interpret_into, write_interpreted
 from audiorl.metrics.latency import latency_unit
 from audiorl.report.tradeoff import PlotQuality, plot_tradeoff
@@ -282,8 +283,7 @@ def types_of(folder: Path, instances: list[Instance]) -> tuple[SourceType, Targe
 def write_scores(folder: Path, scores: dict[str, Any]) -> None:
     """scores.json, null where a value is not defined, and scores.tsv with three decimals."""
     defined = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in scores.items()}
-    text = json.dumps(defined, indent=2, ensure_ascii=False, allow_nan=False)
-    (folder / "scores.json").write_text(text + "\n", encoding="utf-8")
+    write_json(folder, defined)
     names = metric_names(scores)
     values = ["" if math.isnan(scores[name]) else f"{scores[name]:.3f}" for name in names]
     (folder / "scores.tsv").write_text("\t".join(names) + "\n" + "\t".join(values) + "\n", encoding="utf-8")

@@ -21,7 +21,6 @@ without --asr nothing but what --model generates. A second call goes on where th
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -33,16 +32,16 @@ from typing import Any
 import numpy as np
 import soundfile
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from audiorl.audio import AudioClip, AudioError
 from audiorl.config import SamplingConfig, to_json
 from audiorl.data.seedtts import Utterance, read_conversations, read_meta
-from audiorl.evaluation.generate import check_settings, finished_rows
-from audiorl.evaluation.options import JudgeOptions, mean_of, run_script, write_scores
+from audiorl.evaluation.generate import check_settings, complete_rows
+from audiorl.evaluation.judging import Judges
+from audiorl.evaluation.options import JudgeOptions, run_script, write_scores
 from audiorl.evaluation.speech_generation import generate_speech, load_speaking
-from audiorl.judges import Recogniser, SpeakerEncoder, load_recogniser, load_speaker_encoder
+from audiorl.evaluation.summaries import summarize
 from audiorl.metrics.seedtts import Language, compared, utterance_errors
 from audiorl.metrics.speaker import cosine, voice_cosines
 from audiorl.metrics.text import CorpusErrors, ErrorCounts
@@ -82,7 +81,6 @@ class Options(JudgeOptions):
     language: Language = "en"
     worst: int = 20
     """How many recordings, or conversations, the page lets hear."""
-    device: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -184,58 +182,41 @@ Heard = tuple[Item, Row, ErrorCounts]
 # -- judging -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Judges:
-    recogniser: Recogniser
-    encoder: SpeakerEncoder | None
-
-    def hear(self, items: Sequence[Item], waves: Sequence[np.ndarray]) -> list[Row]:
-        """{"id", "file", "hypothesis", "voice"?, "similarity"?} of each; the voice only where there is no prompt."""
-        texts = self.recogniser.transcribe(waves, RATE)
-        rows: list[Row] = [
-            {"id": item.id, "file": item.fingerprint, "seconds": len(wav) / RATE, "hypothesis": text}
-            for item, wav, text in zip(items, waves, texts, strict=True)
-        ]
-        if self.encoder is None:
-            return rows
-        for item, row, voice in zip(items, rows, self.encoder.embed(waves, RATE), strict=True):
-            if item.prompt is not None:
-                row["similarity"] = cosine(voice, self.encoder.embed([item.prompt.load(RATE)], RATE)[0])
-            elif item.group:
-                row["voice"] = [round(float(x), 6) for x in voice]
-        return rows
-
-
 def judged(options: Options, items: Sequence[Item], judges: Judges) -> dict[str, Row]:
-    """A row an item by id: what was heard, or {"problem"} for a recording that is missing or cannot be read."""
-    path = options.out / "results.jsonl"
-    done = finished_rows(path)
-    rows: dict[str, Row] = {}
-    waiting: list[tuple[Item, np.ndarray]] = []
-    with path.open("a", encoding="utf-8") as file:
+    """A row an item by id: {"id", "file", "seconds", "hypothesis", "voice"?, "similarity"?}, or {"id", "problem"}.
 
-        def judge() -> None:
-            for row in judges.hear([i for i, _ in waiting], [w for _, w in waiting]):
-                rows[row["id"]] = row
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            file.flush()
-            waiting.clear()
+    The similarity is with the prompt; of a turn without prompt the voice is kept.
+    """
+    rows: dict[str, Row] = {i.id: {"id": i.id, "problem": "missing"} for i in items if i.clip is None}
 
-        for item in track(items, "listening", console=Console(stderr=True)):
-            if item.clip is None:
-                rows[item.id] = {"id": item.id, "problem": "missing"}
-            elif done.get(item.id, {}).get("file") == item.fingerprint:
-                rows[item.id] = done[item.id]
-            else:
-                try:
-                    waiting.append((item, item.clip.load(RATE)))
-                except AudioError as error:
-                    rows[item.id] = {"id": item.id, "problem": str(error)}
-            if len(waiting) == options.batch_size:
-                judge()
-        if waiting:
-            judge()
-    return rows
+    def judge(batch: Sequence[Item]) -> list[Row]:
+        waves: dict[str, np.ndarray] = {}
+        for item in batch:
+            try:
+                assert item.clip is not None
+                waves[item.id] = item.clip.load(RATE)
+            except AudioError as error:
+                rows[item.id] = {"id": item.id, "problem": str(error)}
+        readable = [item for item in batch if item.id in waves]
+        for item, row in zip(readable, judges.judge(list(waves.values()), RATE) if readable else [], strict=True):
+            voice = row.pop("voice", None)
+            row = {"id": item.id, "file": item.fingerprint, "seconds": len(waves[item.id]) / RATE, **row}
+            if voice is not None and item.prompt is not None:
+                assert judges.encoder is not None
+                row["similarity"] = cosine(voice, judges.encoder.embed([item.prompt.load(RATE)], RATE)[0])
+            elif voice is not None and item.group:
+                row["voice"] = [round(float(x), 6) for x in voice]
+            rows[item.id] = row
+        return [rows[item.id] for item in batch]
+
+    there = {item.id: item for item in items if item.clip is not None}
+    return rows | complete_rows(
+        options.out / "results.jsonl",
+        there,
+        judge,
+        options.batch_size,
+        is_current=lambda item, row: row.get("file") == item.fingerprint,
+    )
 
 
 def simplified(text: str) -> str:
@@ -283,7 +264,7 @@ def scores_of(found: Sequence[Heard], options: Options) -> Row:
         "recordings": len(found),
         "missing": sum(problem == "missing" for problem in problems.values()),
         "unreadable": sum(problem != "missing" for problem in problems.values()),
-        "mean_wer": mean_of([u.rate for u in corpus.utterances]),
+        "mean_wer": summarize([u.rate for u in corpus.utterances]),
         "wer": corpus.rate,
         "above_half": sum(u.rate > 0.5 for u in corpus.utterances),
     }
@@ -291,7 +272,7 @@ def scores_of(found: Sequence[Heard], options: Options) -> Row:
         return scores
     if options.turns is None:
         prompted = [row.get("similarity", 0.0) for item, row, _ in found if item.prompt is not None]
-        return {**scores, **({"similarity": mean_of(prompted)} if prompted else {})}
+        return {**scores, **({"similarity": summarize(prompted)} if prompted else {})}
     cosines = [
         voice_cosines([_voice(row) for _, row, _ in group], [item.speaker for item, _, _ in group])
         for group in groups.values()
@@ -299,7 +280,7 @@ def scores_of(found: Sequence[Heard], options: Options) -> Row:
     for name in ("intra", "inter"):
         defined = [value for c in cosines if not math.isnan(value := getattr(c, name))]
         if defined:
-            scores[name] = mean_of(defined)
+            scores[name] = summarize(defined)
     if "intra" in scores and "inter" in scores:
         alike, unlike = max(0.0, scores["intra"]["mean"]), min(1.0, 1.0 - scores["inter"]["mean"])
         scores["similarity"] = math.sqrt(alike * unlike)
@@ -384,17 +365,13 @@ def run(options: Options) -> Row:
             item.prompt.load(RATE)  # a broken prompt is the list's fault, not the system's
     settings = {"list": listed(options), "asr": options.asr, "speaker": options.speaker}
     check_settings(options.out / "settings.json", {**settings, "language": options.language})
-    judges = Judges(
-        load_recogniser(options.asr, options.language, options.device),
-        load_speaker_encoder(options.speaker, options.device) if options.speaker else None,
-    )
-    rows = judged(options, items, judges)
+    rows = judged(options, items, options.judges(options.language))
     found = scored(items, rows, options.language)
     scores = scores_of(found, options)
     for item, row, _ in found:
         if "problem" in row:
             print(f"counted as wrong: {item.id}: {row['problem']}", file=sys.stderr)
-    write_scores(options.out, scores, page(found, scores, options))
+    write_scores(options.out, scores, {"page.html": page(found, scores, options)})
     Console().print(table(scores, listed(options)))
     return scores
 

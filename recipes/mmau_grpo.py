@@ -7,11 +7,12 @@
 only. `--grpo.advantage leave-one-out` makes it RLOO; other estimators are other options of `--grpo`. `--reward-file
 my.py` adds a reward of your own. `--path tiny --data bundled` tries the recipe without any download.
 
-As in Ke-Omni-R: 5,000 questions of AVQA and 5,000 of MusicBench, 2 epochs, 8 answers of at most 64 tokens to a prompt at
-temperature 1, accuracy and format rewarded 2 to 1, advantages divided by their standard deviation + 1e-4, token mean of
-each answer, k3 in the loss with β 0.01, learning rate 1e-6. Different: the prompt asks for the same in other words, one
-option a line; an answer that names its option by the letter is right, too. Prompts are not limited to 512 tokens, as a prompt that is cut lacks a part of its audio; these sets'
-clips of 10 s make 250 tokens. 8 prompts a step are our choice.
+As in Ke-Omni-R: 5,000 questions of AVQA and 5,000 of MusicBench, 2 epochs, 8 answers of at most 64 tokens to a prompt
+at temperature 1, accuracy and format rewarded 2 to 1, advantages divided by their standard deviation + 1e-4, token mean
+of each answer, k3 in the loss with β 0.01, learning rate 1e-6. Different: the prompt asks for the same in other words,
+one option a line; an answer that names its option by the letter is right, too. Prompts are not limited to 512 tokens,
+as a prompt that is cut lacks a part of its audio; these sets' clips of 10 s make 250 tokens. 8 prompts a step are our
+choice.
 """
 
 from __future__ import annotations

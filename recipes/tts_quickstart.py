@@ -31,6 +31,7 @@ from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, S
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.recordings import Recordings
 from audiorl.data.silence import trimmed
+from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.speech import measure_speech, probe_speech
 from audiorl.judges import Recogniser, load_recogniser
 from audiorl.judges.character_ctc import CharacterCTC, plain, train_character_ctc
@@ -164,7 +165,7 @@ def main(config: Config, run: Run) -> None:
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
 
     held_out = [prompt(words, known) for words in test]
-    measure_speech(run, "before", policy, held_out, config.sampling, judge)
+    measure_speech(run, "before", policy, held_out, config.sampling, Judges(judge))
     policy = load_policy(run.checkpoint("sft"), ModelConfig(only=config.only), codec)
     speech_decoder = CodecSpeechDecoder.of(policy)
     judges = SpeechJudges(speech_decoder, recogniser=ear)
@@ -183,11 +184,11 @@ def main(config: Config, run: Run) -> None:
         sampling=config.sampling,
         seed=config.seed,
         phase="grpo",
-        evaluate=probe_speech(policy, held_out, config.sampling, judge),
+        evaluate=probe_speech(policy, held_out, config.sampling, Judges(judge)),
         supervised=examples,
         speech_decoder=speech_decoder,
     )
-    measure_speech(run, "after", policy, held_out, config.sampling, judge)
+    measure_speech(run, "after", policy, held_out, config.sampling, Judges(judge))
     print(write_report(run.dir))
 
 

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from audiorl.config import ModelConfig, torch_device
 from audiorl.types import Request, Rollout, RolloutEngine, Sample
 
+T = TypeVar("T")
 Row = dict[str, Any]
 
 
@@ -38,24 +39,47 @@ def generate_all(
     repeated = [id for id, count in Counter(s.id for s in samples).items() if count > 1]
     if repeated:
         raise ValueError(f"sample ids must be unique to tell results apart; repeated: {', '.join(repeated[:5])}")
+
+    def evaluate(batch: Sequence[Sample]) -> list[Row]:
+        rollouts = engine.generate([Request(sample, n=1, seed=seed) for sample in batch])
+        assert [r.sample.id for r in rollouts] == [s.id for s in batch], "one rollout per request, in order"
+        return [_row(rollout, describe) for rollout in rollouts]
+
+    rows = complete_rows(out_path, {s.id: s for s in samples}, evaluate, batch_size, progress=progress)
+    return [rows[s.id] for s in samples]
+
+
+def complete_rows(
+    out_path: str | Path,
+    items: Mapping[str, T],
+    evaluate: Callable[[Sequence[T]], Sequence[Row]],
+    batch_size: int,
+    *,
+    is_current: Callable[[T, Row], bool] = lambda item, row: True,
+    progress: bool = True,
+) -> dict[str, Row]:
+    """The row of every item by id: from `out_path` (JSON lines) where it is there, else from `evaluate`.
+
+    Rows are appended batch by batch and flushed, so a killed run loses one batch at most; a later call evaluates only
+    what is missing, and what `is_current(item, row)` calls outdated. `evaluate` gives rows with the key "id"; one with
+    a "problem" is not written, so that a later call tries again. Rows of other items stay in the file.
+    """
     path = Path(out_path)
     rows = finished_rows(path)
-    missing = [s for s in samples if s.id not in rows]
+    missing = [item for id, item in items.items() if id not in rows or not is_current(item, rows[id])]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file, _display(progress) as display:
-        bar = display.add_task(path.name, total=len(samples), completed=len(samples) - len(missing))
+        bar = display.add_task(path.name, total=len(items), completed=len(items) - len(missing))
         for start in range(0, len(missing), batch_size):
             batch = missing[start : start + batch_size]
-            rollouts = engine.generate([Request(sample, n=1, seed=seed) for sample in batch])
-            assert [r.sample.id for r in rollouts] == [s.id for s in batch], "one rollout per request, in order"
-            for rollout in rollouts:
-                row = _row(rollout, describe)
+            for row in evaluate(batch):
                 rows[row["id"]] = row
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                if "problem" not in row:
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
             display.advance(bar, len(batch))
-    return [rows[s.id] for s in samples]
+    return {id: rows[id] for id in items}
 
 
 def read_rows(path: str | Path) -> list[Row]:
@@ -69,15 +93,15 @@ def check_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
     Raises ValueError naming the settings that differ: results of two models must not mix in one file.
     """
     path = Path(path)
-    wanted = json.loads(json.dumps(settings))
+    new = json.loads(json.dumps(settings))
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(wanted, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(new, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         return
-    found = json.loads(path.read_text(encoding="utf-8"))
-    different = sorted(key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key))
+    old = json.loads(path.read_text(encoding="utf-8"))
+    different = sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
     if different:
-        changes = ", ".join(f"{key}: {found.get(key)!r} -> {wanted.get(key)!r}" for key in different)
+        changes = ", ".join(f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in different)
         raise ValueError(f"{path} belongs to a run with other settings ({changes}); choose another output folder")
 
 

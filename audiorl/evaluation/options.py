@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from audiorl.data import manifest
 from audiorl.data.manifest import Loaded
 from audiorl.evaluation.generate import check_settings, greedy_engine
-from audiorl.metrics.interval import bootstrap_interval
+from audiorl.evaluation.judging import Judges
 from audiorl.options import parse
 from audiorl.types import RolloutEngine
 
@@ -87,7 +87,9 @@ class JudgeOptions:
     limit: int | None = None
     """Only so many recordings, texts or conversations."""
     batch_size: int = 8
-    """Recordings that judges hear at once."""
+    """Recordings that are judged at once."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto is the GPU where there is one."""
 
     def __post_init__(self) -> None:
         for name in ("limit", "batch_size"):
@@ -95,18 +97,18 @@ class JudgeOptions:
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')}: give at least 1")
 
-
-def mean_of(values: Sequence[float]) -> dict[str, float]:
-    """{mean, low, high, n}, with the 95% bootstrap interval."""
-    low, high = bootstrap_interval(values)
-    return {"mean": sum(values) / len(values), "low": low, "high": high, "n": len(values)}
+    def judges(self, language: str | None = None) -> Judges:
+        """The judges that the options name, on `device`."""
+        return Judges.load(self.asr, self.speaker, language, self.device)
 
 
-def write_scores(out: Path, scores: Mapping[str, Any], page: str) -> None:
-    """scores.json and page.html."""
+def write_scores(out: Path, scores: Mapping[str, Any], pages: Mapping[str, str] | None = None) -> None:
+    """OUT/scores.json and the pages by file name. Raises ValueError for a score that is no number (NaN)."""
+    out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(scores, indent=2, ensure_ascii=False, allow_nan=False)
     (out / "scores.json").write_text(text + "\n", encoding="utf-8")
-    (out / "page.html").write_text(page, encoding="utf-8")
+    for name, page in (pages or {}).items():
+        (out / name).write_text(page, encoding="utf-8")
 
 
 def run_script(run: Callable[[T], object], options: type[T], about: str | None, left: str = "samples") -> None:

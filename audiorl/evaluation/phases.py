@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from audiorl.config import SamplingConfig
-from audiorl.metrics.interval import bootstrap_interval
+from audiorl.evaluation.summaries import summarize, summarize_answers
 from audiorl.models import AudioPolicy
 from audiorl.rewards.check import scored_rollouts
 from audiorl.rollout.hf import HFEngine
@@ -23,28 +21,6 @@ def answer(policy: AudioPolicy, samples: Sequence[Sample], reward: Reward, max_n
     return scored_rollouts("reward", reward(rollouts), rollouts)
 
 
-def summarise(rollouts: Sequence[Rollout], metric: str = "accuracy") -> dict[str, Any]:
-    """{metric, low, high (95% bootstrap), n, means of the other reward parts, by_task: {task: {metric, n}}}."""
-    if not rollouts:
-        raise ValueError("nothing to evaluate: there is no held-out data, or the reward skipped all of it")
-    parts = [dict(r.score.parts) for r in rollouts if r.score]
-    if metric not in parts[0]:
-        raise ValueError(f"the reward has no part {metric!r}; it has {', '.join(sorted(parts[0]))}")
-    values = [p[metric] for p in parts]
-    low, high = bootstrap_interval(values)
-    by_task: dict[str, list[float]] = {}
-    for r, value in zip(rollouts, values, strict=True):
-        by_task.setdefault(r.sample.task or "all", []).append(value)
-    return {
-        metric: float(np.mean(values)),
-        "n": len(values),
-        "low": low,
-        "high": high,
-        **{name: float(np.mean([p[name] for p in parts])) for name in parts[0] if name != metric},
-        "by_task": {task: {metric: float(np.mean(v)), "n": len(v)} for task, v in sorted(by_task.items())},
-    }
-
-
 def evaluate_phase(
     run: Run,
     name: str,
@@ -57,7 +33,7 @@ def evaluate_phase(
     """Evaluate once, as a phase of the run: eval/NAME.jsonl and the entry NAME of eval.json."""
     if not run.finished(name):
         rollouts = answer(policy, samples, reward, max_new_tokens)
-        results = summarise(rollouts, metric)
+        results = summarize_answers(rollouts, metric)
         run.write_eval(name, results, rollouts, metric)
         run.finish(name, {metric: results[metric], "n": results["n"]})
     result: dict[str, Any] = run.result(name)
@@ -68,9 +44,7 @@ def evaluate_phase(
 def measure_phase(run: Run, name: str, hits: Callable[[], Sequence[bool]]) -> None:
     """The share of `hits` once, as a phase of the run: the entry NAME of eval.json, with its 95% bootstrap interval."""
     if not run.finished(name):
-        values = [float(hit) for hit in hits()]
-        low, high = bootstrap_interval(values)
-        result = {"accuracy": float(np.mean(values)), "n": len(values), "low": low, "high": high}
+        result = summarize([float(hit) for hit in hits()], "accuracy")
         run.write_result(name, result)
         run.finish(name, result)
     result = run.result(name)
@@ -83,6 +57,6 @@ def probe(
     """A function for the training loop that measures the policy as it is at the moment."""
 
     def now() -> dict[str, float]:
-        return {metric: float(summarise(answer(policy, samples, reward, max_new_tokens), metric)[metric])}
+        return {metric: float(summarize_answers(answer(policy, samples, reward, max_new_tokens), metric)[metric])}
 
     return now

@@ -11,8 +11,9 @@ import numpy as np
 
 from audiorl.audio import AudioClip, write_wav
 from audiorl.config import SamplingConfig
-from audiorl.judges.protocol import Recogniser, SpeakerEncoder
-from audiorl.metrics.interval import bootstrap_interval
+from audiorl.evaluation.judging import Judges
+from audiorl.evaluation.summaries import summarize_speech
+from audiorl.judges.protocol import SpeakerEncoder
 from audiorl.metrics.speaker import cosine
 from audiorl.metrics.speech import silent_share
 from audiorl.metrics.text import Normalizer, char_errors, word_errors
@@ -34,22 +35,22 @@ def measure_speech(
     policy: AudioPolicy,
     samples: Sequence[Sample],
     sampling: SamplingConfig,
-    judge: Recogniser,
+    judges: Judges,
     normalizer: Normalizer = "basic",
-    encoder: SpeakerEncoder | None = None,
 ) -> dict[str, Any]:
     """Say every text once, as a phase of the run.
 
-    eval/NAME/*.wav hold the recordings, eval/NAME.jsonl what the judge understood of each, and the entry NAME of
-    eval.json {accuracy: mean of 1 - min(CER, 1), low, high (95% bootstrap), wer, cer, seconds, cut, n}. With an
-    `encoder` also similarity, the cosine with the voice of metadata["reference_audio"]: 0 for silence, and left out for
-    texts that have none.
+    eval/NAME/*.wav hold the recordings, eval/NAME.jsonl what the recogniser understood of each, and the entry NAME of
+    eval.json {accuracy: mean of 1 - min(CER, 1), low, high (95% bootstrap), wer, cer, seconds, cut, n}. With a
+    speaker encoder also similarity, the cosine with the voice of metadata["reference_audio"]: 0 for silence, and left
+    out for texts that have none.
     """
+    assert judges.recogniser is not None, "speech is measured by what a recogniser understands"
     if not run.finished(name):
-        rollouts, waves, heard = _heard(policy, samples, sampling, judge)
+        rollouts, waves, transcripts = _transcribed(policy, samples, sampling, judges)
         rate = CodecSpeechDecoder.of(policy).sample_rate
         rows = []
-        for number, (rollout, wav, text) in enumerate(zip(rollouts, waves, heard, strict=True)):
+        for number, (rollout, wav, text) in enumerate(zip(rollouts, waves, transcripts, strict=True)):
             reference = rollout.sample.references[0]
             path = Path("eval") / name / f"{number:04d}.wav"
             write_wav(run.dir / path, wav, rate)
@@ -59,38 +60,20 @@ def measure_speech(
                 | {"wer": word_errors(reference, text, normalizer).rate}
                 | {"seconds": len(wav) / rate, "cut": rollout.segments[-1].stop_reason == "length"}
             )
-            rows.append(row if encoder is None else row | _similarity(encoder, rollout.sample, wav, rate))
+            rows.append(row if judges.encoder is None else row | _similarity(judges.encoder, rollout.sample, wav, rate))
         path = run.dir / "eval" / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-        result = summarise(rows)
+        result = summarize_speech(rows)
         run.write_result(name, result)
         run.finish(name, result)
     result = run.result(name)
     alike = f"voice {result['similarity']:.2f}, " if "similarity" in result else ""
     print(
-        f"{name}: {result['accuracy']:.1%} of characters understood ({judge.name}), WER {result['wer']:.1%}, "
-        f"{alike}{result['seconds']:.2f} s, {result['cut']:.0%} cut off, {result['n']} texts",
+        f"{name}: {result['accuracy']:.1%} of characters understood ({judges.recogniser.name}), "
+        f"WER {result['wer']:.1%}, {alike}{result['seconds']:.2f} s, {result['cut']:.0%} cut off, {result['n']} texts",
         flush=True,
     )
     return result
-
-
-def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Means over the rows of an evaluation. Error rates count as 1 at most: a babbler is not worse than silence."""
-    if not rows:
-        raise ValueError("nothing to evaluate: there are no held-out texts")
-    understood = [1 - min(row["cer"], 1.0) for row in rows]
-    low, high = bootstrap_interval(understood)
-    return {
-        "accuracy": float(np.mean(understood)),
-        "n": len(rows),
-        "low": low,
-        "high": high,
-        "wer": float(np.mean([min(row["wer"], 1.0) for row in rows])),
-        "cer": float(np.mean([min(row["cer"], 1.0) for row in rows])),
-        "seconds": float(np.mean([row["seconds"] for row in rows])),
-        "cut": float(np.mean([row["cut"] for row in rows])),
-    } | _mean_similarity(rows)
 
 
 def _similarity(encoder: SpeakerEncoder, sample: Sample, wav: np.ndarray, rate: int) -> dict[str, float]:
@@ -99,37 +82,33 @@ def _similarity(encoder: SpeakerEncoder, sample: Sample, wav: np.ndarray, rate: 
         return {}
     if silent_share(wav, rate) == 1.0:
         return {"similarity": 0.0}
-    wanted, said = encoder.embed([clip.load(rate), wav], rate)
-    return {"similarity": cosine(wanted, said)}
-
-
-def _mean_similarity(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    found = [row["similarity"] for row in rows if "similarity" in row]
-    return {"similarity": float(np.mean(found))} if found else {}
+    reference, spoken = encoder.embed([clip.load(rate), wav], rate)
+    return {"similarity": cosine(reference, spoken)}
 
 
 def probe_speech(
     policy: AudioPolicy,
     samples: Sequence[Sample],
     sampling: SamplingConfig,
-    judge: Recogniser,
+    judges: Judges,
     normalizer: Normalizer = "basic",
 ) -> Callable[[], dict[str, float]]:
     """A function for the training loop that measures the policy as it is at the moment."""
 
     def now() -> dict[str, float]:
-        rollouts, _, heard = _heard(policy, samples, sampling, judge)
-        rates = [char_errors(r.sample.references[0], h, normalizer).rate for r, h in zip(rollouts, heard, strict=True)]
+        rollouts, _, texts = _transcribed(policy, samples, sampling, judges)
+        rates = [char_errors(r.sample.references[0], t, normalizer).rate for r, t in zip(rollouts, texts, strict=True)]
         return {"accuracy": float(np.mean([1 - min(rate, 1.0) for rate in rates]))}
 
     return now
 
 
-def _heard(
-    policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig, judge: Recogniser
+def _transcribed(
+    policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig, judges: Judges
 ) -> tuple[list[Rollout], list[np.ndarray], list[str]]:
-    """The texts as rollouts, as sound, and as the judge understood them; a rollout that said nothing has no samples."""
+    """(rollouts, waveforms [T], what the recogniser understood); a rollout without speech has an empty waveform."""
     rollouts = say(policy, samples, sampling)
     speech_decoder = CodecSpeechDecoder.of(policy)
     waves = [wav if (wav := speech_decoder.waveform(r)) is not None else np.zeros(0, np.float32) for r in rollouts]
-    return rollouts, waves, judge.transcribe(waves, speech_decoder.sample_rate)
+    assert judges.recogniser is not None, "speech is measured by what a recogniser understands"
+    return rollouts, waves, judges.recogniser.transcribe(waves, speech_decoder.sample_rate)

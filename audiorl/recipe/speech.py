@@ -1,4 +1,4 @@
-"""What recipes of speaking models do around a trainer: read texts, find voices, load the model, let a judge listen."""
+"""What recipes of speaking models do around a trainer: read texts and voices, load the model, measure its speech."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from audiorl.audio import AudioClip, seconds
 from audiorl.config import RLConfig, SamplingConfig
 from audiorl.data.manifest import Loaded
 from audiorl.data.seedtts import Utterance
+from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.speech import measure_speech, probe_speech
-from audiorl.judges import Recogniser, SpeakerEncoder, load_recogniser, load_speaker_encoder
 from audiorl.metrics.text import Normalizer, normalize
 from audiorl.models import AudioPolicy
 from audiorl.recipe.common import RecipeConfig, check_ptx, policy_from, read_sets, read_split, with_voice
@@ -139,28 +139,25 @@ def speaking_policy(config: SpeechConfig, run: Run, *, teach: bool = False) -> A
 
 @dataclass(frozen=True)
 class Measurement:
-    """Lets a policy say held-out texts and a judge listen, whenever it is asked; without a judge it does nothing."""
+    """Measures how a policy says held-out texts, when it is called; without a recogniser it does nothing."""
 
     run: Run
     policy: AudioPolicy
     held_out: Sequence[Sample]
     sampling: SamplingConfig
     normalizer: Normalizer
-    judge: Recogniser | None
-    encoder: SpeakerEncoder | None
+    judges: Judges
 
     def __call__(self, name: str) -> None:
         """As a phase of the run, see `measure_speech`."""
-        if self.judge is not None:
-            measure_speech(
-                self.run, name, self.policy, self.held_out, self.sampling, self.judge, self.normalizer, self.encoder
-            )
+        if self.judges.recogniser is not None:
+            measure_speech(self.run, name, self.policy, self.held_out, self.sampling, self.judges, self.normalizer)
 
     def probe(self) -> Evaluate | None:
         """For the training loop."""
-        if self.judge is None:
+        if self.judges.recogniser is None:
             return None
-        return probe_speech(self.policy, self.held_out, self.sampling, self.judge, self.normalizer)
+        return probe_speech(self.policy, self.held_out, self.sampling, self.judges, self.normalizer)
 
 
 def measurement(config: SpeechConfig, run: Run, policy: AudioPolicy, held_out: Sequence[Utterance]) -> Measurement:
@@ -172,6 +169,9 @@ def measurement(config: SpeechConfig, run: Run, policy: AudioPolicy, held_out: S
         [utterance_sample(u, config.tags) for u in held_out],
         config.sampling,
         config.normalizer,
-        load_recogniser(tiny_part(folder, "judge", config.judge), config.language) if config.judge else None,
-        load_speaker_encoder(tiny_part(folder, "speaker", config.judge_speaker)) if config.judge_speaker else None,
+        Judges.load(
+            config.judge and tiny_part(folder, "judge", config.judge),
+            config.judge_speaker and tiny_part(folder, "speaker", config.judge_speaker),
+            config.language,
+        ),
     )

@@ -15,6 +15,7 @@ import torch
 
 import tokenizers_audio
 from audiorl.data.corpus import Utterance
+from audiorl.judges import load_recogniser
 from audiorl.metrics.spectral import mel_distance, si_sdr, stft_distance
 from tests.unit.codecs.families import save_dac_16k, save_encodec
 from tests.unit.judges.conftest import save_ctc, save_xvector
@@ -97,7 +98,7 @@ def test_scores_are_those_of_the_parts(codec: ModuleType, models: Path, folder: 
 
     assert scores["codecs"]["encodec@2"]["num_codebooks"] == 2
     assert scores["reference"] == "transcripts"
-    recogniser = codec.load_recogniser(models / "asr")
+    recogniser = load_recogniser(models / "asr")
     heard = [row["hypothesis"] for row in lines(out / "original" / "clips.jsonl")]
     originals = [soundfile.read(folder / f"clip {i}.wav", dtype="float32")[0] for i in range(3)]
     assert heard == recogniser.transcribe(originals, RATE)

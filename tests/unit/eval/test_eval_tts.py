@@ -17,6 +17,7 @@ import soundfile
 from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.data.seedtts import read_meta
+from audiorl.judges import load_recogniser
 from audiorl.models import load_policy
 from audiorl.recipe.tiny_speech import save_codec, save_model
 from audiorl.rollout.hf import HFEngine
@@ -57,8 +58,8 @@ def tts(load_eval, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = load_eval("tts")
 
     def use(judge: Any) -> None:
-        monkeypatch.setattr(module, "load_recogniser", lambda *args: judge)
-        monkeypatch.setattr(module, "load_speaker_encoder", lambda *args: judge)
+        monkeypatch.setattr("audiorl.evaluation.judging.load_recogniser", lambda *args: judge)
+        monkeypatch.setattr("audiorl.evaluation.judging.load_speaker_encoder", lambda *args: judge)
 
     module.use = use  # type: ignore[attr-defined]
     return module
@@ -182,7 +183,7 @@ def test_real_judges(tts: ModuleType, speech: list[Utterance], tmp_path: Path) -
         )
     )
     assert scores["similarity"]["mean"] == pytest.approx(1.0, abs=1e-5)
-    recogniser = tts.load_recogniser(tmp_path / "asr")
+    recogniser = load_recogniser(tmp_path / "asr")
     heard = recogniser.transcribe([u.clip.load(RATE) for u in speech[:200:100]], RATE)
     assert [row["hypothesis"] for row in lines(tmp_path / "scores" / "results.jsonl")] == heard
 

@@ -17,7 +17,9 @@ from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance as Recorded
 from audiorl.data.seedtts import Utterance
-from audiorl.evaluation.speech import measure_speech, summarise
+from audiorl.evaluation.judging import Judges
+from audiorl.evaluation.speech import measure_speech
+from audiorl.evaluation.summaries import summarize_speech
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.recipe.speech import SpeechConfig, texts_of
 from audiorl.recipe.tiny_speech import save_codec, save_model, save_recogniser, save_speaker_encoder, tiny_part
@@ -207,15 +209,16 @@ def test_measured_speech_is_compared_with_the_voice_that_is_wanted(policy: Audio
     own = AudioClip(array=np.zeros(16_000, np.float32), sample_rate=16_000)
     samples = [utterance_sample(Utterance("a", "Good.", recording=own)), utterance_sample(Utterance("b", "Good."))]
     run, judge = Run.create(tmp_path / "run", "r.py", [], SAY), Knows(1.0)
-    result = measure_speech(run, "before", policy, samples, SAY, judge, encoder=judge)
+    result = measure_speech(run, "before", policy, samples, SAY, Judges(judge, judge))
     rows = [json.loads(line) for line in (run.dir / "eval" / "before.jsonl").read_text().splitlines()]
     said = soundfile.read(run.dir / rows[0]["spoken_audio"]["path"])[0]
     assert rows[0]["similarity"] == pytest.approx(0.6 if np.abs(said).max(initial=0) > 0.01 else 0.0)
     assert "similarity" not in rows[1] and result["similarity"] == pytest.approx(rows[0]["similarity"])
     assert result["accuracy"] == 1.0 and result["n"] == 2
-    again = measure_speech(run, "plain", policy, samples, SAY, judge)
+    again = measure_speech(run, "plain", policy, samples, SAY, Judges(judge))
     assert "similarity" not in again
-    assert summarise([{**row, "similarity": x} for row, x in zip(rows, (0.5, 1.0), strict=True)])["similarity"] == 0.75
+    rows = [{**row, "similarity": x} for row, x in zip(rows, (0.5, 1.0), strict=True)]
+    assert summarize_speech(rows)["similarity"] == 0.75
 
 
 def test_a_part_that_is_not_tiny_is_left_alone(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""How results sum up: means, with how sure they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from audiorl.metrics.interval import bootstrap_interval
+from audiorl.types import Rollout
+
+
+def summarize(
+    values: Sequence[float], name: str = "mean", others: Mapping[str, Sequence[float]] | None = None
+) -> dict[str, Any]:
+    """{name: mean, n, low, high, **means of `others`}; `low` and `high` are the 95% bootstrap interval of the mean.
+
+    Raises ValueError without values.
+    """
+    if not len(values):
+        raise ValueError("nothing to evaluate: there is no held-out data, or the reward skipped all of it")
+    low, high = bootstrap_interval(values)
+    means = {other: float(np.mean(column)) for other, column in (others or {}).items()}
+    return {name: float(np.mean(values)), "n": len(values), "low": low, "high": high, **means}
+
+
+def summarize_answers(rollouts: Sequence[Rollout], metric: str = "accuracy") -> dict[str, Any]:
+    """`summarize` of the reward's part `metric`, means of its other parts, and by_task: {task: {metric, n}}."""
+    parts = [dict(r.score.parts) for r in rollouts if r.score]
+    if parts and metric not in parts[0]:
+        raise ValueError(f"the reward has no part {metric!r}; it has {', '.join(sorted(parts[0]))}")
+    values = [p[metric] for p in parts]
+    others = {name: [p[name] for p in parts] for name in (parts[0] if parts else ()) if name != metric}
+    by_task: dict[str, list[float]] = {}
+    for r, value in zip(rollouts, values, strict=True):
+        by_task.setdefault(r.sample.task or "all", []).append(value)
+    tasks = {task: {metric: float(np.mean(v)), "n": len(v)} for task, v in sorted(by_task.items())}
+    return summarize(values, metric, others) | {"by_task": tasks}
+
+
+def summarize_speech(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`summarize` of the share of characters understood, with means of the other columns of `measure_speech`.
+
+    Error rates count as 1 at most, so that babble is not worse than silence.
+    """
+    columns = {name: [min(row[name], 1.0) for row in rows] for name in ("wer", "cer")}
+    columns |= {name: [row[name] for row in rows] for name in ("seconds", "cut")}
+    similarities = [row["similarity"] for row in rows if "similarity" in row]
+    if similarities:
+        columns["similarity"] = similarities
+    return summarize([1 - cer for cer in columns["cer"]], "accuracy", columns)
