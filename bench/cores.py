@@ -49,9 +49,9 @@ def gae_by_steps(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, la
     following = carried = torch.zeros(len(rewards))
     for t in reversed(range(rewards.shape[1])):
         here = mask[:, t]
-        found = rewards[:, t] + gamma * following - values[:, t] + gamma * lam * carried
-        carried, following = torch.where(here, found, carried), torch.where(here, values[:, t], following)
-        advantages[:, t] = torch.where(here, found, 0.0)
+        advantage = rewards[:, t] + gamma * following - values[:, t] + gamma * lam * carried
+        carried, following = torch.where(here, advantage, carried), torch.where(here, values[:, t], following)
+        advantages[:, t] = torch.where(here, advantage, 0.0)
     return advantages, torch.where(mask, advantages + values, 0.0)
 
 
@@ -160,18 +160,18 @@ class Results:
         ours()
         first = time.perf_counter() - began
         sides = {"audiorl": ours, **others}
-        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
         for turn in range(-warm, repeats):
             for name, call in sides.items():
                 wall, cpu = time.perf_counter(), time.process_time()
                 call()
                 times = time.perf_counter() - wall, time.process_time() - cpu
                 if turn >= 0:
-                    taken[name].append(times)
-        for name, times in taken.items():
+                    seconds[name].append(times)
+        for name, times in seconds.items():
             wall, cpu = (statistics.median(t[k] for t in times) for k in (0, 1))
             ratios = [
-                statistics.median(a[k] / max(b[k], 1e-9) for a, b in zip(taken["audiorl"], times, strict=True))
+                statistics.median(a[k] / max(b[k], 1e-9) for a, b in zip(seconds["audiorl"], times, strict=True))
                 for k in (0, 1)
             ]
             note = f"first call {_ms(first)}" if name == "audiorl" else f"{ratios[0]:.3f} | {ratios[1]:.3f}"

@@ -126,7 +126,7 @@ def decoding(width: int, inner: int, _: int) -> tuple[Side, Side]:
     frames = torch.rand(32, 1) < FRAMES
     shared = {"position_embeddings": rotary(x, torch.zeros(32, 1).long()), "attention_mask": None}
 
-    def ours() -> list[Tensor]:  # in decoding every step is routed anew
+    def ours() -> list[Tensor]:  # in decoding, routing is computed at every step
         return passed(own, x, None, routing=Routing.of(frames, x.device), **shared)
 
     return ours, partial(passed, stock, x, None, audio_token_mask=frames, **shared)
@@ -146,14 +146,14 @@ def main() -> None:
             ours, theirs = case(width, inner, rows)
             agree(ours(), theirs())
             repeats = (5 if args.quick else 15) * (10 if case is decoding else 1)
-            taken: dict[Side, list[float]] = {ours: [], theirs: []}
+            seconds: dict[Side, list[float]] = {ours: [], theirs: []}
             for _ in range(repeats):
-                for side, times in taken.items():
+                for side, times in seconds.items():
                     began = time.process_time()
                     side()
                     times.append(time.process_time() - began)
-            ratio = statistics.median(b / a for a, b in zip(taken[ours], taken[theirs], strict=True))
-            times_ms = [f"{statistics.median(taken[side]) * 1e3:.3g} ms" for side in (ours, theirs)]
+            ratio = statistics.median(b / a for a, b in zip(seconds[ours], seconds[theirs], strict=True))
+            times_ms = [f"{statistics.median(seconds[side]) * 1e3:.3g} ms" for side in (ours, theirs)]
             size = [str(width), str(inner), "32" if case is decoding else str(rows)]
             table.add_row(*size, case.__name__, *times_ms, f"{ratio:.2f}")
     Console(width=120).print(table)

@@ -137,7 +137,7 @@ class Engine:
     steps: int = 0
     context: int = 0
     running: list[tuple[int, int, Request]] = field(default_factory=list)
-    known: set[int] = field(default_factory=set)
+    prefilled: set[int] = field(default_factory=set)
     """Groups whose prompt has been read."""
     admitted: int = 0
 
@@ -146,8 +146,8 @@ class Engine:
         return len(self.running) < self.slots
 
     def admit(self, request: Request) -> None:
-        if request.group not in self.known:
-            self.known.add(request.group)
+        if request.group not in self.prefilled:
+            self.prefilled.add(request.group)
             self._spend(self.speed.read(request.prompt))
         self.admitted += 1
         self.context += request.prompt
@@ -200,8 +200,8 @@ def generate(requests: Sequence[Request], engines: int, speed: Speed, slots: int
             request = queues[0].pop()
             fleet[i].admit(request)
             if fleet[i].free:
-                known = request.answer if policy == "oracle" else 0
-                heappush(places, (outstanding + request.prompt + known, i))
+                answer = request.answer if policy == "oracle" else 0
+                heappush(places, (outstanding + request.prompt + answer, i))
     for engine, queue in zip(fleet, queues, strict=True):
         while policy == "round-robin" and queue and engine.free:
             engine.admit(queue.pop())
@@ -249,20 +249,20 @@ def step_times(batches: Sequence[Generated], training: float, sync: float) -> St
 
 def lognormal(count: int, mean: float, spread: float, most: int, rng: np.random.Generator) -> np.ndarray:
     """`count` lengths whose logarithm has standard deviation `spread`; cut off at `most`, `mean` before that."""
-    drawn = rng.lognormal(np.log(mean) - spread**2 / 2, spread, count)
-    return np.clip(np.rint(drawn), 1, most).astype(int)
+    lengths = rng.lognormal(np.log(mean) - spread**2 / 2, spread, count)
+    return np.clip(np.rint(lengths), 1, most).astype(int)
 
 
 def lengths_of(files: Sequence[str]) -> np.ndarray:
     """Sampled tokens of every recorded rollout. Raises ValueError naming the file and line that has none."""
-    found = []
+    counts = []
     for file in files:
         for number, line in enumerate(Path(file).read_text().splitlines(), 1):
             try:
-                found.append(sum(int(s["num_tokens"]) for s in json.loads(line)["segments"]))
+                counts.append(sum(int(s["num_tokens"]) for s in json.loads(line)["segments"]))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{file}:{number}: no rollout with segments and their num_tokens") from error
-    lengths = np.array([n for n in found if n > 0], dtype=int)
+    lengths = np.array([n for n in counts if n > 0], dtype=int)
     if not len(lengths):
         raise ValueError(f"{', '.join(files)}: no rollout with a sampled token")
     return lengths

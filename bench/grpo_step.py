@@ -142,7 +142,7 @@ class Meter:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         if not sys.stdin.readline():
             raise SystemExit
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
         self.idle = _status("VmRSS")
         self.cpu, self.wall = _cpu_seconds(), time.perf_counter()
 
@@ -155,9 +155,9 @@ class Meter:
 
 def _status(field: str) -> float:
     """A size of this process in MiB, from /proc/self/status."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found.group(1)) / 1024
+    match = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match
+    return int(match.group(1)) / 1024
 
 
 def _cpu_seconds() -> float:
@@ -191,11 +191,11 @@ def audiorl_side(length: int, beta: float, steps: int, micro_batch_tokens: int) 
     meter = Meter(policy.model)
     for step in range(steps):
         meter.start()
-        found = collect(engine, samples, reward, step, config, seed=0)
-        trained = worker.step(TrainBatch(scored_experiences(found, config)))
-        assert trained.metrics["policy/engine_gap"] < 1e-5, "sampled and trained log-probs differ"
+        batch = collect(engine, samples, reward, step, config, seed=0)
+        output = worker.step(TrainBatch(scored_experiences(batch, config)))
+        assert output.metrics["policy/engine_gap"] < 1e-5, "log-probs of engine and trainer differ"
         engine.update_weights(worker.weights(), step + 1)
-        meter.stop(sum(r.num_sampled for r in found.rollouts))
+        meter.stop(sum(r.num_sampled for r in batch.rollouts))
 
 
 def trl_side(length: int, beta: float, steps: int, parts: int, checkpointing: bool) -> None:
@@ -319,7 +319,9 @@ def compare_text(args: argparse.Namespace, beta: float, console: Console) -> Non
         table.add_row(side.name, *figures, *ratios)
     console.print(table)
     if not with_trl:
-        console.print("TRL is not installed here; the head of bench/grpo_step.py says how to set it beside audiorl.")
+        console.print(
+            "TRL is not installed here; the head of bench/grpo_step.py says how to install it next to audiorl."
+        )
 
 
 def _child(args: argparse.Namespace, kind: str, beta: float) -> subprocess.Popen[str]:
@@ -352,7 +354,7 @@ def long_clips(count: int) -> list[AudioClip]:
 def prepared(policy: AudioPolicy, clips: Sequence[AudioClip]) -> list[Experience]:
     """Groups of random answers with engine and reference log-probs, scores and advantages: ready for the update."""
     generator = torch.Generator().manual_seed(0)
-    found = []
+    experiences = []
     for k, clip in enumerate(clips):
         sample = Sample(str(k), (Message("user", (clip, "What is said?")),))
         prompt = policy.prompt_ids(sample)
@@ -360,7 +362,7 @@ def prepared(policy: AudioPolicy, clips: Sequence[AudioClip]) -> list[Experience
             ids = torch.cat([prompt, torch.randint(0, 200, (ANSWER,), generator=generator)])
             mask = torch.arange(len(ids)) >= len(prompt)
             near = torch.where(mask, -6.4 + 0.3 * torch.randn(len(ids), generator=generator), 0.0)
-            found.append(
+            experiences.append(
                 Experience(
                     ids,
                     mask,
@@ -373,20 +375,24 @@ def prepared(policy: AudioPolicy, clips: Sequence[AudioClip]) -> list[Experience
                     score=float(torch.rand((), generator=generator)),
                 )
             )
-    return compute_token_advantages(found, RLConfig(), BETA)
+    return compute_token_advantages(experiences, RLConfig(), BETA)
 
 
 def padded_update(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[Experience], heard: dict[str, Tensor], rows: int
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Sequence[Experience],
+    clip_mels: dict[str, Tensor],
+    rows: int,
 ) -> None:
-    """The update in its usual form, in plain PyTorch, `rows` samples side by side. `heard`: log-mels by clip."""
+    """The update in its usual form, in plain PyTorch, `rows` samples side by side. `clip_mels`: log-mels by clip."""
     optimizer.zero_grad(set_to_none=True)
     for start in range(0, len(batch), rows):
         part = batch[start : start + rows]
         ids = pad_sequence([e.ids for e in part], batch_first=True)  # [B, L]
         lengths = torch.tensor([len(e) for e in part])
         attention = (torch.arange(ids.shape[1])[None] < lengths[:, None]).long()
-        mels = [heard[e.audio[0].key] for e in part]  # [80, frames] each
+        mels = [clip_mels[e.audio[0].key] for e in part]  # [80, frames] each
         frames = torch.tensor([m.shape[1] for m in mels])
         logits = model(
             input_ids=ids,

@@ -80,14 +80,14 @@ def step_times(rounds: int, steps: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in RUNTIMES}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):
-            found: dict[str, dict[str, Tensor]] = {}
+            weights: dict[str, dict[str, Tensor]] = {}
             for name, runtime in RUNTIMES.items():
                 set_current(runtime)
                 out = Path(folder) / f"{number} {name}"
                 times[name] += run_of(out, steps, seed=number)[1:]
-                found[name] = load_file(out / "checkpoints" / "rl" / f"step_{steps:06d}" / "model.safetensors")
-            first = found["one process"]
-            for other in found.values():
+                weights[name] = load_file(out / "checkpoints" / "rl" / f"step_{steps:06d}" / "model.safetensors")
+            first = weights["one process"]
+            for other in weights.values():
                 for name, tensor in first.items():
                     torch.testing.assert_close(other[name], tensor, atol=1e-5, rtol=0, msg=name)
     return times
@@ -181,22 +181,22 @@ def transfer_times(make: Callable[[], Weights], rounds: int) -> dict[str, list[f
                     engine.all("update_weights", trainer.first_ref("weights"), version)
                 times[way].append(time.perf_counter() - began)
                 assert trainer.first("total") == engine.first("total")
-    return {way: found[1:] for way, found in times.items()}
+    return {way: seconds[1:] for way, seconds in times.items()}
 
 
 def megabytes(weights: dict[str, Tensor]) -> float:
     return sum(tensor.nbytes for tensor in weights.values()) / 1e6
 
 
-# -- what was found ----------------------------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------------------------
 
 
 def step_table(times: dict[str, list[float]]) -> Table:
     out = Table(title="a step of reinforcement learning", caption=f"{torch.get_num_threads()} thread(s) a process")
     columns(out, "", "median s", "of one process", "difference, ms")
     one = statistics.median(times["one process"])
-    for name, found in times.items():
-        median = statistics.median(found)
+    for name, seconds in times.items():
+        median = statistics.median(seconds)
         out.add_row(name, f"{median:.3f}", f"{median / one:.2f}", f"{1000 * (median - one):.0f}")
     return out
 
@@ -204,8 +204,8 @@ def step_table(times: dict[str, list[float]]) -> Table:
 def transfer_table(times: dict[str, dict[str, list[float]]]) -> Table:
     out = Table(title="weights from one process to another")
     columns(out, "", "broadcast, ms", "object store, ms", "broadcast / object store")
-    for name, found in times.items():
-        broadcast, store = (1000 * statistics.median(found[way]) for way in ("broadcast", "object store"))
+    for name, seconds in times.items():
+        broadcast, store = (1000 * statistics.median(seconds[way]) for way in ("broadcast", "object store"))
         out.add_row(name, f"{broadcast:.0f}", f"{store:.0f}", f"{broadcast / store:.2f}")
     return out
 

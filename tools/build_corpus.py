@@ -109,10 +109,10 @@ def download(languages: list[str], folder: Path) -> None:
 def unpack(languages: list[str], debs: Path, folder: Path) -> None:
     """Unpack each language's two packages into `folder`."""
     for name in (n for language in languages for n in packages(language)):
-        found = sorted(debs.glob(f"{name}_*.deb"))
-        if not found:
+        archives = sorted(debs.glob(f"{name}_*.deb"))
+        if not archives:
             raise ValueError(f"{debs}: no {name}_*.deb; get it with `apt-get download {name}` or use --download")
-        subprocess.run(["dpkg-deb", "-x", str(found[-1]), str(folder)], check=True)
+        subprocess.run(["dpkg-deb", "-x", str(archives[-1]), str(folder)], check=True)
 
 
 def read_transcripts(tree: Path, language: str) -> dict[str, str]:
@@ -130,7 +130,7 @@ def read_transcripts(tree: Path, language: str) -> dict[str, str]:
 
 def find_recordings(tree: Path, language: str) -> dict[str, Path]:
     """Key to recording, sorted by key."""
-    # Other packages add voices beside this one, such as a second Italian: the folder is named after country and voice.
+    # Other packages add further voices, such as a second Italian: the folder is named after country and voice.
     root = tree / "usr/share/asterisk/sounds" / SOURCES[language].folder
     if not root.is_dir():
         raise ValueError(f"{root}: missing; is asterisk-core-sounds-{language}-g722 installed or unpacked here?")
@@ -301,11 +301,11 @@ def main() -> None:
     rows: list[dict] = []
     with tempfile.TemporaryDirectory() as scratch:
         for language, tree in trees(args, Path(scratch)):
-            found, left_out = build_language(tree, language, args.out, args.bitrate, args.max_seconds)
-            rows += found
-            minutes = sum(r["duration"] for r in found) / 60
-            size = sum((args.out / r["audio"]).stat().st_size for r in found) / 1e6
-            print(f"{language}: {len(found)} clips, {minutes:.1f} minutes, {size:.1f} MB; left out {dict(left_out)}")
+            clips, left_out = build_language(tree, language, args.out, args.bitrate, args.max_seconds)
+            rows += clips
+            minutes = sum(r["duration"] for r in clips) / 60
+            size = sum((args.out / r["audio"]).stat().st_size for r in clips) / 1e6
+            print(f"{language}: {len(clips)} clips, {minutes:.1f} minutes, {size:.1f} MB; left out {dict(left_out)}")
             notice = tree / f"usr/share/doc/asterisk-core-sounds-{language}/copyright"
             licence = SOURCES[language].licence
             (args.out / f"LICENSE-{licence}.txt").write_text(licence_text(notice, licence))

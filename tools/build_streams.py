@@ -5,8 +5,8 @@
     python tools/build_streams.py OUT --corpus corpus_it_ru --target it     # built with --languages en it ru
 
 The result is a folder with streams.jsonl and audio/*.flac (`audiorl.simulst.formats.read_streams` reads it). No prompt
-or text of `--split test` is heard in `--split train`, whatever the seed. The recordings keep their licence: the
-attribution is written beside them.
+or text of `--split test` occurs in `--split train`, whatever the seed. The recordings keep their licence: the
+attribution is written to the same folder.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path, help="folder to create; must be empty or absent")
     parser.add_argument("--corpus", type=Path, metavar="FOLDER", help="a built corpus; default: the bundled one")
-    parser.add_argument("--source", default="en", help="language that is heard (default: %(default)s)")
-    parser.add_argument("--target", default="es", help="language to say it in (default: %(default)s)")
+    parser.add_argument("--source", default="en", help="language of the source speech (default: %(default)s)")
+    parser.add_argument("--target", default="es", help="language of the references (default: %(default)s)")
     parser.add_argument("--split", choices=("train", "test"), default="test", help="(default: %(default)s)")
     parser.add_argument("--count", type=int, default=100, help="number of streams (default: %(default)s)")
     parser.add_argument("--seconds", type=float, nargs=2, default=(10.0, 30.0), metavar=("LEAST", "GREATEST"))
@@ -56,7 +56,7 @@ def main() -> None:
         raise ValueError(f"{args.out}: not empty; name a new folder or empty this one first")
     if args.count < 1:
         raise ValueError(f"--count must be at least 1, got {args.count}")
-    drawn = draw_streams(
+    streams_of_split = draw_streams(
         args.split,
         args.target,
         args.source,
@@ -67,7 +67,7 @@ def main() -> None:
         held_out=args.held_out,
         folder=args.corpus,
     )
-    streams = write_streams(args.out, islice(drawn, args.count), ".wav" if args.wav else ".flac")
+    streams = write_streams(args.out, islice(streams_of_split, args.count), ".wav" if args.wav else ".flac")
     copy_attribution(args.corpus or Path(str(resources.files("audiorl"))) / "assets" / "speech", args.out)
     minutes = sum(s.seconds for s in streams) / 60
     prompts = {key for s in streams for key in s.metadata["prompts"].split()}

@@ -33,11 +33,11 @@ def table(file: Path, name: str, prefix: str) -> str:
 def fields(file: Path, name: str) -> list[Row]:
     """(field, type, default, docstring) of each public field. ValueError if the class is not there."""
     body = ast.parse(file.read_text(encoding="utf-8")).body
-    (found,) = [node for node in body if isinstance(node, ast.ClassDef) and node.name == name] or [None]
-    if found is None:
+    (definition,) = [node for node in body if isinstance(node, ast.ClassDef) and node.name == name] or [None]
+    if definition is None:
         raise ValueError(f"{file}: no class {name}")
     rows = []
-    for node, after in zip(found.body, [*found.body[1:], None], strict=True):
+    for node, after in zip(definition.body, [*definition.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             default = "required" if node.value is None else ast.unparse(node.value)
             rows.append((node.target.id, ast.unparse(node.annotation), default, _docstring(after)))

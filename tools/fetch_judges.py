@@ -160,12 +160,12 @@ def whisper_config(variables: Mapping[str, np.ndarray], tokens: Mapping[str, int
 
 
 def whisper_generation(config: WhisperConfig, theirs: Mapping[str, Any], tokens: Mapping[str, int]) -> GenerationConfig:
-    """How the model is asked: suppressed tokens, languages and tasks, as in OpenAI's code."""
+    """How the model is languages_and_tasks: suppressed tokens, languages and tasks, as in OpenAI's code."""
     languages = {token: id for token, id in tokens.items() if id in set(theirs.get("lang_ids") or ())}
     multilingual = config.vocab_size >= MULTILINGUAL_FROM
-    asked: dict[str, Any] = {"lang_to_id": languages, "task_to_id": {}} if multilingual else {}
+    languages_and_tasks: dict[str, Any] = {"lang_to_id": languages, "task_to_id": {}} if multilingual else {}
     if multilingual:
-        asked["task_to_id"] = {task: tokens[f"<|{task}|>"] for task in ("transcribe", "translate")}
+        languages_and_tasks["task_to_id"] = {task: tokens[f"<|{task}|>"] for task in ("transcribe", "translate")}
     return GenerationConfig(
         is_multilingual=multilingual,
         max_length=config.max_target_positions,
@@ -180,7 +180,7 @@ def whisper_generation(config: WhisperConfig, theirs: Mapping[str, Any], tokens:
         alignment_heads=theirs.get("alignment_heads"),
         max_initial_timestamp_index=50,
         return_timestamps=False,
-        **asked,
+        **languages_and_tasks,
     )
 
 

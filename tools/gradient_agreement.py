@@ -2,10 +2,10 @@
 
     python tools/gradient_agreement.py runs/tts-0 [--texts 64] [--samples 16] [--temperature 0.7]
 
-The supervised model of a run of `recipes/tts_quickstart.py` says texts of the practice split, `samples` times each.
-Their policy gradients, with the reward's group advantages, are added up in four parts of different texts. Of each kind
-of weights the mean cosine between the parts is printed with its standard error: near 0 is noise. Beside it is the
-correlation within groups of the reward with the mean log-prob of the answer's frames: what there is in being surer.
+The supervised model of a run of `recipes/tts_quickstart.py` speaks texts of the practice split, `samples` times each.
+Their policy gradients, with group advantages, are summed in four parts of different texts. For each kind of weights
+the mean cosine between the parts is printed with its standard error: near 0 is noise. The correlation, within groups,
+of the reward with the mean log-prob of the answer's frames says how much reward a lower temperature could give.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def gradients(
     policy: AudioPolicy, rollouts: Sequence[Rollout], advantages: Sequence[float], temperature: float
 ) -> Mapping[str, Tensor]:
     """The policy gradient of the rollouts by kind of weights, each one vector."""
-    found = [Experience.from_rollout(r) for r in rollouts]
+    experiences = [Experience.from_rollout(r) for r in rollouts]
     policy.model.zero_grad()
-    for indices in micro_batches(found, 6000, True):
-        part = [found[i] for i in indices]
+    for indices in micro_batches(experiences, 6000, True):
+        part = [experiences[i] for i in indices]
         logprobs = policy.forward(pack_experiences(part, True), 1.0, None, temperature).logprobs
         (-(spread([advantages[i] for i in indices], counts(part)) * logprobs).sum()).backward()
     out: dict[str, list[Tensor]] = {}
@@ -83,8 +83,8 @@ def main() -> None:
     checkpoint = args.run / read_json(args.run / "state.json")["checkpoints"]["sft"]
     policy = load_policy(checkpoint, codec=load_tokenizer(args.run / "codec"))
 
-    known = recipe.recordings(config)
-    texts = [recipe.prompt(words, known) for words in recipe.splits(config)[1][: args.texts]]
+    recordings = recipe.recordings(config)
+    texts = [recipe.prompt(words, recordings) for words in recipe.splits(config)[1][: args.texts]]
     engine = HFEngine(policy, replace(config.sampling, audio_temperature=args.temperature))
     reward = Intelligibility(SpeechJudges(CodecSpeechDecoder.of(policy), recogniser=load_ear(args.run / "ear")), "cer")
     rollouts: list[Rollout] = []
@@ -104,14 +104,16 @@ def main() -> None:
 
     each = len(rollouts) // PARTS
     flat = advantages.flatten().tolist()
-    found = [
+    gradients_of_parts = [
         gradients(policy, rollouts[at : at + each], flat[at : at + each], args.temperature)
         for at in range(0, len(rollouts), each)
     ]
-    for name in sorted(found[0], key=lambda n: len(found[0][n])):
-        cosines = [float(torch.cosine_similarity(a[name], b[name], dim=0)) for a, b in combinations(found, 2)]
+    for name in sorted(gradients_of_parts[0], key=lambda n: len(gradients_of_parts[0][n])):
+        cosines = [
+            float(torch.cosine_similarity(a[name], b[name], dim=0)) for a, b in combinations(gradients_of_parts, 2)
+        ]
         error = float(np.std(cosines)) / len(cosines) ** 0.5
-        print(f"{name:12} {len(found[0][name]):9,} weights  cosine {np.mean(cosines):6.3f} ± {error:.3f}")
+        print(f"{name:12} {len(gradients_of_parts[0][name]):9,} weights  cosine {np.mean(cosines):6.3f} ± {error:.3f}")
 
 
 if __name__ == "__main__":

@@ -126,13 +126,13 @@ def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
 
 def report_imports(root: Path, layers: Sequence[Sequence[str]] = LAYERS) -> int:
     """Print layers, circles and upward imports; the number of circles, upward imports and packages without a layer."""
-    found = imports(root)
+    statements = imports(root)
     arrows: dict[str, set[str]] = {}
-    for one in found:
+    for one in statements:
         arrows.setdefault(one.package, set()).add(one.imported)
     height = {package: number for number, layer in enumerate(layers) for package in layer}
-    unplaced = sorted({p for one in found for p in (one.package, one.imported)} - height.keys())
-    upward = [one for one in found if height.get(one.package, len(layers)) < height.get(one.imported, 0)]
+    unplaced = sorted({p for one in statements for p in (one.package, one.imported)} - height.keys())
+    upward = [one for one in statements if height.get(one.package, len(layers)) < height.get(one.imported, 0)]
     print("layers, from the top:")
     for layer in reversed(layers):
         print("  " + "  ".join(layer))

@@ -30,15 +30,15 @@ _EXAMPLES = 6
 
 
 def bars(run: Run) -> str:
-    """The picture beside the headline; empty without an evaluation. For interpreters quality against latency."""
+    """The chart next to the headline: bars, for interpreters quality against latency; empty without an evaluation."""
     if len(points(run.evals)) > 1:
         return tradeoff(run)
-    found = measures(run.evals)
-    if not found:
+    evaluations = measures(run.evals)
+    if not evaluations:
         return ""
-    figure = Figure(figsize=(5.0, 0.45 + 0.52 * len(found)))
-    draw_bars(figure.add_axes((0.17, 0.03, 0.81, 0.94)), found, headline(run.evals) or "", PAGE)
-    lines = "; lines are 95% intervals" if any(m.low is not None for m in found) else ""
+    figure = Figure(figsize=(5.0, 0.45 + 0.52 * len(evaluations)))
+    draw_bars(figure.add_axes((0.17, 0.03, 0.81, 0.94)), evaluations, headline(run.evals) or "", PAGE)
+    lines = "; lines are 95% intervals" if any(m.low is not None for m in evaluations) else ""
     metric = escape(metric_name(headline(run.evals) or ""))
     return f"<figure class='card bars'><h3>Held-out {metric}{lines}</h3>{svg(figure)}</figure>"
 
@@ -92,16 +92,16 @@ def changed(run: Run, players: Players) -> str:
         return ""
     if is_spoken(after) or is_codec_copy(after):
         return ""
-    found = changes(before, after)
+    pairs = changes(before, after)
     body = (
-        f"<p class='sub'>Of {found.compared} examples answered before and after, <b>{len(found.fixed)}</b> went from "
-        f"wrong to right and <b>{len(found.broken)}</b> from right to wrong (sign test: p = {found.p_value:.2g}).</p>"
+        f"<p class='sub'>Of {pairs.compared} examples answered before and after, <b>{len(pairs.fixed)}</b> went from "
+        f"wrong to right and <b>{len(pairs.broken)}</b> from right to wrong (sign test: p = {pairs.p_value:.2g}).</p>"
     )
-    for title, pairs in (("Wrong → right", found.fixed), ("Right → wrong", found.broken)):
-        if pairs:
-            shown = "".join(_pair(b, a, players) for b, a in pairs[:_EXAMPLES])
-            left = len(pairs) - _EXAMPLES
-            note = f"<p class='note'>{left} more in eval/after.jsonl</p>" if left > 0 else ""
+    for title, changed_answers in (("Wrong → right", pairs.fixed), ("Right → wrong", pairs.broken)):
+        if changed_answers:
+            shown = "".join(_pair(b, a, players) for b, a in changed_answers[:_EXAMPLES])
+            more = len(changed_answers) - _EXAMPLES
+            note = f"<p class='note'>{more} more in eval/after.jsonl</p>" if more > 0 else ""
             body += f"<h3>{title}</h3><div class='pairs'>{shown}</div>{note}"
     return f"<section><h2>Answers that changed</h2>{body}</section>"
 

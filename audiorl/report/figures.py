@@ -144,10 +144,10 @@ def svg(figure: Figure) -> str:
     return text.strip()
 
 
-def _mark_phases(ax: Axes, drawn: Sequence[Series], shift: Mapping[str, float], theme: Theme) -> None:
+def _mark_phases(ax: Axes, lines: Sequence[Series], shift: Mapping[str, float], theme: Theme) -> None:
     """A dotted line where a phase starts, and its name above the curve."""
     left, right = ax.get_xlim()
-    for phase in dict.fromkeys(one.phase for one in drawn if not is_control(one.phase)):
+    for phase in dict.fromkeys(one.phase for one in lines if not is_control(one.phase)):
         border = shift.get(phase, 0.0)
         if left < border < right:
             ax.axvline(border, color=theme.muted, lw=0.8, ls=(0, (1, 2)))

@@ -1,4 +1,4 @@
-"""A page to listen to: the same recordings by several systems side by side, with what was measured and understood."""
+"""A page of recordings: the same texts by several systems, with players, measurements and transcripts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from audiorl.report.summary import show
 
 _STYLE = """
 .listen th { width: 11em; overflow-wrap: anywhere; } .listen td:nth-child(2) { width: 320px; }
-.listen audio { width: 300px; height: 34px; display: block; } .listen .heard { margin: 4px 0 0; }
+.listen audio { width: 300px; height: 34px; display: block; } .listen .transcript { margin: 4px 0 0; }
 .listen table { table-layout: fixed; } .listen { margin-top: 16px; }
 """
 
 
 @dataclass(frozen=True)
 class Take:
-    """One recording of a card. `path` is relative to the page; None where there is none, which the page says."""
+    """One recording of a card.
+
+    path: relative to the page; None where the system produced no audio, which the page says. values: what was measured
+    of it, by name. transcript: what a recogniser understood.
+    """
 
     system: str
     path: str | None
     values: Mapping[str, float] = field(default_factory=dict)
-    heard: str | None = None
+    transcript: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def listening_page(
         + "</tbody></table></div>"
     )
     body = "".join(_card(card, players) for card in cards)
-    left = f" {players.skipped} more recordings lie in the folder." if players.skipped else ""
+    more = f" {players.skipped} more recordings lie in the folder." if players.skipped else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -64,7 +68,7 @@ def listening_page(
         f"<header><p class='over'>audiorl evaluation</p><h1>{escape(title)}</h1>"
         f"<p class='sub'>{escape(lead)}</p></header><section>{table}</section>"
         f"<section><h2>Listen</h2>{body}</section>"
-        f"<footer>Written by audiorl.{left}</footer></main></body></html>\n"
+        f"<footer>Written by audiorl.{more}</footer></main></body></html>\n"
     )
 
 
@@ -80,7 +84,7 @@ def _card(card: Card, players: Players) -> str:
 
 
 def _take(take: Take, players: Players) -> str:
-    player = "<span class='note'>nothing was said</span>" if take.path is None else players.player({"path": take.path})
+    player = "<span class='note'>no audio</span>" if take.path is None else players.player({"path": take.path})
     values = " · ".join(f"{escape(name)} <b>{escape(show(value))}</b>" for name, value in take.values.items())
-    heard = "" if take.heard is None else f"<p class='heard'>“{escape(take.heard)}”</p>"
-    return f"<tr><th>{escape(take.system)}</th><td>{player}</td><td><small>{values}</small>{heard}</td></tr>"
+    transcript = "" if take.transcript is None else f"<p class='transcript'>“{escape(take.transcript)}”</p>"
+    return f"<tr><th>{escape(take.system)}</th><td>{player}</td><td><small>{values}</small>{transcript}</td></tr>"

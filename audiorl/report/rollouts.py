@@ -15,7 +15,7 @@ _GROUPS, _MEMBERS = 6, 8  # of the first and the last step
 _GROUPS_BETWEEN, _MEMBERS_BETWEEN = 3, 4  # of the other steps
 _TEXT = 4000  # characters of one response
 _BYTES = 4_000_000  # of HTML in the section, audio not counted
-_LISTENS = "<span class='note'>nothing (listens)</span>"
+_READ = "<span class='note'>nothing (READ)</span>"
 
 
 def rollouts(run: Run, players: Players) -> str:
@@ -105,7 +105,7 @@ def timeline(segments: Sequence[Row]) -> str:
     rows = "".join(
         f"<tr><td>{place}</td><td>{_seconds(s.get('source_time'))}</td><td>{_seconds(s.get('emit_time'))}</td>"
         f"<td>{escape(str(s.get('num_tokens', '')))}</td><td>{escape(str(s.get('stop_reason') or ''))}</td>"
-        f"<td class='written'>{marked(str(s.get('text') or '')) or _LISTENS}</td></tr>"
+        f"<td class='written'>{marked(str(s.get('text') or '')) or _READ}</td></tr>"
         for place, s in enumerate(segments, 1)
     )
     return (

@@ -57,8 +57,7 @@ def offsets(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     """Every metric that is a number somewhere, in order of appearance."""
-    found = {k: None for row in metrics for k, v in row.items() if k not in _NOT_VALUES and _number(v)}
-    return list(found)
+    return list(dict.fromkeys(k for row in metrics for k, v in row.items() if k not in _NOT_VALUES and _number(v)))
 
 
 def series(metrics: Sequence[Mapping[str, Any]], name: str) -> list[Series]:

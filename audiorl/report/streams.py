@@ -1,8 +1,8 @@
-"""Streams to read and hear: what was said when, what could be said by then, what was written, what each chunk earned.
+"""Interpreted streams on a time axis: source speech, reference, what the policy wrote, and the rewards of each chunk.
 
-Time runs to the right, one column a chunk. A chunk's sound stands above its own column; whatever happens when it has
-been heard, the reference that becomes available, the segment that is written and the rewards for it, begins at its
-right edge, which is that moment. Times are seconds of source speech.
+Time runs to the right, one column per chunk. The waveform of a chunk stands in its own column. What happens at the end
+of a chunk (the reference that becomes available, the segment that is written, the rewards for it) begins at the
+column's right edge, which is that moment. Times are seconds of source speech.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _LANES, _LINES, _LETTER = 4, 3, 8.2  # of text: rows at most, lines in a box if 
 class Band:
     """One rollout of a stream. `head` is HTML that introduces it, `name` says whose it is.
 
-    total: show what the chunk earned in all, which is comparable within one batch only when parts are standardised.
+    open: whether the page shows it unfolded. total: show the sum of a chunk's rewards; leave it out where the parts are
+    standardised within a batch, because sums of different batches are then not comparable.
     """
 
     row: Row
@@ -63,14 +64,14 @@ class _Axis:
 
 @dataclass(frozen=True)
 class _Box:
-    """A text that begins when a chunk has been heard."""
+    """A text that begins at the end of a chunk."""
 
     html: str
     text: str
 
     @property
     def width(self) -> float:
-        """px that keep it to a few lines and its longest word whole."""
+        """px that keep it to a few lines without breaking its longest word."""
         words = self.text.split() or [""]
         return max(max(map(len, words)) * _LETTER, len(self.text) * _LETTER / _LINES + 12) + 20
 
@@ -81,28 +82,31 @@ def is_stream(sample: Any) -> bool:
 
 
 def held_out(run: Run, players: Players) -> str:
-    """The first held-out streams with what each evaluation wrote; empty where none were interpreted."""
-    rows = {name: [r for r in found if is_stream(r.get("sample"))] for name, found in run.answers.items()}
-    names = sorted((n for n, found in rows.items() if found), key=_order(run))
+    """The first held-out streams with the output of each evaluation; empty where none were interpreted."""
+    rows = {name: [r for r in answers if is_stream(r.get("sample"))] for name, answers in run.answers.items()}
+    names = sorted((n for n, streams in rows.items() if streams), key=_order(run))
     if not names:
         return ""
     by_id = {name: {r["sample"].get("id"): r for r in rows[name]} for name in names}
     ids = list(dict.fromkeys(r["sample"].get("id") for name in names for r in rows[name]))
     cards = []
     for id in ids[:_SHOWN]:
-        found = [(name, by_id[name][id]) for name in names if id in by_id[name]]
-        opened = {"before", "after"} & {name for name, _ in found} or {found[0][0]}
-        bands = [Band(r, f"<b>{escape(name)}</b>{_parts(r)}", name, name in opened, total=False) for name, r in found]
-        sample = found[0][1]["sample"]
+        outputs = {name: by_id[name][id] for name in names if id in by_id[name]}
+        opened = {"before", "after"} & outputs.keys() or {next(iter(outputs))}
+        bands = [
+            Band(row, f"<b>{escape(name)}</b>{_parts(row)}", name, name in opened, total=False)
+            for name, row in outputs.items()
+        ]
+        sample = next(iter(outputs.values()))["sample"]
         cards.append(f"<article class='card'><h3>{escape(str(id))}</h3>{stream(sample, bands, players)}</article>")
-    left = len(ids) - _SHOWN
-    note = f"<p class='note'>{left} more streams in eval/{escape(names[0])}.jsonl</p>" if left > 0 else ""
+    more = len(ids) - _SHOWN
+    note = f"<p class='note'>{more} more streams in eval/{escape(names[0])}.jsonl</p>" if more > 0 else ""
     return f"<section><h2>Held-out streams</h2><p class='sub'>{_EXPLAIN}</p>{''.join(cards)}{note}</section>"
 
 
 _EXPLAIN = (
-    "Time runs to the right, one column a chunk. What could be said, what was written and what it earned begin at the "
-    "moment at which the chunk to their left had been heard. Click a chunk to hear the speech from there."
+    "Time runs to the right, one column per chunk. References, written segments and rewards begin at the end of their "
+    "chunk: the moment up to which the source had been read. Click a chunk to play the speech from there."
 )
 
 
@@ -111,17 +115,17 @@ def stream(sample: Row, bands: Sequence[Band], players: Players) -> str:
     axis = _axis([float(t.get("end") or 0.0) for t in sample["turns"]])
     clips = sample.get("audio") or ()
     clip = _recording(clips, axis.ends[-1])
-    asked = "".join(players.player(c) for c in clips if c is not clip and c.get("path") and clip is not None)
+    instructions = "".join(players.player(c) for c in clips if c is not clip and c.get("path") and clip is not None)
     player = players.player(clip or {})
     wave = _envelopes(players.samples(clip) if clip else None, axis)
     top = _table(
         axis,
         "speech and reference",
-        _times(axis) + _heard(axis, wave, "<audio" in player) + _references(axis, sample["turns"]),
+        _times(axis) + _waveform(axis, wave, "<audio" in player) + _references(axis, sample["turns"]),
     )
     name = escape(str(sample.get("id") or "stream"))
     return (
-        f"<div class='stream'><div class='audio'>{asked}{player}</div>"
+        f"<div class='stream'><div class='audio'>{instructions}{player}</div>"
         f"<div class='scroll' tabindex='0' role='region' aria-label='timeline of {name}'><div class='inner'>"
         f"<div class='playhead' hidden></div>{top}{''.join(_band(b, axis, players) for b in bands)}</div></div></div>"
     )
@@ -168,7 +172,7 @@ def _times(axis: _Axis) -> str:
     return f"<tr class='times'><th scope='row'>seconds</th>{cells}</tr>"
 
 
-def _heard(axis: _Axis, wave: Sequence[str], playable: bool) -> str:
+def _waveform(axis: _Axis, wave: Sequence[str], playable: bool) -> str:
     cells = []
     for k, (start, end, path) in enumerate(zip(axis.starts, axis.ends, wave, strict=True), 1):
         picture = (
@@ -176,15 +180,15 @@ def _heard(axis: _Axis, wave: Sequence[str], playable: bool) -> str:
             if path
             else ""
         )
-        said = f"chunk {k}, {_seconds(start)} to {_seconds(end)} s"
+        label = f"chunk {k}, {_seconds(start)} to {_seconds(end)} s"
         if playable:
             times = f"data-at='{start:.3f}' data-end='{end:.3f}'"
-            said = f"{said}: play from here"
+            label = f"{label}: play from here"
             cells.append(
-                f"<td><button type='button' {times} title='{said}' aria-label='{said}'>{picture}</button></td>"
+                f"<td><button type='button' {times} title='{label}' aria-label='{label}'>{picture}</button></td>"
             )
         else:
-            cells.append(f"<td><span class='chunk' title='{said}'>{picture}</span></td>")
+            cells.append(f"<td><span class='chunk' title='{label}'>{picture}</span></td>")
     return f"<tr class='wave'><th scope='row'>speech</th>{''.join(cells)}<td></td></tr>"
 
 
@@ -193,13 +197,13 @@ def _references(axis: _Axis, turns: Sequence[Row]) -> str:
     for k, turn in enumerate(turns):
         text, source, lasts = (turn.get(name) for name in ("reference", "source", "reference_seconds"))
         if text or source:
-            known = f", {lasts:.1f} s when spoken" if isinstance(lasts, int | float) else ""
-            title = f"can be said from {_seconds(axis.ends[k])} s on{known}"
+            spoken = f", {lasts:.1f} s when spoken" if isinstance(lasts, int | float) else ""
+            title = f"available from {_seconds(axis.ends[k])} s on{spoken}"
             under = f"<small dir='auto'>{escape(str(source))}</small>" if source else ""
-            said = str(text or "").strip()
-            html = f"<div class='ref' dir='auto' title='{title}'>{escape(said)}{under}</div>"
-            boxes[k] = _Box(html, max(said, str(source or ""), key=len))
-    return _lanes(axis, "can be said", boxes)
+            reference = str(text or "").strip()
+            html = f"<div class='ref' dir='auto' title='{title}'>{escape(reference)}{under}</div>"
+            boxes[k] = _Box(html, max(reference, str(source or ""), key=len))
+    return _lanes(axis, "reference", boxes)
 
 
 def _written(axis: _Axis, segments: Sequence[Row]) -> str:
@@ -210,20 +214,20 @@ def _written(axis: _Axis, segments: Sequence[Row]) -> str:
         if text or cut:
             mark = "<small>cut at the length limit</small>" if cut else ""
             about = escape(_about(segment, axis.ends[k]), quote=True)
-            html = f"<div class='said' dir='auto' title='{about}'>{marked(text)}{mark}</div>"
+            html = f"<div class='output' dir='auto' title='{about}'>{marked(text)}{mark}</div>"
             boxes[k] = _Box(html, text or "limit")
     if boxes:
         return _lanes(axis, "wrote", boxes)
-    nothing = "<span class='note'>nothing (listens all along)</span>"
+    nothing = "<span class='note'>nothing (READ only)</span>"
     return f"<tr><th scope='row'>wrote</th><td colspan='{len(axis) + 1}'>{nothing}</td></tr>"
 
 
 def _about(segment: Row, end: float) -> str:
-    """A segment in words: when, after how much wall clock, how many tokens, why it stopped."""
-    heard, emitted = segment.get("source_time"), segment.get("emit_time")
-    words = [f"written when {_seconds(end if heard is None else float(heard))} s had been heard"]
-    if emitted is not None:
-        words.append(f"complete after {float(emitted):.2f} s of wall clock")
+    """A segment in words: source time, wall-clock time, number of tokens, why it stopped."""
+    source_time, emit_time = segment.get("source_time"), segment.get("emit_time")
+    words = [f"written after {_seconds(end if source_time is None else float(source_time))} s of source"]
+    if emit_time is not None:
+        words.append(f"complete after {float(emit_time):.2f} s of wall-clock time")
     if segment.get("num_tokens") is not None:
         words.append(f"{segment['num_tokens']} tokens")
     if segment.get("stop_reason"):
@@ -278,8 +282,8 @@ def _rewards(axis: _Axis, name: str, values: Sequence[float | None]) -> str:
             f"title='{title}'>{show(value) if width > 26 else ''}</i></td>"
         )
     cells += ["<td></td>"] * (len(axis) - len(cells))
-    whole = " whole" if name == "reward" else ""
-    return f"<tr class='grid{whole}'><th scope='row'>{escape(name)}</th><td></td>{''.join(cells)}</tr>"
+    kind = " total" if name == "reward" else ""
+    return f"<tr class='grid{kind}'><th scope='row'>{escape(name)}</th><td></td>{''.join(cells)}</tr>"
 
 
 def _recording(clips: Sequence[Row], end: float) -> Row | None:
@@ -317,6 +321,6 @@ def _seconds(value: float) -> str:
 
 
 def _order(run: Run) -> Any:
-    """Evaluations in the order of eval.json, unknown ones last."""
+    """Evaluations in the order of eval.json, others last."""
     places = {name: k for k, name in enumerate(run.evals)}
     return lambda name: (places.get(name, len(places)), name)

@@ -131,11 +131,11 @@ audio { height: 34px; width: 300px; max-width: 100%; }
   background: color-mix(in srgb, var(--line0) 14%, var(--card)); }
 .wave button:focus-visible { outline: 2px solid var(--line0); outline-offset: -2px; }
 .card .wave svg { width: 100%; height: 100%; fill: currentColor; overflow: hidden; }
-.ref, .said { width: fit-content; max-width: min(100%, 420px); margin: 4px 0 2px; padding: 1px 7px 2px;
+.ref, .output { width: fit-content; max-width: min(100%, 420px); margin: 4px 0 2px; padding: 1px 7px 2px;
   border-left: 2px solid; border-radius: 0 6px 6px 0; line-height: 1.35; overflow-wrap: anywhere; }
 .ref { border-color: var(--muted); background: var(--soft); }
-.said { border-color: var(--line0); background: color-mix(in srgb, var(--line0) 13%, var(--card)); font-weight: 550; }
-.ref small, .said small { display: block; margin: 0; font-weight: 400; }
+.output { border-color: var(--line0); background: color-mix(in srgb, var(--line0) 13%, var(--card)); font-weight: 550; }
+.ref small, .output small { display: block; margin: 0; font-weight: 400; }
 .band { margin: 10px 0 0; border-top: 1px solid var(--edge); padding: 8px 0 4px; }
 .band summary { position: sticky; left: 0; width: fit-content; max-width: 100cqi; }
 .band summary .chips { display: inline-flex; margin: 0; vertical-align: middle; max-width: calc(100cqi - 24px); }
@@ -147,8 +147,8 @@ audio { height: 34px; width: 300px; max-width: 100%; }
   background: color-mix(in srgb, var(--tone) calc(10% + 40% * var(--strength)), transparent); }
 .grid .plus { --tone: var(--good); } .grid .minus { --tone: var(--bad); }
 .grid .zero { color: var(--muted); }
-.grid.whole th { color: var(--ink); }
-.grid.whole td { padding-top: 3px; }
+.grid.total th { color: var(--ink); }
+.grid.total td { padding-top: 3px; }
 .playhead { position: absolute; top: 0; bottom: 0; width: 2px; margin-left: -1px; background: var(--line1); z-index: 1;
   pointer-events: none; }
 

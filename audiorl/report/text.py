@@ -40,11 +40,11 @@ def chips(parts: Mapping[str, float]) -> str:
     return "".join(chip(name, value) for name, value in parts.items())
 
 
-def chip(name: str, value: float, kind: str = "", said: str = "") -> str:
-    """`said` replaces the number as it is usually written."""
+def chip(name: str, value: float, kind: str = "", number: str = "") -> str:
+    """`number` replaces the value as `show` writes it."""
     sign = "plus" if value > 0 else "minus" if value < 0 else "zero"
     strength = min(1.0, abs(value)) if value == value else 0.0
     return (
         f'<span class="chip {sign} {kind}" style="--strength:{strength:.2f}">{escape(str(name))} '
-        f"<b>{escape(said or show(value))}</b></span>"
+        f"<b>{escape(number or show(value))}</b></span>"
     )

@@ -34,10 +34,10 @@ def read_curve(folder: str | Path, quality: str, latency: str) -> Curve:
     `quality` and `latency` are keys of scores.json; latencies are ms there. Raises ValueError naming file and field.
     """
     folder = Path(folder)
-    found = [folder / SCORES] if (folder / SCORES).is_file() else sorted(folder.glob(f"*/{SCORES}"))
-    if not found:
+    files = [folder / SCORES] if (folder / SCORES).is_file() else sorted(folder.glob(f"*/{SCORES}"))
+    if not files:
         raise ValueError(f"{folder}: no {SCORES} there or one folder below; score it first (--score {folder})")
-    points = sorted((_value(path, latency) / 1000, _value(path, quality)) for path in found)
+    points = sorted((_value(path, latency) / 1000, _value(path, quality)) for path in files)
     seconds, values = zip(*points, strict=True)
     return Curve(folder.resolve().name, seconds, values)
 

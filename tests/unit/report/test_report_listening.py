@@ -1,4 +1,4 @@
-"""The page to listen to: what is shown, what is escaped, and what is said in place of sound."""
+"""The page of recordings: what is shown, what is escaped, and what stands in place of missing audio."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_takes_side_by_side(tmp_path: Path) -> None:
     for text in ("codec &lt;1&gt;", "he said &lt;hello&gt;", "clip &amp; co", "Hello &lt;there&gt;", "0.912", "2.50"):
         assert text in page
     assert "<hello>" not in page and "<there>" not in page
-    assert "audio file not found: gone.flac" in page and "nothing was said" in page
+    assert "audio file not found: gone.flac" in page and "no audio" in page
     assert "http" not in page  # nothing is fetched
     sound = base64.b64decode(page.split("audio/flac;base64,")[1].split('"')[0])
     samples, rate = soundfile.read(io.BytesIO(sound))

@@ -267,7 +267,7 @@ def test_segments_become_a_timeline():
     ]
     html = timeline(segments)
     Checker(html)
-    assert "nothing (listens)" in html and "0.96 s" in html and "hi &lt;b&gt;" in html and "<td>–</td>" in html
+    assert "nothing (READ)" in html and "0.96 s" in html and "hi &lt;b&gt;" in html and "<td>–</td>" in html
     assert timeline(segments[:1]) == ""
 
 

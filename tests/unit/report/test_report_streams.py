@@ -111,14 +111,14 @@ def cells(html, name):
 # -------------------------------------------------------------------------------------------------------- the timeline
 
 
-def test_texts_begin_when_their_chunk_has_been_heard(simul_dir):
+def test_texts_begin_at_the_end_of_their_chunk(simul_dir):
     html = drawn(simul_dir, rollout())
     assert cells(html, "seconds") == [(0, 1, "0"), (1, 1, "1"), (2, 1, "2"), (3, 1, "3"), (4, 1, "3.5")]
     # The second chunk ends at 2 s, where the third column begins.
-    assert cells(html, "can be said") == [(2, 2, "uno dos|said uno dos"), (4, 1, "tres|said  tres")]
+    assert cells(html, "reference") == [(2, 2, "uno dos|said uno dos"), (4, 1, "tres|said  tres")]
     assert cells(html, "wrote") == [(2, 1, "uno"), (3, 2, "dos")]
-    assert "can be said from 2 s on, 0.8 s when spoken" in html
-    assert "written when 2 s had been heard, complete after 0.20 s of wall clock, 3 tokens, stopped by eos" in html
+    assert "available from 2 s on, 0.8 s when spoken" in html
+    assert "written after 2 s of source, complete after 0.20 s of wall-clock time, 3 tokens, stopped by eos" in html
 
 
 def test_rewards_stand_below_what_they_reward(simul_dir):
@@ -136,8 +136,8 @@ def test_a_rollout_without_rewards(simul_dir):
     assert cells(html, "wrote") and "class='cell" not in html
 
 
-def test_a_policy_that_only_listens(simul_dir):
-    assert "nothing (listens all along)" in drawn(simul_dir, rollout(texts=("",) * 4))
+def test_a_policy_that_writes_nothing(simul_dir):
+    assert "nothing (READ only)" in drawn(simul_dir, rollout(texts=("",) * 4))
 
 
 def test_a_segment_that_was_cut_off_says_so(simul_dir):
@@ -208,7 +208,7 @@ def test_text_from_data_stays_text(simul_dir):
 
 def test_right_to_left_text_turns_its_box(simul_dir):
     html = drawn(simul_dir, rollout(texts=("مرحبا", "", "", "")))
-    assert re.search(r"<div class='said' dir='auto'[^>]*>مرحبا</div>", html)
+    assert re.search(r"<div class='output' dir='auto'[^>]*>مرحبا</div>", html)
 
 
 # ------------------------------------------------------------------------------------------------------------ the page
