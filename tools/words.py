@@ -66,7 +66,32 @@ PROSE = re.compile(
 # (file, word): why it is right there.
 ALLOWED: dict[tuple[str, str], str] = {}
 # Files and folders that still use such words; to be emptied.
-NOT_DONE: tuple[str, ...] = ()
+NOT_DONE: tuple[str, ...] = (
+    "audiorl/algos",
+    "audiorl/cli",
+    "audiorl/data",
+    "audiorl/evaluation",
+    "audiorl/judges",
+    "audiorl/metrics",
+    "audiorl/models",
+    "audiorl/plan",
+    "audiorl/recipe",
+    "audiorl/rewards",
+    "audiorl/rl",
+    "audiorl/rollout",
+    "audiorl/run",
+    "audiorl/runtime",
+    "audiorl/simulst",
+    "audiorl/train",
+    "audiorl/tts",
+    "audiorl/config.py",
+    "audiorl/types.py",
+    "docs",
+    "eval",
+    "recipes",
+    "tokenizers_audio",
+    "README.md",
+)
 
 
 def names_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
