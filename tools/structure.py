@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # From the bottom up. A package imports those of its own layer or of lower ones.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("audiorl", "audiorl.errors", "audiorl.audio", "audiorl.types", "tokenizers_audio"),
-    ("audiorl.algos", "audiorl.config", "audiorl.metrics", "audiorl.runtime"),
+    ("audiorl.algos", "audiorl.config", "audiorl.options", "audiorl.metrics", "audiorl.runtime"),
     ("audiorl.data", "audiorl.models"),
     ("audiorl.rollout", "audiorl.judges", "audiorl.run", "audiorl.plan"),
     ("audiorl.rewards", "audiorl.simulst", "audiorl.tts", "audiorl.report"),

@@ -60,7 +60,7 @@ def test_documents_and_file_names_are_read(words, tmp_path):
     (tmp_path / "docs/a.md").write_text("plain\na file beside it\n")
     (tmp_path / "audiorl").mkdir()
     (tmp_path / "audiorl/pen.py").touch()
-    assert [line.split(": ")[0:2] for line in words.uses(tmp_path, ["docs", "audiorl"])] == [
+    assert [line.split(": ")[0:2] for line in words.uses(tmp_path, ["docs", "audiorl"], not_done=())] == [
         ["docs/a.md:2", "beside"],
         ["audiorl/pen.py:1", "pen"],
     ]
