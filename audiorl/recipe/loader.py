@@ -67,8 +67,11 @@ def default_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
     return recipe.tiny() if "--tiny" in argv else recipe.full() if "--full" in argv else recipe.Config()
 
 
-def start(path: str | Path, argv: Sequence[str], out: str | Path) -> Run | None:
-    """Run a recipe in a new folder. Processes of torchrun beyond the first follow it and have no run."""
+def start(path: str | Path, argv: Sequence[str], out: str | Path, trackers: Sequence[str] = ()) -> Run | None:
+    """Run a recipe in a new folder, and log to `trackers` (names of `audiorl.run.trackers`).
+
+    Processes of torchrun beyond the first follow it and have no run.
+    """
     recipe = load_recipe(path)
     config = parse_config(recipe, argv)
     if rank() > 0:
@@ -76,15 +79,18 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path) -> Run | None:
         return None
     run = Run.create(out, str(Path(path).resolve()), argv, config)
     try:
+        run.track(trackers)
         with processes():
             recipe.main(config, run)
     except (ValueError, OSError):
         run.discard_if_empty()  # a mistake in the data or options should not block the same --out
         raise
+    finally:
+        run.close()
     return run
 
 
-def resume(folder: str | Path) -> Run | None:
+def resume(folder: str | Path, trackers: Sequence[str] = ()) -> Run | None:
     """Continue a run where its folder says it is, on the device where it began.
 
     The recipe must still resolve to the same config. An option that the run's version did not have may have any value.
@@ -105,8 +111,12 @@ def resume(folder: str | Path) -> Run | None:
             f"{run.dir}/config.json: the recipe now gives another value for {changed}; "
             "restore the recipe, or start a new run"
         )
-    with processes():
-        recipe.main(config, run)
+    try:
+        run.track(trackers)
+        with processes():
+            recipe.main(config, run)
+    finally:
+        run.close()
     return run
 
 

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from audiorl.audio import write_wav
 from audiorl.config import to_json
@@ -41,6 +41,9 @@ from audiorl.run.checkpoint import (
 from audiorl.run.metrics_log import MetricsLog, truncate_from
 from audiorl.types import Rollout, SpeechDecoder
 
+if TYPE_CHECKING:
+    from audiorl.run.trackers import Tracker
+
 VERSIONS = ("audiorl", "torch", "transformers", "peft", "numpy")
 
 
@@ -55,6 +58,7 @@ class Run:
         truncate_from(folder / "metrics.jsonl", self._state["seq"])
         self._log = MetricsLog(folder / "metrics.jsonl")
         self._seq = self._state["seq"]
+        self._trackers: tuple[Tracker, ...] = ()
 
     @classmethod
     def create(cls, out: str | Path, recipe: str, argv: Sequence[str], config: Any) -> Run:
@@ -80,6 +84,20 @@ class Run:
         if not (folder / "state.json").is_file() or not (folder / "config.json").is_file():
             raise ValueError(f"{folder}: not a run folder (config.json and state.json are not both there)")
         return cls(folder)
+
+    def track(self, names: Sequence[str]) -> None:
+        """Log to these trackers (`audiorl.run.trackers.TRACKERS`) too, until `close`."""
+        if names:
+            from audiorl.run.trackers import open_trackers
+
+            self._trackers = open_trackers(names, self.dir, read_json(self.dir / "config.json")["config"])
+
+    def close(self) -> None:
+        """Close the metrics log and the trackers, which send what they still hold."""
+        self._log.close()
+        for tracker in self._trackers:
+            tracker.close()
+        self._trackers = ()
 
     def discard_if_empty(self) -> None:
         """Remove the folder when nothing that took time is in it: no step, no checkpoint, no finished phase."""
@@ -187,7 +205,9 @@ class Run:
     # -- what is written -------------------------------------------------------------------------------------------
 
     def log(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
-        self._log.write({"seq": self._seq, "phase": phase, "step": step, **metrics})
+        row = self._log.write({"seq": self._seq, "phase": phase, "step": step, **metrics})
+        for tracker in self._trackers:
+            tracker.write(row)
         self._seq += 1
 
     def write_rollouts(
@@ -207,6 +227,12 @@ class Run:
                 write_wav(self.dir / spoken_audio, wav, speech_decoder.sample_rate)
                 row["spoken_audio"] = {"path": str(spoken_audio)}
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        if self._trackers:
+            from audiorl.run.trackers import rollout_table
+
+            table = rollout_table(rollouts, rows, self.dir)
+            for tracker in self._trackers:
+                tracker.write_rollouts(self._seq, table)
 
     def write_eval(self, name: str, results: Mapping[str, Any], rollouts: Sequence[Rollout], metric: str) -> None:
         rows = []

@@ -1,9 +1,8 @@
-"""What a run tells while it goes: metrics.jsonl, optional loggers, and the progress display.
+"""The metrics log, metrics.jsonl: writing it, reading it back, and cutting it where a run resumes.
 
 One line of metrics.jsonl is one JSON object: "seq" (an integer that grows by one per line, over all phases), "step",
 "phase", "time" (seconds since the run started) and any number of named values. Values that JSON cannot hold (nan, inf)
-are written as the strings "nan", "inf" and "-inf", and `read_metrics` turns them back, so that a run that diverged
-shows it.
+are written as the strings "nan", "inf" and "-inf"; `read_metrics` turns them back into floats.
 """
 
 from __future__ import annotations
@@ -15,13 +14,9 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-_NOT_SCALARS = ("seq", "step", "phase", "time")
-
-
-# ---------------------------------------------------------------------------------------------------- reading back
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
@@ -41,25 +36,25 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def truncate_from(path: str | Path, seq: int) -> int:
-    """Drop the lines that a resumed run will write again: keep those with "seq" < `seq`. Returns how many were dropped.
+    """Drop the lines with "seq" >= `seq`, which a resumed run writes again. Returns how many were dropped.
 
     The file is replaced in one move, so a crash leaves either the old or the new one. No `MetricsLog` may have it open.
     """
     path = Path(path)
     if not path.exists():
         return 0
-    kept: list[str] = []
+    lines: list[str] = []
     dropped = 0
     for number, (line, row) in enumerate(_rows(path), 1):
         if not isinstance(row.get("seq"), int):
             raise ValueError(f'{path}:{number}: no integer "seq", cannot tell whether to keep this line')
         if row["seq"] < seq:
-            kept.append(line)
+            lines.append(line)
         else:
             dropped += 1
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in kept)
+        file.writelines(line + "\n" for line in lines)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -73,43 +68,31 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        torn = number == len(lines)
+        incomplete = number == len(lines)
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            if torn:
+            if incomplete:
                 return
             raise ValueError(f"{path}:{number}: not JSON: {error}") from error
         if not isinstance(row, dict):
-            if torn:
+            if incomplete:
                 return
             raise ValueError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
         yield line, row
 
 
-# --------------------------------------------------------------------------------------------------------- writing
-
-
-class Sink(Protocol):
-    """Somewhere else that metrics go to."""
-
-    def write(self, row: Mapping[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class MetricsLog:
-    """Appends to metrics.jsonl, flushed line by line, and hands each line on to the sinks.
+    """Appends to metrics.jsonl, flushed line by line.
 
-    Opening an existing file repairs a torn last line and continues its clock: "time" goes on from the last line.
+    Opening an existing file removes an incomplete last line and continues its clock: "time" counts on from there.
 
         with MetricsLog(run / "metrics.jsonl") as log:
             log.write({"seq": 0, "phase": "grpo", "step": 1, "reward/mean": 0.25})
     """
 
-    def __init__(self, path: str | Path, sinks: tuple[Sink, ...] = ()):
+    def __init__(self, path: str | Path):
         self.path = Path(path)
-        self.sinks = sinks
         self.path.parent.mkdir(parents=True, exist_ok=True)
         earlier = 0.0
         if self.path.exists():
@@ -118,20 +101,17 @@ class MetricsLog:
         self._started = time.monotonic() - earlier
         self._file: TextIO = self.path.open("a", encoding="utf-8")
 
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Append one line. "time" is filled in when absent; one-element tensors and NumPy numbers become floats."""
+    def write(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Append one line and return its values: "time" is added, one-element tensors and NumPy numbers are floats."""
         plain = {key: _plain(key, value) for key, value in row.items()}
         plain.setdefault("time", round(time.monotonic() - self._started, 3))
         encoded = {key: _encode(value) for key, value in plain.items()}
         self._file.write(json.dumps(encoded, ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
-        for sink in self.sinks:
-            sink.write(plain)
+        return plain
 
     def close(self) -> None:
         self._file.close()
-        for sink in self.sinks:
-            sink.close()
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -156,7 +136,7 @@ def _encode(value: Any) -> Any:
 
 
 def _repair_tail(path: Path) -> None:
-    """Make the file end with a whole line, so that the next one starts on its own."""
+    """Remove an incomplete last line, and end the file with a newline."""
     content = path.read_bytes()
     if not content or content.endswith(b"\n"):
         return
@@ -171,49 +151,3 @@ def _repair_tail(path: Path) -> None:
             file.write(b"\n")
         else:
             file.truncate(start)
-
-
-class TensorBoardSink:
-    """Writes every number of a line as a TensorBoard scalar at step "seq" (or "step" when there is no "seq")."""
-
-    def __init__(self, folder: str | Path):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError('TensorBoard logging needs: pip install "audiorl[loggers]"') from error
-        self._writer = SummaryWriter(str(folder))
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        for key, value in _scalars(row).items():
-            self._writer.add_scalar(key, value, _position(row))
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class WandbSink:
-    """Logs every line to Weights & Biases; `settings` go to `wandb.init` (project, name, config, mode, …)."""
-
-    def __init__(self, **settings: Any):
-        try:
-            import wandb
-        except ImportError as error:
-            raise ImportError('Weights & Biases logging needs: pip install "audiorl[loggers]"') from error
-        self._run = wandb.init(**settings)
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        self._run.log({**_scalars(row), "phase": row.get("phase", "")}, step=_position(row))
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def _position(row: Mapping[str, Any]) -> int:
-    return int(row["seq"] if "seq" in row else row["step"])
-
-
-def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    return {k: float(v) for k, v in row.items() if k not in _NOT_SCALARS and isinstance(v, int | float)}
-
-
-# --------------------------------------------------------------------------------------------------------- display

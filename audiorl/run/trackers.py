@@ -26,6 +26,7 @@ import numpy as np
 
 from audiorl.audio import AudioClip, write_wav
 from audiorl.run.checkpoint import read_json, write_json
+from audiorl.types import Rollout
 
 AUDIO_RATE = 24_000
 """Hz of the audio that trackers get."""
@@ -61,7 +62,7 @@ class Waveform(NamedTuple):
 
 @dataclass(frozen=True)
 class RolloutTable:
-    """Rollouts of one step, made by `rollout_table` from their rows (`run.records.rollout_row`)."""
+    """Rollouts of one step, made by `rollout_table`."""
 
     columns: tuple[str, ...]
     rows: list[list[Any]]
@@ -221,8 +222,8 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return {k: float(v) for k, v in row.items() if k not in position and isinstance(v, int | float)}
 
 
-def rollout_table(rows: Sequence[Mapping[str, Any]], run_folder: Path) -> RolloutTable:
-    """The table of the first `MAX_ROWS` rollouts, from their rows in rollouts/step_*.jsonl."""
+def rollout_table(rollouts: Sequence[Rollout], rows: Sequence[Mapping[str, Any]], run_folder: Path) -> RolloutTable:
+    """The table of the first `MAX_ROWS` rollouts. `rows`: the same rollouts as in rollouts/step_*.jsonl."""
     rows = rows[:MAX_ROWS]
     scores = [row["score"] or {"total": None, "parts": {}} for row in rows]
     parts = list(dict.fromkeys(name for score in scores for name in score["parts"]))
@@ -233,19 +234,23 @@ def rollout_table(rows: Sequence[Mapping[str, Any]], run_folder: Path) -> Rollou
         + [row["advantage"]]
         for row, score in zip(rows, scores, strict=True)
     ]
-    return RolloutTable(columns, cells, [_waveforms(row, run_folder) for row in rows[:MAX_AUDIO_ROWS]])
+    return RolloutTable(
+        columns,
+        cells,
+        [_waveforms(r, row, run_folder) for r, row in zip(rollouts[:MAX_AUDIO_ROWS], rows, strict=False)],
+    )
 
 
-def _waveforms(row: Mapping[str, Any], run_folder: Path) -> list[Waveform]:
-    heard = [AudioClip(**clip).load(AUDIO_RATE) for clip in row["sample"]["audio"] if clip.get("path")]
-    waveforms = [Waveform("input audio", np.concatenate(heard))] if heard else []
+def _waveforms(rollout: Rollout, row: Mapping[str, Any], run_folder: Path) -> list[Waveform]:
+    clips = [clip.load(AUDIO_RATE) for clip in rollout.sample.audio]
+    waveforms = [Waveform("input audio", np.concatenate(clips))] if clips else []
     if "spoken_audio" in row:
         spoken = AudioClip(path=str(run_folder / row["spoken_audio"]["path"]))
         waveforms.append(Waveform("spoken audio", spoken.load(AUDIO_RATE)))
     return waveforms
 
 
-def _with_audio(table: RolloutTable, audio: Any) -> tuple[list[str], list[list[Any]]]:
+def _with_audio(table: RolloutTable, audio: Any) -> tuple[list[Any], list[list[Any]]]:
     """Columns and rows with a column of `audio(samples_T)` for each kind of audio that the table has."""
     names = list(dict.fromkeys(waveform.name for waveforms in table.audio for waveform in waveforms))
     players = [{w.name: audio(w.samples_T) for w in waveforms} for waveforms in table.audio]

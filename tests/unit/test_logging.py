@@ -3,16 +3,14 @@
 import io
 import json
 import math
-import sys
-import types
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
-from audiorl.run import metrics_log as log_module
-from audiorl.run.metrics_log import MetricsLog, TensorBoardSink, WandbSink, read_jsonl, read_metrics, truncate_from
+from audiorl.run import progress as progress_module
+from audiorl.run.metrics_log import MetricsLog, read_jsonl, read_metrics, truncate_from
 from audiorl.run.progress import Progress
 
 
@@ -91,41 +89,13 @@ def test_truncate_from_refuses_lines_it_cannot_place(tmp_path):
     assert path.read_text() == '{"seq": 0}\n{"step": 1}\n'
 
 
-@pytest.mark.parametrize(("sink", "module"), [(TensorBoardSink, "torch.utils.tensorboard"), (WandbSink, "wandb")])
-def test_a_missing_logger_names_the_extra(monkeypatch, tmp_path, sink, module):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r"audiorl\[loggers\]"):
-        sink(tmp_path) if sink is TensorBoardSink else sink()
-
-
-def test_sinks_receive_numbers_at_the_lines_seq(monkeypatch, tmp_path):
-    seen = []
-
-    class Writer:
-        def __init__(self, folder):
-            seen.append(folder)
-
-        def add_scalar(self, name, value, step):
-            seen.append((name, value, step))
-
-        def close(self):
-            seen.append("closed")
-
-    fake = types.ModuleType("torch.utils.tensorboard")
-    fake.SummaryWriter = Writer
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    with MetricsLog(tmp_path / "m.jsonl", sinks=(TensorBoardSink("tb"),)) as log:
-        log.write({"seq": 7, "phase": "grpo", "step": 2, "kl": 0.5})
-    assert seen == ["tb", ("kl", 0.5, 7), "closed"]
-
-
 def plain_console(width=200):
     return Console(width=width, force_terminal=False, file=io.StringIO())
 
 
 def clock(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(log_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
     return now
 
 
