@@ -13,7 +13,7 @@ from dataclasses import dataclass, make_dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
@@ -26,6 +26,7 @@ from audiorl.recipe.scripts import UnknownScript, find_script, listing, scripts
 from audiorl.runtime.config import RuntimeConfig
 
 HELP = ("-h", "--help")
+TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,6 +79,8 @@ class Train:
     """Start from the recipe's tiny() configuration, which ends within a minute on a CPU, instead of its defaults."""
     full: bool = False
     """Start from the recipe's full() configuration, where it has one: real data on GPUs."""
+    log: tuple[TrackerName, ...] = ()
+    """Experiment trackers that get curves, rollouts and audio, for example --log wandb tensorboard."""
     runtime: RuntimeConfig = RuntimeConfig()
 
 
@@ -103,7 +106,7 @@ def train(args: list[str]) -> int:
     use_runtime(command.runtime)
     relaunch(command.runtime, ["train", *args])
     start = [f"--{name}" for name in ("tiny", "full") if getattr(command, name)]
-    return _finished(loader.start(file, [*start, *rest], command.out))
+    return _finished(loader.start(file, [*start, *rest], command.out, command.log))
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,8 @@ class Resume:
 
     folder: Positional[Path]
     """The run folder."""
+    log: tuple[TrackerName, ...] = ()
+    """Experiment trackers, as of audiorl train; others than before are allowed."""
     runtime: RuntimeConfig = RuntimeConfig()
 
 
@@ -124,7 +129,7 @@ def resume(args: list[str]) -> int:
 
     use_runtime(options.runtime)
     relaunch(options.runtime, ["resume", *args])
-    return _finished(loader.resume(options.folder))
+    return _finished(loader.resume(options.folder, options.log))
 
 
 def _finished(run: Any) -> int:

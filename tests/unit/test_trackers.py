@@ -14,11 +14,14 @@ import pytest
 import torch
 
 from audiorl.audio import AudioClip
+from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech
 from audiorl.run.folder import Run
+from audiorl.run.metrics_log import read_metrics
 from audiorl.run.trackers import AUDIO_RATE, MAX_AUDIO_ROWS, TRACKERS, open_trackers, rollout_table
 from audiorl.types import Message, Rollout, Sample, Score, Segment
 
+RECIPE = Path(__file__).parent / "runtime" / "steps_recipe.py"
 NUMBER = MAX_AUDIO_ROWS + 1
 LIBRARIES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow"}
 
@@ -111,10 +114,12 @@ def test_wandb(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     log_two_steps(run, "wandb")
     files = sorted((run.dir / "wandb").glob("offline-run-*/*.wandb"))
     history: list[dict[str, Any]] = []
-    ids = set()
+    ids, artifacts = set(), set[str]()
     for file in files:
         for record in map(Record.FromString, wandb_records(file.read_bytes())):
             ids |= {record.run.run_id} - {""}
+            artifacts |= {entry.path for entry in record.artifact.manifest.contents}
+            artifacts |= {e.path for e in record.request.log_artifact.artifact.manifest.contents}
             if record.HasField("history"):
                 items = record.history.item
                 history.append({"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items})
@@ -123,8 +128,9 @@ def test_wandb(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     (table,) = (run.dir / "wandb").rglob("rollouts_*.table.json")
     content = json.loads(table.read_text())
     assert content["columns"][-2:] == ["input audio", "spoken audio"] and len(content["data"]) == NUMBER
-    assert content["data"][1][3:7] == ["answer 1", 1.5, 1, 0.25] and content["data"][0][-1]["_type"] == "audio-file"
-    assert content["data"][-1][-2:] == [None, None], "only the first rollouts have players"
+    assert content["data"][1][3:7] == ["answer 1", 1.5, 1, 0.25]
+    assert content["data"][0][-2:] == ["Audio", "Audio"] and content["data"][-1][-2:] == [None, None]
+    assert sum(path.endswith(".wav") for path in artifacts) == 2, "equal audio is stored once"
 
 
 @pytest.mark.slow
@@ -160,6 +166,24 @@ def test_mlflow(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list(artifacts.rglob("*.wav"))) == 2 * MAX_AUDIO_ROWS
     assert json.loads((artifacts / "config.json").read_text()) == {"lr": 1e-3}
     assert logged.info.status == "FINISHED"
+
+
+def test_the_command_line_logs_a_run_and_its_resumption(tmp_path: Path) -> None:
+    """Two supervised and two RL steps, then the last of them again, as after a crash."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out = tmp_path / "run"
+    assert main(["train", str(RECIPE), "--log", "tensorboard", "--steps", "2", "--out", str(out)]) == 0
+    state = json.loads((out / "state.json").read_text())
+    state["finished"].pop("rl")
+    (out / "state.json").write_text(json.dumps(state))
+    assert main(["resume", str(out), "--log", "tensorboard"]) == 0
+    events = EventAccumulator(str(out / "tensorboard"))
+    events.Reload()
+    rewards = [row["reward/mean"] for row in read_metrics(out / "metrics.jsonl") if row["phase"] == "rl"]
+    curve = events.Scalars("reward/mean")
+    assert [e.step for e in curve] == [2, 3] and [e.value for e in curve] == pytest.approx(rewards)
+    assert any(tag.endswith("input audio") for tag in events.Tags()["audio"])
 
 
 @pytest.mark.parametrize("name", TRACKERS)
