@@ -33,14 +33,16 @@ def table(file: Path, name: str, prefix: str) -> str:
 def fields(file: Path, name: str) -> list[Row]:
     """(field, type, default, docstring) of each public field. ValueError if the class is not there."""
     body = ast.parse(file.read_text(encoding="utf-8")).body
-    (definition,) = [node for node in body if isinstance(node, ast.ClassDef) and node.name == name] or [None]
-    if definition is None:
+    config = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
+    if config is None:
         raise ValueError(f"{file}: no class {name}")
     rows = []
-    for node, after in zip(definition.body, [*definition.body[1:], None], strict=True):
+    for node, after in zip(config.body, [*config.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             default = "required" if node.value is None else ast.unparse(node.value)
-            rows.append((node.target.id, ast.unparse(node.annotation), default, _docstring(after)))
+            kind = ast.unparse(node.annotation)
+            nested = f"The options of `{kind}`." if re.fullmatch(r"\w+(Config|Options|Rewards)", kind) else ""
+            rows.append((node.target.id, kind, default, _docstring(after) or nested))
     return rows
 
 
