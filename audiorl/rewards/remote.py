@@ -1,4 +1,4 @@
-"""A reward that runs elsewhere: `audiorl rewards serve FILE` on one or more machines, asked over HTTP."""
+"""A reward that runs in other processes or machines (`audiorl rewards serve FILE`), called over HTTP."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 
 class RewardServerError(OSError):
-    """No server gave a usable answer in the tries that there were."""
+    """No server gave a usable answer within the allowed tries."""
 
 
 class _Failure(Exception):
-    """A try that another one may make good. `wait`: the seconds that the server asked for."""
+    """A failed try that is worth repeating. `wait`: seconds from the server's Retry-After."""
 
     def __init__(self, why: str, wait: float = 0.0):
         super().__init__(why)
@@ -43,22 +43,21 @@ class RemoteReward:
         RemoteReward("http://127.0.0.1:8300")
         WeightedSum.of(judge=(RemoteReward(("http://judge1:8300", "http://judge2:8300"), batch_size=16), 0.5), ...)
 
-    All rollouts of a step are one request, so that the reward sees what it would see here. `batch_size` splits them,
-    to share the work between servers and repeat less of it; only for rewards that score each rollout by itself (not
-    for a `StandardisedSum`). At most `concurrency` requests are under way.
+    All rollouts of a step are one request, as for a local reward. `batch_size` splits them, to spread the work over the
+    servers and to repeat less of it after a failure; only for rewards that score each rollout alone (not for a
+    `StandardisedSum`). At most `concurrency` requests are open at a time.
 
-    `audio`: "bytes" sends it, "path" sends the names of files that the server sees too and may read (its
-    --audio-root), "none" leaves it out, for rewards of text and codes; a reward that loads audio all the same says so.
+    `audio`: "bytes" sends the audio, "path" the names of files that the server can read too (its --audio-root), "none"
+    nothing, for rewards of text and codes; a reward that loads audio then raises an error that says so.
 
-    An answer that is late (`timeout` seconds), cannot be read, has the wrong length or a value that is not finite, a
-    lost connection, a status of 5xx: each is a failed try. There are `tries` of them a request, with waits that begin
-    around `backoff` seconds and double up to `max_backoff`, drawn by `seed`; by default they outlast a restart of half
-    a minute. A server that failed is left aside for `rest` seconds as long as another one is not. The token is what the
-    environment variable `token_env` holds; the environment's proxies are not used.
+    A try fails if the answer takes longer than `timeout` seconds, cannot be parsed, has the wrong length or a value
+    that is not finite, if the connection breaks, or with status 5xx. Each request has `tries`, with random pauses
+    (`seed`) that start around `backoff` seconds and double up to `max_backoff`; the defaults outlast a restart of 30
+    seconds. A server that failed is not used for `rest` seconds while another one works. The bearer token is read from
+    the environment variable `token_env`; proxies of the environment are not used.
 
-    Raises RewardServerError when the tries are spent, and ValueError at once for what no repetition mends: a request
-    that is refused, a reward that finds its input bad, servers that serve different rewards. Nothing is ever scored 0
-    because of a fault.
+    Raises RewardServerError after the last try, and ValueError at once where a repetition is of no use: a refused
+    request, a reward that raises ValueError, servers with different rewards. A fault never becomes a score of 0.
     """
 
     urls: str | tuple[str, ...]
@@ -72,7 +71,7 @@ class RemoteReward:
     rest: float = 30.0
     seed: int = 0
     token_env: str = TOKEN_ENV
-    # Until when a server is left aside, by the wall clock: the object may be copied to other processes and machines.
+    # Until when a server is not used, in wall-clock time: the object may be copied to other processes and machines.
     _resting: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -81,7 +80,7 @@ class RemoteReward:
         for url in self.servers:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
-                raise ValueError(f"RemoteReward: urls: {url!r} is no address like http://host:8300")
+                raise ValueError(f"RemoteReward: urls: {url!r} is not an address like http://host:8300")
         if self.audio not in get_args(AudioMode):
             raise ValueError(f"RemoteReward: audio is {self.audio!r}, expected one of {', '.join(get_args(AudioMode))}")
         for name in ("batch_size", "concurrency", "tries"):
@@ -102,23 +101,23 @@ class RemoteReward:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            answers = asyncio.run(self._ask_all(batches))
-        else:  # in a notebook, or an asynchronous worker: a loop of its own in a thread of its own
+            answers = asyncio.run(self._request_all(batches))
+        else:  # a loop runs already (notebook, asynchronous worker): use a new loop in another thread
             with ThreadPoolExecutor(1) as thread:
-                answers = thread.submit(asyncio.run, self._ask_all(batches)).result()
+                answers = thread.submit(asyncio.run, self._request_all(batches)).result()
         return [score for answer in answers for score in answer]
 
-    async def _ask_all(self, batches: Sequence[Sequence[Rollout]]) -> list[list[Score | None]]:
+    async def _request_all(self, batches: Sequence[Sequence[Rollout]]) -> list[list[Score | None]]:
         import httpx
 
         step = _Step(self.servers, self._resting)
         gate = asyncio.Semaphore(self.concurrency)
-        wait = httpx.Timeout(None, connect=min(self.timeout, 10.0))  # the whole of a request is timed in `_post`
+        wait = httpx.Timeout(None, connect=min(self.timeout, 10.0))  # `_post` times the whole request
         async with httpx.AsyncClient(headers=self._headers(), timeout=wait, trust_env=False) as client:
-            tasks = [asyncio.create_task(self._ask(client, step, gate, batch)) for batch in batches]
+            tasks = [asyncio.create_task(self._request(client, step, gate, batch)) for batch in batches]
             try:
                 return await asyncio.gather(*tasks)
-            finally:  # after an error the others are of no use
+            finally:  # after an error the other requests are cancelled
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -129,24 +128,24 @@ class RemoteReward:
             headers["Authorization"] = f"Bearer {checked_token(token, f'environment variable {self.token_env}')}"
         return headers
 
-    async def _ask(
+    async def _request(
         self, client: httpx.AsyncClient, step: _Step, gate: asyncio.Semaphore, batch: Sequence[Rollout]
     ) -> list[Score | None]:
-        """The scores of one batch, in as many tries as it takes or there are."""
+        """The scores of one batch, in at most `tries` tries."""
         async with gate:
             document = await asyncio.to_thread(serialize_rollouts, batch, self.audio)
             rng = random.Random(f"{self.seed}/{digest(document)}")
             begin = time.monotonic()
-            for done in range(1, self.tries + 1):
-                url = step.take(rng)
+            for number in range(1, self.tries + 1):
+                url = step.acquire(rng)
                 try:
                     scores = await self._post(client, step, url, document, batch)
                 except _Failure as failure:
                     step.release(url, rest=failure.wait or self.rest)
-                    log.warning("reward server %s: %s (try %d of %d)", url, failure, done, self.tries)
-                    last = f"the last, at {url}: {failure}"
-                    if done < self.tries:
-                        pause = min(self.backoff * 2 ** (done - 1), self.max_backoff) * rng.uniform(0.5, 1.0)
+                    log.warning("reward server %s: %s (try %d of %d)", url, failure, number, self.tries)
+                    last = f"the last try, at {url}: {failure}"
+                    if number < self.tries:
+                        pause = min(self.backoff * 2 ** (number - 1), self.max_backoff) * rng.uniform(0.5, 1.0)
                         await asyncio.sleep(max(pause, min(failure.wait, self.max_backoff)))
                 else:
                     step.release(url, rest=0.0)
@@ -175,10 +174,10 @@ class RemoteReward:
             answer = None
         if response.status_code == 200:
             return self._scores(step, url, answer, document, batch)
-        said = answer if isinstance(answer, dict) else {}
-        status = f"status {response.status_code}: {said.get('error', response.text[:200])}"
-        passing = response.status_code >= 500 or response.status_code in (408, 429)
-        if passing and said.get("retry", True):
+        details = answer if isinstance(answer, dict) else {}
+        status = f"status {response.status_code}: {details.get('error', response.text[:200])}"
+        temporary = response.status_code >= 500 or response.status_code in (408, 429)
+        if temporary and details.get("retry", True):
             raise _Failure(status, _seconds(response.headers.get("Retry-After")))
         raise ValueError(f"reward server {url}: {status}")
 
@@ -188,23 +187,23 @@ class RemoteReward:
         try:
             scores = check_scores("remote", deserialize_scores(answer), batch, undefined=True)
         except ValueError as error:
-            raise _Failure(f"an answer that is no list of scores: {error}") from None
+            raise _Failure(f"the answer is not a list of scores: {error}") from None
         if answer.get("request") != digest(document):
-            raise _Failure("an answer to another request")
-        step.serves(url, str(answer.get("reward")))
+            raise _Failure("the answer belongs to another request")
+        step.check_reward(url, str(answer.get("reward")))
         return scores
 
 
 class _Step:
-    """The servers during one call: who is asked next, and whether they serve the same reward."""
+    """The servers during one call: which one is used next, and whether all serve the same reward."""
 
     def __init__(self, urls: Sequence[str], resting: dict[str, float]):
         self._busy = dict.fromkeys(urls, 0)
         self._resting = resting
         self._served: dict[str, str] = {}
 
-    def take(self, rng: random.Random) -> str:
-        """One that has not failed lately, or else the one whose failure is longest ago; the least busy of them."""
+    def acquire(self, rng: random.Random) -> str:
+        """The least busy server that has not failed recently, or else the one whose failure is longest ago."""
         now = time.time()
         ready = {u: max(self._resting.get(u, 0.0) - now, 0.0) for u in self._busy}
         url = min(self._busy, key=lambda u: (ready[u], self._busy[u], rng.random()))
@@ -215,7 +214,7 @@ class _Step:
         self._busy[url] -= 1
         self._resting[url] = time.time() + rest if rest else 0.0
 
-    def serves(self, url: str, reward: str) -> None:
+    def check_reward(self, url: str, reward: str) -> None:
         other = next((u for u, served in self._served.items() if served != reward), None)
         if other is not None:
             raise ValueError(
@@ -228,10 +227,10 @@ class _Step:
 def checked_token(token: str, where: str) -> str:
     """The token, if it fits into an HTTP header; errors never show it."""
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ValueError(f"{where}: no token; give printable ASCII characters without spaces")
+        raise ValueError(f"{where}: not a token; give printable ASCII characters without spaces")
     return token
 
 
 def _seconds(header: str | None) -> float:
-    """Of Retry-After; a date is taken for nothing."""
+    """The seconds of a Retry-After header; 0 for a date."""
     return float(header) if header and header.isdigit() else 0.0

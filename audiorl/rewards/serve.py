@@ -4,12 +4,13 @@ audiorl rewards serve my_reward.py                                        # this
 audiorl rewards serve judge.py --host 0.0.0.0 --token-file token.txt      # others too; they must send the token
 audiorl rewards serve judge.py --audio-root /data/audio                   # may read audio there by path
 
-POST /v1/scores takes the rollouts and answers their scores in order, as `audiorl.data.serialization` writes them.
-GET /health says whether the server is ready and, to who has the token, what it serves. `RemoteReward` is the client.
+POST /v1/scores takes rollouts and returns their scores in order, in the format of `audiorl.data.serialization`.
+GET /health returns whether the server is ready and, with the token, which reward it serves. The client is
+`RemoteReward`.
 
-What it refuses, each time with {"error": …}: 401 without the token, 403 audio outside the roots, 408 a body that does
-not come, 413 too many bytes or rollouts, 422 a document that is wrong (naming the field), 500 a reward that raised, 503
-a full queue (with Retry-After). Where a repetition is of no use "retry" is false.
+Errors are {"error": message}: 401 wrong or missing token, 403 audio outside the roots, 408 the body did not arrive in
+time, 413 too many bytes or rollouts, 422 a malformed document (naming the field), 500 the reward raised, 503 the queue
+is full (with Retry-After). "retry": false means that a repetition is of no use.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from audiorl.rewards.remote import TOKEN_ENV, checked_token
 from audiorl.types import Rollout, Score
 
 BODY_SECONDS = 120.0
-"""How long a request's body may take to arrive."""
+"""Seconds within which a request's body must arrive."""
 RETRY_SECONDS = 2
 log = logging.getLogger(__name__)
 
@@ -74,14 +75,14 @@ def _check(options: RewardServerConfig) -> None:
         if getattr(options, name) < least:
             raise ValueError(f"rewards serve: --{name.replace('_', '-')} must be at least {least}")
     if not 0 <= options.port < 2**16:
-        raise ValueError(f"rewards serve: --port {options.port} is none; give 0 (any free one) to 65535")
+        raise ValueError(f"rewards serve: --port {options.port}: not a port; give 0 (any free one) to 65535")
     for root in options.audio_root:
         if not root.is_dir():
             raise ValueError(f"rewards serve: --audio-root {root}: no such folder")
 
 
 def read_token(options: RewardServerConfig) -> str | None:
-    """From the file, else from the environment; None where there is none."""
+    """The token from the file, else from the environment; None without either."""
     if options.token_file is not None:
         return checked_token(
             options.token_file.read_text().strip(), f"rewards serve: --token-file {options.token_file}"
@@ -98,13 +99,13 @@ def _is_loopback(host: str) -> bool:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bound before anything is said, so that a port which is taken is one clear error."""
+    """A bound socket. It is bound before the address is printed, so that a port in use is one clear error."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen()  # from here on a client waits rather than fails
+        listener.listen()  # from here on connections queue instead of failing
     except OSError as error:
         listener.close()
         raise OSError(
@@ -133,54 +134,54 @@ def make_app(served: FileReward, options: RewardServerConfig, token: str | None)
     """The server as an ASGI application."""
     app = FastAPI(title="audiorl reward", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     identity = f"{Path(served.path).name} {hashlib.sha256(Path(served.path).read_bytes()).hexdigest()[:16]}"
-    turns = asyncio.Semaphore(options.concurrency)
-    inside = 0
+    free = asyncio.Semaphore(options.concurrency)
+    open_requests = 0
 
     @app.get("/health")
     async def health(request: Request) -> Response:
-        known = {"file": identity, "reward": repr(served.reward)} if _knows(request, token) else {}
-        return _json({"ready": True, "version": __version__, "format": VERSION, **known})
+        details = {"file": identity, "reward": repr(served.reward)} if _has_token(request, token) else {}
+        return _json({"ready": True, "version": __version__, "format": VERSION, **details})
 
     async def answer(request: Request) -> Response:
         body = await _read(request, options.max_bytes)
-        async with turns:
+        async with free:
             if await request.is_disconnected():
-                raise ClientDisconnect  # it waits no more, and will ask again
+                raise ClientDisconnect  # the client gave up and will send the request again
             scores = await asyncio.to_thread(_scored, served, options, body)
         return _json({"version": VERSION, "request": digest(body), "reward": identity, "scores": scores})
 
     @app.post("/v1/scores")
     async def scores(request: Request) -> Response:
-        nonlocal inside
-        inside += 1  # counted while it sends, too: bodies take memory
+        nonlocal open_requests
+        open_requests += 1  # counted from the first byte on: bodies take memory
         try:
-            if not _knows(request, token):
+            if not _has_token(request, token):
                 await _read(request, None)
                 raise Refused(401, f"wrong or missing token; set {TOKEN_ENV} to the server's")
-            if inside > options.concurrency + options.max_queue:
+            if open_requests > options.concurrency + options.max_queue:
                 await _read(request, None)
-                raise Refused(503, f"busy: {options.concurrency + options.max_queue} requests are here already")
+                raise Refused(503, f"busy: {options.concurrency + options.max_queue} requests are open already")
             return await answer(request)
         except Refused as refused:
             return refused.response()
         except ClientDisconnect:
             return Response(status_code=499)
         finally:
-            inside -= 1
+            open_requests -= 1
 
     return app
 
 
-def _knows(request: Request, token: str | None) -> bool:
-    """Compared in a time that does not tell how much of it is right."""
+def _has_token(request: Request, token: str | None) -> bool:
+    """Whether the request has the token, compared in constant time."""
     sent = request.headers.get("Authorization", "").encode()
     return token is None or secrets.compare_digest(sent, f"Bearer {token}".encode())
 
 
 async def _read(request: Request, limit: int | None) -> bytes:
-    """The whole body, counted as it comes, since a declared length may be missing or a lie; None keeps nothing.
+    """The whole body. Bytes are counted as they arrive, since a declared length may be missing or wrong.
 
-    What is refused is read to its end all the same: a client listens only when it has sent all.
+    `limit` None discards the body. A refused body is read to its end too: clients read the answer only after sending.
     """
     body, size = bytearray(), 0
     try:
@@ -190,7 +191,7 @@ async def _read(request: Request, limit: int | None) -> bytes:
                 if limit is not None and size <= limit:
                     body += chunk
     except TimeoutError:
-        raise Refused(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+        raise Refused(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
     if limit is not None and size > limit:
         advice = (
             "send smaller batches (batch_size), audio by path or none, or start the server with a larger --max-bytes"
@@ -220,7 +221,7 @@ def _reward(served: FileReward, rollouts: Sequence[Rollout]) -> Sequence[Score |
     try:
         return served.reward(rollouts)
     except Exception as error:
-        log.exception("the reward of %s raised", served.path)  # all of it here, to the client only what it says
+        log.exception("the reward of %s raised", served.path)  # the traceback stays here; the client gets the message
         message = f"reward {served.path!r} raised {type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        # A ValueError speaks of the rollouts, which will be the same in the next try.
+        # A ValueError blames the rollouts, which are the same in the next try.
         raise Refused(500, message, retry=not isinstance(error, ValueError)) from None

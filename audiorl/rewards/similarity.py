@@ -1,7 +1,7 @@
-"""How much a written translation says what the reference says, in [0, 1]: by characters, words, or a learned model.
+"""Similarity of a translation and its reference in [0, 1], by characters, words, or a learned model.
 
-chrF and BLEU come with `audiorl[metrics]`; BERTScore and COMET with the packages `bert-score` and `unbabel-comet`,
-which load their own models, and are asked once for all pairs of a batch.
+chrF and BLEU need `audiorl[metrics]`; BERTScore and COMET the packages `bert-score` and `unbabel-comet`, which load
+their own models. A batch of pairs is one call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Metric = Literal["chrf", "bleu", "bertscore", "comet"]
 
 @dataclass(frozen=True)
 class Pair:
-    """What was written, its reference, and the source's words, which COMET reads too ("" if unknown)."""
+    """A translation, its reference, and the source text, which COMET reads too ("" if unknown)."""
 
     written: str
     reference: str
@@ -32,15 +32,15 @@ def similarities(metric: Metric | Similarity, pairs: Sequence[Pair]) -> list[flo
     """One value a pair. Raises ImportError that says what to install, ValueError for a name that is no metric."""
     if callable(metric):
         return [float(metric(p.written, p.reference)) for p in pairs]
-    known: dict[str, Callable[[Sequence[Pair]], list[float]]] = {
+    metrics: dict[str, Callable[[Sequence[Pair]], list[float]]] = {
         "chrf": lambda pairs: [sentence_chrf(p.written, p.reference) for p in pairs],
         "bleu": lambda pairs: [sentence_bleu(p.written, p.reference) for p in pairs],
         "bertscore": bertscore,
         "comet": comet,
     }
-    if metric not in known:
-        raise ValueError(f"no metric is called {metric!r}; choose from {', '.join(known)}, or give a function")
-    return known[metric](pairs) if pairs else []
+    if metric not in metrics:
+        raise ValueError(f"no metric is called {metric!r}; choose from {', '.join(metrics)}, or give a function")
+    return metrics[metric](pairs) if pairs else []
 
 
 def sentence_chrf(written: str, reference: str) -> float:
@@ -93,7 +93,7 @@ def _comet_model(model: str) -> Any:
 
 
 def split_like_references(written: str, references: Sequence[str], language: str) -> list[str]:
-    """A text in as many pieces as there are references, cut where the fewest words (or characters) are wrong."""
+    """The text in one piece a reference, split where the fewest word (or character) errors remain."""
     unit = latency_unit(language)
     units, wanted = text_units(written, unit), [text_units(r, unit) for r in references]
     return [separator(language).join(piece) for piece in chunks(units, mwer_cuts(wanted, units))]

@@ -1,15 +1,15 @@
 """The rewards of simultaneous interpretation as functions of one chunk, or of a whole sequence (Seed LiveInterpret 2.0,
 arXiv 2507.17527, section on reinforcement learning).
 
-After each chunk t of audio the policy writes y_t, possibly nothing; y*_t is what could be said by then. A value that is
-not defined for a chunk is NaN; `StandardisedSum` leaves it out of its statistics and gives it 0. Formulas that the
+After each chunk t of audio the policy writes y_t, possibly nothing; y*_t is the reference for that chunk. A value that
+is not defined for a chunk is NaN; `StandardisedSum` leaves it out of its statistics and gives it 0. Formulas that the
 paper describes in words only are marked as reconstructed, and are options where there is more than one reading.
 
 Each formula is a function and, for whole rollouts, a reward of the same name. The rewards of single turns give a value
-per segment, and as total its mean over the turns where it is defined::
+per segment; their total is its mean over the turns where it is defined::
 
     single_turn()                         detection + initiative + quality + format, standardised over the batch
-    multi_turn()                          the same with the latency penalty and the quality of the whole
+    multi_turn()                          the same plus the latency penalty and the quality of the whole stream
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ turns since the oldest reference that had not been answered could be said, 0 whe
 
 
 def detection(written: str, reference: str) -> float:
-    """r^l: 1 for keeping silent while nothing can be said yet, I(|y_t| = 0)·I(|y*_t| = 0)."""
+    """r^l: 1 for silence where the reference is empty, I(|y_t| = 0)·I(|y*_t| = 0)."""
     return float(not written.strip() and not reference.strip())
 
 
 def initiative(written: str, reference: str) -> float:
-    """r^s: 1 for speaking where something can be said, I(|y_t| > 0)·I(|y*_t| > 0). Formula reconstructed."""
+    """r^s: 1 for output where there is a reference, I(|y_t| > 0)·I(|y*_t| > 0). Formula reconstructed."""
     return float(bool(written.strip()) and bool(reference.strip()))
 
 
 def quality(written: str, reference: str, similarity: Similarity = sentence_chrf) -> float:
     """r^q: the similarity of y_t and y*_t, sentence chrF / 100 unless another is given; NaN where y*_t is empty.
 
-    Silence where something can be said has quality 0. The choice of metric is not published.
+    Silence where there is a reference has quality 0. The paper does not name the metric.
     """
     if not reference.strip():
         return math.nan
@@ -104,22 +104,21 @@ class Quality:
     metric: Metric | Similarity = "chrf"
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        asked = [
+        pairs = [
             Pair(segment.text.strip(), turn.reference.strip(), turn.source)
             for r in rollouts
             for segment, turn in zip(r.segments, _turns(r), strict=True)
             if segment.text.strip() and turn.reference.strip()
         ]
-        found = iter(similarities(self.metric, asked))
-        return [_per_turn(r, lambda s, t: quality(s.text, t.reference, lambda *_: next(found))) for r in rollouts]
+        values = iter(similarities(self.metric, pairs))
+        return [_per_turn(r, lambda s, t: quality(s.text, t.reference, lambda *_: next(values))) for r in rollouts]
 
 
 @dataclass(frozen=True)
 class TimeCompliance:
-    """`time_compliance` after each turn with a reference of known length; silence there has none.
+    """`time_compliance` after each turn whose reference has a known duration.
 
-    Speech lasts frames / `frame_rate` seconds; of text alone the spoken length is estimated with
-    `characters_per_second`.
+    The duration of speech is its frames / `frame_rate` seconds, that of text its characters / `characters_per_second`.
     """
 
     frame_rate: float = 25.0
@@ -137,17 +136,17 @@ class TimeCompliance:
 
 
 def spoken_frames(codes: Tensor) -> int:
-    """Frames in rows [N, Q], -1 where a row is no frame: each speech has Q + 1 rows more, for its delay pattern."""
-    said = (codes[:, 0] >= 0).int()
-    speeches = int((torch.diff(said, prepend=said.new_zeros(1)) == 1).sum())
-    return max(int(said.sum()) - speeches * (codes.shape[1] + 1), 0)
+    """Frames in rows [N, Q], -1 where a row is no frame. The delay pattern adds Q + 1 rows to each run of frames."""
+    is_frame = (codes[:, 0] >= 0).int()
+    runs = int((torch.diff(is_frame, prepend=is_frame.new_zeros(1)) == 1).sum())
+    return max(int(is_frame.sum()) - runs * (codes.shape[1] + 1), 0)
 
 
 @dataclass(frozen=True)
 class FormatMatch:
-    """`format_match` after each turn: by default anything but a turn that was cut off; see `stops`.
+    """`format_match` after each turn.
 
-    `stops`: a turn that the policy did not end itself has format 0 whatever it wrote.
+    `stops`: a turn that was cut off at its token limit has format 0, whatever its text.
     """
 
     pattern: str = r"[^<>]*"
@@ -183,10 +182,10 @@ class LatencyPenalty:
 
 @dataclass(frozen=True)
 class SequenceQuality:
-    """r^Q: the quality of everything that was written against the whole reference.
+    """r^Q: the quality of the whole output against the whole reference.
 
-    `aligned`: sentence by sentence. What was written is cut to the references by the alignment of fewest word errors,
-    as long-form evaluation does, and the qualities are averaged with the references' lengths as weights.
+    `aligned`: sentence by sentence. The output is split at the references by the alignment with the fewest word errors,
+    as in long-form evaluation, and the qualities are averaged with the references' lengths as weights.
     """
 
     metric: Metric | Similarity = "chrf"
@@ -194,12 +193,11 @@ class SequenceQuality:
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         rows = [self._pairs(r) for r in rollouts]
-        asked = [pair for pairs in rows for pair in pairs if pair.written]
-        found = iter(similarities(self.metric, asked))
+        values_of_pairs = iter(similarities(self.metric, [pair for pairs in rows for pair in pairs if pair.written]))
         scores = []
         for pairs in rows:
             weights = [len(pair.reference) for pair in pairs]
-            values = [next(found) if pair.written else 0.0 for pair in pairs]
+            values = [next(values_of_pairs) if pair.written else 0.0 for pair in pairs]
             scores.append(Score(sum(w * q for w, q in zip(weights, values, strict=True)) / sum(weights)))
         return scores
 
@@ -220,7 +218,7 @@ def single_turn(
     weights: Weights | None = None,
     pattern: str = FormatMatch.pattern,
 ) -> StandardisedSum:
-    """The rewards of stage 1. `time` adds time compliance, the default or the one given; `weights`, by name, not 1."""
+    """The rewards of stage 1. `time` adds time compliance, or the one given. `weights`: by name, 1 for the others."""
     terms: dict[str, Reward] = {
         "detection": Detection(),
         "initiative": Initiative(),

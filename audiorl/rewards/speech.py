@@ -1,14 +1,14 @@
-"""Rewards of rollouts that spoke: can it be understood, is it the right voice, how long is it, is it silent or clipped.
+"""Rewards of speech: intelligibility, speaker similarity, duration, silence, clipping, predicted opinion score.
 
-A `SpeechJudges` says what a rollout's audio is and asks the judges about it, all rollouts of a step at once and each
-rollout only once, however many rewards share the judges::
+`SpeechJudges` decodes the speech of rollouts and runs the judge models on it. Rewards that share one share its results:
+each judge sees a rollout once, and all rollouts of a step in one call::
 
-    judges = SpeechJudges(voice, recogniser=load_recogniser("judges/whisper-base", "en"))
+    judges = SpeechJudges(speech_decoder, recogniser=load_recogniser("judges/whisper-base", "en"))
     WeightedSum.of(words=Intelligibility(judges), length=(Duration(judges), 0.5), sound=NotSilent(judges))
 
-A rollout that said nothing, or only silence, scores 0 everywhere (`Duration` against a reference of 0 s excepted): to
-keep silent is never the way to a better score. One that was cut off at its token limit is scored by what it said until
-then; `Finished` tells it apart.
+A rollout without speech, or with silence only, scores 0 in all of them (except `Duration` against a reference of 0 s),
+so that silence never raises a score. A rollout that was cut off at its token limit is scored by its speech up to there;
+`Finished` gives it 0.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class RecordedSpeech:
 
 @dataclass(frozen=True, eq=False)
 class SpeechJudges:
-    """What judges hear in rollouts; every answer is kept for as long as its rollout is.
+    """The judge models of speech rewards, with a cache of their results that lives as long as the rollouts.
 
-    Frames of 25 ms below `silence` dB are silent; a rollout without any other is not shown to the judges, which tend to
-    hear words in silence.
+    `silence`: a 25 ms frame below so many dB is silent. A rollout with silent frames only is not passed to the judges,
+    since recognisers tend to output words for silence.
     """
 
     speech_decoder: SpeechDecoder
@@ -71,17 +71,17 @@ class SpeechJudges:
         return self.speech_decoder.sample_rate
 
     def waveforms(self, rollouts: Sequence[Rollout]) -> list[Waveform]:
-        """What each said, [T]; T = 0 for nothing. ValueError naming the rollout for samples that are not finite."""
+        """The speech of each, [T]; T = 0 without speech. Raises ValueError for samples that are not finite."""
         return self._once("waveform", rollouts, lambda new: [self._decoded(r) for r in new])
 
     def has_speech(self, rollout: Rollout) -> bool:
-        """Whether it said anything but silence."""
+        """Whether its speech has a frame that is not silent."""
         return silent_share(self.waveforms([rollout])[0], self.sample_rate, self.silence) < 1.0
 
     def transcripts(self, rollouts: Sequence[Rollout]) -> list[str]:
-        """What the recogniser understands; "" for silence."""
+        """The recogniser's transcripts; "" for silence."""
         if self.recogniser is None:
-            raise ValueError("SpeechJudges: has no recogniser; give it one to have speech transcribed")
+            raise ValueError("SpeechJudges: has no recogniser; pass recogniser=…")
         recogniser = self.recogniser
         return self._ask_judge("transcript", rollouts, lambda w: recogniser.transcribe(w, self.sample_rate), "")
 
@@ -93,7 +93,7 @@ class SpeechJudges:
     def mos_scores(self, rollouts: Sequence[Rollout]) -> list[float]:
         """Mean opinion scores from 1 to 5; 1 for silence."""
         if self.quality is None:
-            raise ValueError("SpeechJudges: has no quality model; give it one to have speech rated")
+            raise ValueError("SpeechJudges: has no quality model; pass quality=…")
         quality = self.quality
         return self._ask_judge("opinion", rollouts, lambda w: quality.rate(w, self.sample_rate), 1.0)
 
@@ -106,7 +106,7 @@ class SpeechJudges:
 
     def _encoder(self) -> SpeakerEncoder:
         if self.encoder is None:
-            raise ValueError("SpeechJudges: has no speaker encoder; give it one to have voices compared")
+            raise ValueError("SpeechJudges: has no speaker encoder; pass encoder=…")
         return self.encoder
 
     def _decoded(self, rollout: Rollout) -> Waveform:
@@ -115,38 +115,36 @@ class SpeechJudges:
             return np.zeros(0, np.float32)
         if wav.ndim != 1 or not np.isfinite(wav).all():
             raise ValueError(
-                f"{rollout.name}: what it said has shape {wav.shape} and {int(np.count_nonzero(~np.isfinite(wav)))} "
+                f"{rollout.name}: its speech has shape {wav.shape} and {int(np.count_nonzero(~np.isfinite(wav)))} "
                 "samples that are not finite; the codec or its weights are broken"
             )
         return wav
 
     def _ask_judge(
-        self, question: str, rollouts: Sequence[Rollout], ask: Callable[[list[Waveform]], Sequence[T]], silent: T
+        self, name: str, rollouts: Sequence[Rollout], ask: Callable[[list[Waveform]], Sequence[T]], silent: T
     ) -> list[T]:
-        """The judge's answers, in one call for all that speak and were not asked about before."""
+        """The judge's results, in one call for all rollouts with speech that are not in the cache."""
 
-        def answer(new: list[Rollout]) -> list[T]:
-            speaking = [r for r in new if self.has_speech(r)]
-            found = dict(zip(map(id, speaking), ask(self.waveforms(speaking)), strict=True)) if speaking else {}
-            return [found.get(id(r), silent) for r in new]
+        def results(new: list[Rollout]) -> list[T]:
+            spoken = [r for r in new if self.has_speech(r)]
+            by_id = dict(zip(map(id, spoken), ask(self.waveforms(spoken)), strict=True)) if spoken else {}
+            return [by_id.get(id(r), silent) for r in new]
 
-        return self._once(question, rollouts, answer)
+        return self._once(name, rollouts, results)
 
-    def _once(
-        self, question: str, rollouts: Sequence[Rollout], answer: Callable[[list[Rollout]], Sequence[T]]
-    ) -> list[T]:
-        new = list({id(r): r for r in rollouts if question not in self._cache.setdefault(r, {})}.values())
-        for rollout, found in zip(new, answer(new), strict=True):
-            self._cache[rollout][question] = found
-        return [self._cache[r][question] for r in rollouts]
+    def _once(self, name: str, rollouts: Sequence[Rollout], compute: Callable[[list[Rollout]], Sequence[T]]) -> list[T]:
+        new = list({id(r): r for r in rollouts if name not in self._cache.setdefault(r, {})}.values())
+        for rollout, result in zip(new, compute(new), strict=True):
+            self._cache[rollout][name] = result
+        return [self._cache[r][name] for r in rollouts]
 
 
 @dataclass(frozen=True)
 class Intelligibility:
-    """1 - WER (or CER) of what a recogniser understands, in [0, 1], against the sample's references, the best of them.
+    """1 - WER (or CER) of the recogniser's transcript, in [0, 1], against the closest of the sample's references.
 
-    `against` "text" takes what the rollout itself wrote in place of the references; where it wrote nothing it scores 0.
-    Normaliser and languages as in `audiorl.rewards.asr`. `parts` hold the error rate, which may exceed 1.
+    `against` "text" compares with the rollout's own text instead; without text it scores 0. Normaliser and languages as
+    in `audiorl.rewards.asr`. `parts` hold the error rate, which may exceed 1.
     """
 
     judges: SpeechJudges
@@ -161,69 +159,74 @@ class Intelligibility:
             raise ValueError(f"Intelligibility: against {self.against!r} is not one of 'reference', 'text'")
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [self._score(r, heard) for r, heard in zip(rollouts, self.judges.transcripts(rollouts), strict=True)]
+        transcripts = self.judges.transcripts(rollouts)
+        return [self._score(r, transcript) for r, transcript in zip(rollouts, transcripts, strict=True)]
 
-    def _score(self, rollout: Rollout, heard: str) -> Score:
-        rate = self._rate(rollout, heard)
-        # Without a word understood nothing is intelligible, whatever an empty reference would say.
-        return Score(max(0.0, 1.0 - rate) if heard else 0.0, {self.metric: rate})
+    def _score(self, rollout: Rollout, transcript: str) -> Score:
+        rate = self._rate(rollout, transcript)
+        # An empty transcript scores 0 even against an empty reference, whose error rate would be 0.
+        return Score(max(0.0, 1.0 - rate) if transcript else 0.0, {self.metric: rate})
 
-    def _rate(self, rollout: Rollout, heard: str) -> float:
+    def _rate(self, rollout: Rollout, transcript: str) -> float:
         errors = word_errors if self.metric == "wer" else char_errors
         if self.against == "reference":
-            return error_rate(rollout.sample, heard, errors, self.normalizer)
+            return error_rate(rollout.sample, transcript, errors, self.normalizer)
         written, language = final_text(rollout.text), language_of(rollout.sample)
         if not normalize(written, self.normalizer, language):
             return 1.0
-        return errors(written, heard, self.normalizer, language).rate
+        return errors(written, transcript, self.normalizer, language).rate
 
 
 def reference_clip(sample: Sample) -> AudioClip:
     """sample.metadata["reference_audio"], an AudioClip or a path, or else the only clip in the prompt."""
-    found = sample.metadata.get("reference_audio")
-    if isinstance(found, AudioClip):
-        return found
-    if isinstance(found, str) and found:
-        return AudioClip(path=found)
+    reference = sample.metadata.get("reference_audio")
+    if isinstance(reference, AudioClip):
+        return reference
+    if isinstance(reference, str) and reference:
+        return AudioClip(path=reference)
     if len(sample.audio) == 1:
         return sample.audio[0]
     raise ValueError(
         f"sample {sample.id!r}: no metadata['reference_audio'] and {len(sample.audio)} clips in the prompt; "
-        "say which voice is meant"
+        "name the recording of the wanted voice"
     )
 
 
 def reference_seconds(sample: Sample) -> float:
-    """sample.metadata["reference_seconds"], or else how long the references of its turns last together."""
-    found = sample.metadata.get("reference_seconds")
-    if found is None and sample.turns:
+    """sample.metadata["reference_seconds"], or else the total duration of the references of its turns."""
+    seconds = sample.metadata.get("reference_seconds")
+    if seconds is None and sample.turns:
         turns = [t.reference_seconds for t in sample.turns if t.reference]
-        found = sum(s for s in turns if s is not None) if None not in turns else None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not (math.isfinite(found) and found >= 0):
-        raise ValueError(f"sample {sample.id!r}: metadata['reference_seconds'] is {found!r}, expected seconds")
-    return float(found)
+        seconds = sum(s for s in turns if s is not None) if None not in turns else None
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not (math.isfinite(seconds) and seconds >= 0)
+    ):
+        raise ValueError(f"sample {sample.id!r}: metadata['reference_seconds'] is {seconds!r}, expected seconds")
+    return float(seconds)
 
 
 @dataclass(frozen=True)
 class SpeakerSimilarity:
-    """Cosine between the voice of a rollout and that of `reference(sample)`, negative ones as 0."""
+    """Cosine between the speaker embeddings of a rollout and of `reference(sample)`; 0 where it is negative."""
 
     judges: SpeechJudges
     reference: Callable[[Sample], AudioClip] = reference_clip
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        speaker_embeddings = self.judges.speaker_embeddings(rollouts)
+        embeddings = self.judges.speaker_embeddings(rollouts)
         return [
-            Score(0.0 if v is None else max(0.0, cosine(v, self.judges.reference_embedding(self.reference(r.sample)))))
-            for r, v in zip(rollouts, speaker_embeddings, strict=True)
+            Score(0.0 if e is None else max(0.0, cosine(e, self.judges.reference_embedding(self.reference(r.sample)))))
+            for r, e in zip(rollouts, embeddings, strict=True)
         ]
 
 
 @dataclass(frozen=True)
 class Duration:
-    """min / max of the lengths of what was said and of `reference(sample)` seconds: 0.5 for double or half.
+    """min / max of the duration of the speech and of `reference(sample)` seconds: 0.5 for double or half.
 
-    Nothing said is 0, against a reference of 0 s it is 1. `parts` hold the seconds.
+    No speech scores 0, and 1 against a reference of 0 s. `parts` hold the seconds.
     """
 
     judges: SpeechJudges
@@ -232,14 +235,14 @@ class Duration:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         scores = []
         for rollout, wav in zip(rollouts, self.judges.waveforms(rollouts), strict=True):
-            said = len(wav) / self.judges.sample_rate
-            scores.append(Score(duration_ratio(said, self.reference(rollout.sample)), {"seconds": said}))
+            seconds = len(wav) / self.judges.sample_rate
+            scores.append(Score(duration_ratio(seconds, self.reference(rollout.sample)), {"seconds": seconds}))
         return scores
 
 
 @dataclass(frozen=True)
 class NotSilent:
-    """1 where at most `most` of the 25 ms frames are silent, else 0. `parts` hold the share of silent ones."""
+    """1 where at most a share `most` of the 25 ms frames is silent, else 0. `parts` hold the share of silent frames."""
 
     judges: SpeechJudges
     most: float = 0.7
@@ -256,7 +259,7 @@ class NotSilent:
 
 @dataclass(frozen=True)
 class NotClipped:
-    """1 where at most `most` of the samples are at the limits, else 0. `parts` hold their share; nothing said is 0."""
+    """1 where at most a share `most` of the samples is clipped, else 0; no speech scores 0. `parts` hold the share."""
 
     judges: SpeechJudges
     most: float = 1e-3
@@ -276,7 +279,7 @@ class NotClipped:
 
 @dataclass(frozen=True)
 class Finished:
-    """1 where the rollout ended by itself, 0 where any segment ran into its token limit, or nothing was said."""
+    """1 where the rollout ended by itself, 0 where a segment reached its token limit or there is no speech."""
 
     judges: SpeechJudges
 
@@ -289,10 +292,10 @@ class Finished:
 
 @dataclass(frozen=True)
 class PredictedMOS:
-    """A mean opinion score of 1 to 5 as (mos - 1) / 4, kept in [0, 1]. `parts` hold the score itself."""
+    """The predicted mean opinion score (1 to 5) as (mos - 1) / 4, clipped to [0, 1]. `parts` hold the score itself."""
 
     judges: SpeechJudges
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        mos_scores = self.judges.mos_scores(rollouts)
-        return [Score(min(max((mos - 1.0) / 4.0, 0.0), 1.0), {"mos": mos}) for mos in mos_scores]
+        scores = self.judges.mos_scores(rollouts)
+        return [Score(min(max((mos - 1.0) / 4.0, 0.0), 1.0), {"mos": mos}) for mos in scores]

@@ -17,6 +17,8 @@ from audiorl.cli import main
 from audiorl.data.bundled import bundled_set
 from audiorl.data.corpus import bundled_speech
 from audiorl.models import AudioPolicy, load_policy
+from audiorl.rewards import CharAccuracy, Repetition, WeightedSum
+from audiorl.rewards.replay import replay
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.preference import PreferenceWorker
@@ -96,8 +98,6 @@ def test_quickstart_without_thinking(tmp_path: Path) -> None:
 def test_recorded_rollouts_score_the_same_again(
     quickstart: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from audiorl.rewards.replay import replay
-
     file = tmp_path / "same.py"
     file.write_text(
         "from audiorl.rewards import AnswerAccuracy, ThinkFormat, WeightedSum\n"
@@ -199,6 +199,10 @@ def bundled_manifest(path: Path, count: int, *extra: dict[str, Any]) -> Path:
 def test_asr_grpo_and_its_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train("asr_grpo", tmp_path / "run", "--unit", "char")
     assert set(read_json(run / "eval.json")) == {"before", "after", "retention_before", "retention_after"}
+    accuracy = CharAccuracy(normalizer=read_json(run / "config.json")["config"]["normalizer"])
+    reward = WeightedSum.of(accuracy=accuracy, repetition=(Repetition(), 0.2))
+    result = replay(reward, str(run / "rollouts" / "*.jsonl"))  # from the recorded transcripts
+    assert result.scores == result.recorded and len({s.total for s in result.scores if s}) > 1
     capsys.readouterr()
     options = ["--tiny", "--retention-margin", "-1", "--out", str(tmp_path / "strict")]
     assert main(["train", "recipes/asr_grpo.py", *options]) == 2

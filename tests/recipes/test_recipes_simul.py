@@ -17,6 +17,8 @@ import tokenizers_audio
 from audiorl.cli import main
 from audiorl.data.rollout_rows import read_rollouts
 from audiorl.models import load_policy
+from audiorl.rewards.replay import replay
+from audiorl.rewards.simul import multi_turn
 from audiorl.rl.trainer import Trainer
 from audiorl.run.metrics_log import read_metrics
 from audiorl.simulst.bundled import bundled_streams
@@ -90,6 +92,16 @@ def test_recorded_streams_carry_the_rewards_of_each_chunk(quickstart: Path) -> N
         assert clip["duration"] == pytest.approx(row["sample"]["turns"][-1]["end"])
     rollouts = read_rollouts(files[0])
     assert len(rollouts) == 4 and all(r.score and len(r.sample.turns) == len(r.segments) for r in rollouts)
+
+
+def test_recorded_streams_score_the_same_again(quickstart: Path) -> None:
+    config = json.loads((quickstart / "config.json").read_text())["config"]
+    reward = multi_turn(weights=config["weights"], waits=config["waits"])
+    result = replay(reward, str(quickstart / "rollouts" / "*.jsonl"))
+    assert len(result.rollouts) == 8 and None not in result.scores
+    for old, new in zip(result.recorded, result.scores, strict=True):
+        assert old and new and (new.total, new.parts, new.per_segment) == (old.total, old.parts, old.per_segment)
+    assert all(t.audio.load().size for r in result.rollouts for t in r.sample.turns)
 
 
 def test_an_interpreter_with_a_codec_speaks_its_translations(tmp_path: Path) -> None:

@@ -18,6 +18,10 @@ from audiorl.data.corpus import bundled_speech
 from audiorl.judges.character_ctc import load as load_ear
 from audiorl.models import load_policy
 from audiorl.recipe.tiny_speech import save_recogniser
+from audiorl.rewards import WeightedSum
+from audiorl.rewards.replay import replay
+from audiorl.rewards.speech import Duration, Finished, Intelligibility, RecordedSpeech, SpeechJudges
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.sft import SFTWorker
 from tests.conftest import make_text
@@ -68,6 +72,20 @@ def test_what_was_said_is_in_the_report(quickstart: Path) -> None:
     assert said and all((quickstart / row["spoken_audio"]["path"]).is_file() for row in said)
     page = (quickstart / "report.html").read_text()
     assert "What was said" in page and page.count("<audio") >= 4
+
+
+def test_recorded_speech_scores_the_same_again(quickstart: Path) -> None:
+    policy = load_policy(sorted((quickstart / "checkpoints" / "grpo").glob("step_*"))[-1])
+    policy.set_codec(load(quickstart / "codec"))
+    judges = SpeechJudges(CodecSpeechDecoder.of(policy), recogniser=load_ear(quickstart / "ear"))
+    reward = WeightedSum.of(
+        understood=Intelligibility(judges, "cer"), length=(Duration(judges), 0.2), finished=(Finished(judges), 0.1)
+    )
+    result = replay(reward, str(quickstart / "rollouts" / "*.jsonl"))
+    assert result.scores == result.recorded and len({s.total for s in result.scores if s}) > 1
+    from_recordings = replay(Duration(SpeechJudges(RecordedSpeech())), [*dict.fromkeys(result.files)])
+    for old, new in zip(result.scores, from_recordings.scores, strict=True):
+        assert old and new and new.parts["seconds"] == pytest.approx(old.parts["length/seconds"], abs=1e-4)
 
 
 def test_a_finished_quickstart_goes_on_to_nothing(quickstart: Path) -> None:

@@ -241,7 +241,7 @@ def test_what_was_heard_goes_with_its_rollout() -> None:
 
 def test_broken_sound_names_the_rollout() -> None:
     for wav in (np.array([0.0, np.nan], np.float32), np.zeros((2, 4), np.float32)):
-        with pytest.raises(ValueError, match=r"'a' \(group g, answer 0\): what it said has shape"):
+        with pytest.raises(ValueError, match=r"'a' \(group g, answer 0\): its speech has shape"):
             NotSilent(SpeechJudges(Said({"a": wav})))([rollout("a")])
 
 
