@@ -47,7 +47,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("recipes", "eval"),
 )
 _SOURCES = ("audiorl/**/*.py", "tokenizers_audio/**/*.py", "recipes/*.py", "eval/*.py")
-_LOSS = "policy_loss"  # of audiorl/algos/losses.py
+_LOSS, _LOSS_FILE = "policy_loss", "audiorl/rl/losses.py"
 
 
 # ---------------------------------------------------------------------------------------------- imports and layers
@@ -175,7 +175,7 @@ class Trace:
             self.classes.add((cls.__module__, cls.__qualname__))
         elif code.co_filename.startswith(str(self.root / "audiorl")):
             self.codes.add(code)
-            if code.co_name == _LOSS and code.co_filename.endswith("losses.py"):
+            if code.co_name == _LOSS and code.co_filename.endswith(_LOSS_FILE):
                 self.stack = calls_from(frame, self.recipe, self.root)
 
 

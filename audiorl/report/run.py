@@ -83,7 +83,8 @@ def load_run(folder: str | Path) -> Run:
         missing.append("eval/before.jsonl and eval/after.jsonl: changed answers cannot be shown")
     matches = ((re.fullmatch(r"step_(\d+)\.jsonl", f.name), f) for f in (path / "rollouts").glob("step_*.jsonl"))
     rollout_files = tuple(sorted((int(match[1]), f) for match, f in matches if match and f.stat().st_size))
-    if not rollout_files:
+    learns_from_rollouts = not metrics or any("reward/mean" in row for row in metrics)
+    if not rollout_files and learns_from_rollouts:
         missing.append("rollouts/: no rollouts were recorded")
     return Run(path, config or {}, tuple(metrics), evals or {}, answers, rollout_files, tuple(missing))
 

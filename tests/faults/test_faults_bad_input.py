@@ -102,11 +102,11 @@ def test_options(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: li
     assert not (tmp_path / "out").exists()
 
 
-def test_recipes_that_are_none(train_fails: Fails, tmp_path: Path) -> None:
+def test_files_that_are_not_recipes(train_fails: Fails, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     parts = {
         "Config": "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Config:\n    seed: int = 0\n",
-        "main": "def main(config, run):\n    raise ValueError('told you')\n",
+        "main": "def main(config, run):\n    raise ValueError('not today')\n",
         "tiny": "def tiny():\n    return Config()\n",
     }
     for missing in parts:
@@ -114,7 +114,7 @@ def test_recipes_that_are_none(train_fails: Fails, tmp_path: Path) -> None:
         error = train_fails(recipe=str(file))
         assert str(file) in error and f"{missing} is missing" in error
     file.write_text("\n".join(parts.values()))
-    assert "told you" in train_fails(recipe=str(file))
+    assert "not today" in train_fails(recipe=str(file))
     assert "no such recipe" in train_fails(recipe=str(tmp_path))
 
 
@@ -138,7 +138,7 @@ def speech() -> list[Path]:
 
 def good(path: Path, name: str) -> Row:
     choices = ["a dog", "a bell"]
-    return {"id": name, "audio": str(path), "question": "What is heard?", "choices": choices, "answer": "a dog"}
+    return {"id": name, "audio": str(path), "question": "What sounds here?", "choices": choices, "answer": "a dog"}
 
 
 def audio_faults(folder: Path, path: Path) -> dict[str, tuple[Path, str]]:
@@ -167,11 +167,10 @@ def audio_faults(folder: Path, path: Path) -> dict[str, tuple[Path, str]]:
 
 def bad_rows(folder: Path, path: Path) -> dict[str, tuple[str | bytes | Row, str, str]]:
     """Rows that cannot be used: name -> (line or row, field named, message)."""
-    soundfile.write(
-        folder / "voice.wav", *soundfile.read(path)
-    )  # Opus has one rate, so a claim about it is never wrong
+    # A copy as WAV: Opus has one sampling rate, so a declared rate would never be wrong.
+    soundfile.write(folder / "voice.wav", *soundfile.read(path))
     row = good(folder / "voice.wav", "x")
-    found: dict[str, tuple[str | bytes | Row, str, str]] = {
+    faults: dict[str, tuple[str | bytes | Row, str, str]] = {
         "not-json": ('{"id": "x", "audio": ', "", "not valid JSON"),
         "not-utf8": (b'{"id": "\xff"}', "", "byte 0xff at column 9 is not UTF-8"),
         "not-an-object": ("[1, 2]", "", "not an object"),
@@ -194,8 +193,8 @@ def bad_rows(folder: Path, path: Path) -> dict[str, tuple[str | bytes | Row, str
         "early-start": (row | {"start": -1}, "start", "-1 is no time"),
     }
     for name, (file, message) in audio_faults(folder, path).items():
-        found[name] = (row | {"id": name, "audio": str(file)}, "audio", message)
-    return found
+        faults[name] = (row | {"id": name, "audio": str(file)}, "audio", message)
+    return faults
 
 
 def as_line(row: str | bytes | Row) -> bytes:
@@ -232,16 +231,18 @@ def test_bad_rows_are_skipped_counted_and_listed(
     assert len(bad) <= 20 or f"  and {len(bad) - 20} more" in shown
     for number, (line, (_, field, message)) in enumerate(zip(listed, bad.values(), strict=False), 5):
         assert line.startswith(f"{data}: row {number}") and message in line and (repr(field) in line or not field)
-    heard = {
+    sampled = {
         json.loads(line)["sample"]["id"]
         for file in (tmp_path / "out" / "rollouts").iterdir()
         for line in file.read_text().splitlines()
     }
-    assert len(heard) == 4 and heard < {f"good-{i}" for i in range(6)}  # two prompts a step, two steps; two held out
+    assert len(sampled) == 4 and sampled < {
+        f"good-{i}" for i in range(6)
+    }  # two prompts a step, two steps; two held out
     assert [m["step"] for m in read_metrics(tmp_path / "out" / "metrics.jsonl")] == [1, 2]
 
 
-def test_files_that_are_no_manifest(train_fails: Fails, tmp_path: Path, speech: list[Path]) -> None:
+def test_files_that_are_not_manifests(train_fails: Fails, tmp_path: Path, speech: list[Path]) -> None:
     contents: dict[str, tuple[bytes, str]] = {
         "empty.jsonl": (b" \n", "empty"),
         "list.json": (b"[]", "an empty list"),
@@ -335,7 +336,7 @@ def test_model_folders(train_fails: Fails, tmp_path: Path, model: Path, fault: s
         ("reward = 3\n", "expected a callable"),
         ("def reward(a, b):\n    return 1.0\n", "must take one argument"),
         ("def reward(rollout):\n    return float('nan')\n", "returned nan"),
-        ("def reward(rollout):\n    return 'good'\n", "expected a float or a Score"),
+        ("def reward(rollout):\n    return 'good'\n", "expected a float, a Score or None"),
         ("def reward(rollouts):\n    return []\n", "returned 0 scores for 4 rollouts"),
         ("def reward(rollouts):\n    return None\n", "expected a list of Score"),
     ],

@@ -1,4 +1,4 @@
-"""Real processes stopped at random moments and continued: how often must not show in what a run leaves.
+"""Real processes that are stopped at random moments and resumed leave the same run as one that was not stopped.
 
 A moment is a number of milestones (lines of metrics.jsonl plus finished phases) and a share of the time that the
 undisturbed run took from there to the next milestone. Processes are stopped with their whole group, as Ctrl-C does.
@@ -31,7 +31,7 @@ OPTIONS = (
 ).split()
 TRAIN = ["train", "recipes/quickstart.py", "--tiny", *OPTIONS]
 MILESTONES = SFT_STEPS + GRPO_STEPS + 4  # sft, before, grpo, after are finished once each
-PATIENCE = 120.0
+PATIENCE = 120.0  # seconds
 CLOCKS = ("time", "seconds", "tokens_per_s", "source_time", "emit_time")
 
 
@@ -80,8 +80,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     assert process.returncode == 0, stderr
     assert stderr == ""
     times += [time.monotonic() - began] * (MILESTONES + 1 - len(times))
-    learned = [row["grad_norm"] for row in metrics(out) if row["phase"] == "grpo"]
-    assert sum(norm > 0.1 for norm in learned) >= 2, "GRPO did not change the weights: the comparison would show little"
+    grad_norms = [row["grad_norm"] for row in metrics(out) if row["phase"] == "grpo"]
+    assert sum(norm > 0.1 for norm in grad_norms) >= 2, (
+        "GRPO did not change the weights: the comparison would show little"
+    )
     return Undisturbed(out, tuple(times))
 
 
@@ -95,7 +97,7 @@ class Stop:
 
 
 def stops(seed: int, signals: Sequence[signal.Signals]) -> list[Stop]:
-    """One stop a signal, in random order, each in its own stretch of the run, so that every phase is hit."""
+    """One stop per signal, in random order, each in its own part of the run, so that every phase is hit."""
     rng = random.Random(seed)
     order = rng.sample(list(signals), len(signals))
     edges = [round(i * (MILESTONES - 1) / len(order)) for i in range(len(order) + 1)]
@@ -170,8 +172,8 @@ def assert_same_run(out: Path, expected: Path) -> None:
         for name in names:
             assert rows(out / folder / name) == rows(expected / folder / name), name
     assert (out / "report.html").is_file()
-    left = [p for p in out.rglob("*") if p.name.endswith((".partial", ".tmp"))]
-    assert not left, left
+    unfinished = [p for p in out.rglob("*") if p.name.endswith((".partial", ".tmp"))]
+    assert not unfinished, unfinished
 
 
 def test_one_interrupt_and_one_kill(tmp_path: Path, undisturbed: Undisturbed) -> None:

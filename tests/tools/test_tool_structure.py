@@ -68,6 +68,6 @@ def test_lines_of_code_leave_out_comments_and_blank_lines(structure):
 def test_the_core_path_is_measured(structure, tmp_path):
     trace = structure.trace_recipe(ROOT, ROOT / "recipes/mmau_grpo.py", str(tmp_path / "run"))
     ran = {(str(d.file), d.name): len(d.lines) for d in structure.executed(trace)}
-    assert ran["audiorl/algos/losses.py", "policy_loss"] > 10
+    assert ran["audiorl/rl/losses.py", "policy_loss"] > 10
     assert ("audiorl/rollout/vllm.py", "VLLMEngine") not in ran, "imported, never used"
-    assert trace.stack[0] == "recipes/mmau_grpo.py:main" and trace.stack[-1] == "audiorl/algos/losses.py:policy_loss"
+    assert trace.stack[0] == "recipes/mmau_grpo.py:main" and trace.stack[-1] == "audiorl/rl/losses.py:policy_loss"

@@ -68,6 +68,14 @@ def test_a_run_that_is_still_training_lacks_only_its_end(run_dir):
     ]
 
 
+def test_a_supervised_run_does_not_lack_rollouts(run_dir):
+    for file in (run_dir / "rollouts").iterdir():
+        file.unlink()
+    assert load_run(run_dir).missing == ("rollouts/: no rollouts were recorded",)
+    (run_dir / "metrics.jsonl").write_text('{"seq": 0, "phase": "sft", "step": 1, "sft/loss": 1.0}\n')
+    assert load_run(run_dir).missing == ()
+
+
 def test_damage_and_absence_are_told_apart(run_dir, tmp_path):
     with pytest.raises(ValueError, match="no such run folder"):
         load_run(tmp_path / "nowhere")
