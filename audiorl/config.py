@@ -40,52 +40,69 @@ class LoraConfig:
     """Low-rank adapters on the decoder (Hu et al. 2021)."""
 
     rank: int = 16
+    """Rank of the adapters' matrices."""
     alpha: int = 32
+    """Scale: the adapters' output is multiplied by alpha / rank."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Linear layers of the decoder that get an adapter, by the last part of their name."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """How a model is held. `audio`: what of the audio side is trained; a frozen tower hears each clip once."""
+    """How a model is loaded, and which of its weights are trained."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    """Type of the weights; auto takes the checkpoint's."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one, otherwise the CPU."""
     autocast: bool = False
     """Run forward passes in bfloat16 over float32 weights."""
     audio: Literal["frozen", "projector", "full"] = "frozen"
+    """What of the audio side is trained: nothing, the projector, or projector and audio encoder. A frozen audio encoder
+    encodes each clip once."""
     lora: LoraConfig | None = None
+    """Train low-rank adapters instead of all decoder weights; None: all weights."""
     gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass: less memory, about a third more time."""
     only: tuple[str, ...] = ()
-    """Of what would be trained only the weights in whose names one of these regular expressions is found; (): all."""
+    """Train only those of the trainable weights whose names match one of these regular expressions; empty: all."""
     attention: Literal["sdpa", "eager"] = "sdpa"
+    """Attention implementation of transformers."""
     audio_cache_mb: int = 4096
-    """Memory for clips already heard by a frozen tower."""
+    """Memory in MiB for the outputs of a frozen audio encoder."""
 
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How rollouts are sampled. `temperature` 0 is greedy. `stop` strings end a response and stay in it."""
+    """How rollouts are sampled."""
 
     temperature: float = 1.0
+    """Softmax temperature of text tokens; 0 is greedy."""
     top_p: float = 1.0
+    """Sample from the most probable tokens whose probabilities sum to this; 1 takes all."""
     top_k: int = 0
+    """Sample from this many most probable tokens; 0 takes all."""
     max_new_tokens: int = 256
+    """Text tokens of a response, or of one turn of a stream."""
     stop: tuple[str, ...] = ()
+    """Strings that end a response; they stay in it."""
     max_batch_tokens: int = 65_536
-    """Bound on rows x (prompt + what may be written) decoded side by side."""
+    """Rows decoded together: at most this many tokens, prompts and maximum responses counted."""
     max_frames: int = 500
-    """Most codec frames of speech in an answer or a turn of a stream; speech that goes on is ended there."""
+    """Codec frames of a response or of one turn of a stream; longer speech is cut there."""
     audio_temperature: float | None = None
-    """Of codes; None takes `temperature`."""
+    """Softmax temperature of codec codes; None takes `temperature`."""
     audio_top_p: float = 1.0
+    """`top_p` of codec codes."""
     audio_top_k: int = 0
+    """`top_k` of codec codes."""
     ras_window: int = 0
-    """Repetition-aware sampling (VALL-E 2, arXiv 2406.05370) of codes over so many frames, 7 in Higgs Audio; 0 is off.
-    A code that is drawn although it stands `ras_repeats` times in its codebook's window is drawn again from the model's
-    plain distribution. Log-probs are those of this mixture, which is not the one that a trainer computes: for
-    evaluation, or with `engine_cap`."""
+    """Frames of the window of repetition-aware sampling (VALL-E 2, arXiv 2406.05370); Higgs Audio uses 7, 0 is off. A
+    code that occurs `ras_repeats` times in the window of its codebook is sampled again from the model's plain
+    distribution. Log-probs are those of this mixture, which the trainer does not compute: for evaluation, or with
+    `engine_cap`."""
     ras_repeats: int = 2
+    """Occurrences in the window that cause a second draw."""
 
     def __post_init__(self) -> None:
         _require(self.max_frames > 0, "sampling.max_frames", self.max_frames, "at least 1")
@@ -101,7 +118,7 @@ class SamplingConfig:
         _require(self.max_new_tokens > 0, "sampling.max_new_tokens", self.max_new_tokens, "at least 1")
 
     def of_codes(self) -> SamplingConfig:
-        """The same for codes: their temperature, top_p and top_k in the place of the text's."""
+        """The same with the codes' temperature, top_p and top_k in place of the text's."""
         temperature = self.temperature if self.audio_temperature is None else self.audio_temperature
         return dataclasses.replace(self, temperature=temperature, top_p=self.audio_top_p, top_k=self.audio_top_k)
 
@@ -111,12 +128,19 @@ class OptimConfig:
     """AdamW with linear warm-up, then constant, linear or cosine decay to zero."""
 
     lr: float = 1e-6
+    """Learning rate after the warm-up."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's decay rates of the first and second moment."""
     eps: float = 1e-8
+    """AdamW's ε in the denominator."""
     weight_decay: float = 0.0
+    """Decoupled weight decay."""
     warmup_steps: int = 0
+    """Optimizer updates of linear warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate falls after the warm-up, to 0 at the last update."""
     max_grad_norm: float = 1.0
+    """Gradients are scaled down to this total norm."""
 
     def __post_init__(self) -> None:
         _require(self.lr > 0, "optim.lr", self.lr, "greater than 0")
@@ -133,14 +157,16 @@ class CriticConfig:
     """The critic of `advantage="gae"`."""
 
     shared: bool = False
-    """One linear on the policy's own trunk, trained with it; otherwise a copy of the policy with its own optimizer."""
+    """One linear layer on the policy's own trunk, trained with it; otherwise a copy of the policy with its own
+    optimizer."""
     coef: float = 0.5
     """Weight of the value loss beside the policy's, for a shared trunk."""
     clip: float | None = 0.2
+    """Clip range of the value loss around the old values; None: no clipping."""
     warmup_steps: int = 0
-    """First steps in which the critic learns and the policy stays (with a shared trunk: only the value head learns)."""
+    """First steps in which only the critic learns (with a shared trunk: only the value head)."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
-    """Of a critic with its own trunk."""
+    """Optimizer of a critic with its own trunk."""
 
 
 @dataclass(frozen=True)
@@ -153,68 +179,91 @@ class RLConfig:
     """
 
     steps: int = 1000
+    """Training steps: rollouts, then `epochs` x `mini_batches` optimizer updates."""
     prompts_per_step: int = 8
+    """Prompts of a step."""
     group_size: int = 8
+    """Rollouts per prompt."""
     mini_batches: int = 1
+    """Optimizer updates per epoch; must divide the rollouts of a step."""
     epochs: int = 1
+    """Passes over the rollouts of a step."""
     advantage: Advantage = "group"
+    """The estimator; the docstring of this class names the algorithms."""
     advantage_std: bool = True
     """Divide group advantages by the group's standard deviation."""
     advantage_eps: float = 1e-4
+    """Added to that standard deviation."""
     gamma: float = 1.0
-    """Discount of `reinforce`, `reinforce++` and `gae`."""
+    """Discount per sampled token, of `reinforce`, `reinforce++` and `gae`."""
     lam: float = 0.95
     """λ of `gae`."""
     whiten: bool = True
     """Whiten the advantages of `reinforce` and `gae` over all sampled tokens of the step."""
     critic: CriticConfig = CriticConfig()
+    """The critic of `gae`."""
     score_clip: float | None = None
-    """Bound scores to ± this before anything else."""
+    """Clip scores to ± this first; None: no clipping."""
     score_normalize: bool = False
-    """Then to mean 0 and standard deviation 1 over the step."""
+    """Then normalise scores to mean 0 and standard deviation 1 over the step."""
     dynamic_sampling: int = 0
-    """Rounds in which groups whose scores are all equal are dropped and other prompts asked (DAPO); 0 keeps them."""
+    """Rounds in which groups with equal scores are dropped and other prompts asked instead (DAPO); 0 keeps all
+    groups."""
     loss: Literal["clip", "gspo", "cispo", "reinforce"] = "clip"
-    """`gspo` wants much narrower clips: its authors use 3e-4 and 4e-4. `cispo` reads ratio_cap. `reinforce` has no
-    ratio: the plain policy gradient."""
+    """The surrogate: PPO's clipped ratio, GSPO (which wants much narrower clips: its authors use 3e-4 and 4e-4), CISPO
+    (reads `ratio_cap`), or the plain policy gradient without a ratio."""
     frame_ratio: Literal["code", "frame"] = "code"
-    """Of models that speak: a ratio (and a clip) for every drawn code, or one for a frame's codes together."""
+    """Of models that speak: one ratio (and clip) per sampled code, or one per codec frame."""
     clip_low: float = 0.2
+    """Ratios are clipped below 1 - this."""
     clip_high: float = 0.2
+    """Ratios are clipped above 1 + this."""
     ratio_cap: float = 5.0
+    """CISPO's upper bound of the ratio."""
     dual_clip: float | None = None
+    """Bound c > 1 of the loss of tokens with negative advantage, -c·A (dual-clip PPO); None: no bound."""
     kl_beta: float = 0.01
+    """Coefficient β of the KL to the reference; 0: no KL, and no reference is held."""
     kl_kind: KLKind = "k3"
+    """Estimator of the KL (Schulman 2020)."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where -β·KL goes: a term of the loss, or a penalty on the reward of every sampled token (use k1 there)."""
+    """Where the KL goes: a term of the loss, or a penalty on the reward of every sampled token (use k1 there)."""
     kl_control: Literal["fixed", "horizon", "log-space"] = "fixed"
-    """How β follows `kl_target`, the wanted mean KL of a sampled token."""
+    """How β changes to keep the KL near `kl_target`: not at all, proportionally (Ziegler et al. 2019), or in log
+    space."""
     kl_target: float = 0.05
+    """Wanted mean KL per sampled token."""
     kl_horizon: float = 10_000
-    """In rollouts."""
+    """Rollouts over which the horizon controller adapts."""
     kl_gain: float = 0.1
+    """Gain of the log-space controller."""
     entropy_coef: float = 0.0
+    """Weight of an entropy bonus."""
     engine_cap: float | None = None
-    """Weigh tokens by min(trainer / engine probability, engine_cap); None takes the engine's as the trainer's."""
+    """Truncated importance sampling: weigh tokens by min(trainer / engine probability, this). None: no correction."""
     overlap: bool = False
-    """Write the rollouts of a step while the step before it trains: with the weights of one update ago, which
-    `engine_cap` corrects. Saves time where engines are apart from the trainers; elsewhere the same happens one after
-    the other. Rollouts are not part of a checkpoint, so the step after one (every `save_every`) is written with the
-    current weights, and a resumed run equals one that went through. After Ctrl-C the next step is such a step, too."""
+    """Generate the next step's rollouts while this step trains, with weights of one update ago, which `engine_cap`
+    corrects. Saves time with dedicated engines; without them both run one after the other. Rollouts are not part of a
+    checkpoint: the step after one (every `save_every`, and after Ctrl-C) uses the current weights, so that a resumed
+    run repeats it."""
     ptx_coef: float = 0.0
-    """Weight of a supervised loss on `ptx_batch` examples beside every update (PPO-ptx, arXiv 2203.02155)."""
+    """Weight of a supervised loss on `ptx_batch` examples in every update (PPO-ptx, arXiv 2203.02155); 0: none."""
     ptx_batch: int = 8
+    """Examples per update of the supervised loss."""
     ema_decay: float | None = None
-    """Keep an exponential moving average of the policy, saved as checkpoints/PHASE/ema when the phase ends."""
+    """Decay of an exponential moving average of the weights, saved as checkpoints/PHASE/ema at the end; None: none."""
     aggregation: Aggregation = "sequence-mean-token-mean"
+    """How token losses are averaged: per sequence (GRPO), over all tokens (DAPO), or by a constant length (Dr.GRPO)."""
     micro_batch_tokens: int = 8192
-    """Row tokens in one forward pass; any value gives the same gradient."""
+    """Tokens of one forward pass; lower values need less memory and give the same gradient."""
     share_prompts: bool = True
+    """Responses of a group share one copy of their prompt, audio included; same gradients, less work."""
     eval_every: int = 0
-    """Held-out evaluation during training, in steps; 0 only before and after."""
+    """Steps between held-out evaluations during training; 0: only before and after."""
     save_every: int = 10
+    """Steps between checkpoints."""
     rollouts_every: int = 10
-    """Steps between rollouts written to the run folder; the first and the last are always written."""
+    """Steps between rollouts written to the run folder; the first and last step are always written."""
 
     def __post_init__(self) -> None:
         _require_counts(self, ("steps", "prompts_per_step", "group_size", "mini_batches", "epochs", "save_every"))
@@ -238,13 +287,17 @@ class SFTConfig:
     """Supervised fine-tuning on the assistant's turn."""
 
     steps: int = 1000
+    """Optimizer updates."""
     batch_size: int = 16
+    """Examples per update."""
     weighting: Literal["token", "sequence"] = "token"
     """Every target token counts the same, or every example (LongAlign's loss weighting, arXiv 2401.18058)."""
     sort: bool = False
     """Batches of examples of similar length, in random order (LongAlign's sorted batching)."""
     micro_batch_tokens: int = 8192
+    """Tokens of one forward pass; any value gives the same gradient."""
     save_every: int = 100
+    """Updates between checkpoints."""
 
     def __post_init__(self) -> None:
         _require_counts(self, ("steps", "batch_size", "save_every"))
@@ -261,32 +314,44 @@ class PreferenceConfig:
     """
 
     loss: PreferenceLoss = "dpo"
+    """DPO and its family on pairs, or KTO on single judged answers."""
     steps: int = 1000
+    """Optimizer updates."""
     batch_size: int = 16
-    """Pairs a step; with `kto` single answers."""
+    """Pairs per update; with `kto` single answers."""
     beta: float | None = None
+    """β: scale of the log-ratios."""
     label_smoothing: float | None = None
+    """ε of cDPO: probability that a label is wrong."""
     alpha: float | None = None
+    """α of R-DPO (length penalty), LD-DPO (weight of the longer answer's excess) and CPO (weight of the NLL)."""
     gamma: float | None = None
+    """γ of SimPO: target margin."""
     lam: float | None = None
+    """λ of ORPO: weight of the odds-ratio term."""
     desirable_weight: float | None = None
+    """λ_D of KTO; None balances desirable against undesirable answers."""
     undesirable_weight: float | None = None
+    """λ_U of KTO; None balances."""
     length_normalized: bool = False
     """Mean instead of summed token log-probs (the per-token form of IPO); for dpo, cdpo, ipo and r-dpo."""
     sft_coef: float = 0.0
     """Weight of the chosen answer's negative log-likelihood, a mean over tokens, beside the loss (RPO)."""
     sort: bool = False
+    """Batches of pairs of similar length."""
     micro_batch_tokens: int = 8192
+    """Tokens of one forward pass; any value gives the same gradient."""
     save_every: int = 100
+    """Updates between checkpoints."""
     eval_every: int = 0
-    """Held-out evaluation during training, in steps; 0 only before and after."""
+    """Updates between held-out evaluations; 0: only before and after."""
 
     def __post_init__(self) -> None:
         _require_counts(self, ("steps", "batch_size", "save_every"))
         for name in self.options():
             if name not in _PREFERENCE_OPTIONS[self.loss]:
-                known = ", ".join(_PREFERENCE_OPTIONS[self.loss])
-                raise ValueError(f"{name} is not an option of the loss {self.loss!r}, which takes {known}")
+                names = ", ".join(_PREFERENCE_OPTIONS[self.loss])
+                raise ValueError(f"{name} is not an option of the loss {self.loss!r}, which takes {names}")
         if self.length_normalized and self.loss not in ("dpo", "cdpo", "ipo", "r-dpo"):
             raise ValueError(f"length_normalized is not an option of the loss {self.loss!r}")
         if self.label_smoothing is not None:
@@ -297,7 +362,7 @@ class PreferenceConfig:
             raise ValueError("kto compares the answers of a batch; batch_size must be at least 2")
 
     def options(self) -> dict[str, float]:
-        """What was set of the loss's own options."""
+        """The loss's own options that are set, by name."""
         names = {name for options in _PREFERENCE_OPTIONS.values() for name in options}
         return {name: getattr(self, name) for name in sorted(names) if getattr(self, name) is not None}
 
@@ -321,7 +386,9 @@ class RewardModelConfig:
     """A reward model from pairs of answers."""
 
     steps: int = 1000
+    """Optimizer updates."""
     batch_size: int = 16
+    """Pairs per update."""
     log_exp: bool = False
     """log(1 + exp(r_rejected - r_chosen)) instead of Bradley-Terry with the pairs' margins."""
     margins: bool = True
@@ -329,8 +396,11 @@ class RewardModelConfig:
     regulariser: float = 0.0
     """Weight c of c·(r_chosen² + r_rejected²)/2, which keeps scores near 0; 0 leaves it out."""
     sort: bool = False
+    """Batches of pairs of similar length."""
     micro_batch_tokens: int = 8192
+    """Tokens of one forward pass; any value gives the same gradient."""
     save_every: int = 100
+    """Updates between checkpoints."""
 
     def __post_init__(self) -> None:
         _require_counts(self, ("steps", "batch_size", "save_every"))
@@ -341,16 +411,23 @@ class ProcessRewardConfig:
     """A process reward model: at the marker that ends each step the decoder says whether the step was good."""
 
     steps: int = 1000
+    """Optimizer updates."""
     batch_size: int = 16
+    """Answers per update."""
     marker: str = "\n\n"
+    """Text after each step, at which the step is judged."""
     good: str = "+"
+    """The first token of this text means that the step is good."""
     bad: str = "-"
-    """The tokens whose probabilities judge a step; the first token of each text."""
+    """The first token of this text means that the step is bad."""
     soft: bool = False
     """Take labels as probabilities; otherwise as 0 or 1."""
     sort: bool = False
+    """Batches of answers of similar length."""
     micro_batch_tokens: int = 8192
+    """Tokens of one forward pass; any value gives the same gradient."""
     save_every: int = 100
+    """Updates between checkpoints."""
 
     def __post_init__(self) -> None:
         _require_counts(self, ("steps", "batch_size", "save_every"))

@@ -52,101 +52,115 @@ class Message:
 
 @dataclass(frozen=True)
 class Turn:
-    """One step of a stream: what is heard, and what can be said when it has been heard (y*_t, "" for nothing yet).
-
-    `end`: seconds of the source heard by then. `source`: the words behind the reference, "" if unknown.
-    `reference_seconds`: how long the reference lasts when spoken, None if unknown. `speech`: recordings of it, in
-    order, for a policy that speaks.
-    """
+    """One step of a stream: a chunk of audio, and what can be translated once it has been read. Made by the data
+    reader."""
 
     audio: AudioClip
+    """The chunk."""
     end: float
+    """Seconds of the source read after it."""
     reference: str = ""
+    """y*_t: gold text that can be said now, "" for nothing yet."""
     source: str = ""
+    """The source words behind the reference, "" if unknown."""
     reference_seconds: float | None = None
+    """Duration of the reference when spoken; None if unknown."""
     speech: tuple[AudioClip, ...] = ()
+    """Recordings of the reference, in order, for a policy that speaks."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt with everything its rewards need. It carries its own audio, so text and features cannot slip apart.
-
-    `references` holds gold texts: the answer of a question, the transcript of a clip. `choices` is empty for open
-    questions. `metadata` keeps every manifest field that has no place of its own. A sample with `turns` is a stream:
-    the messages come first, then the policy writes one segment after each turn.
-    """
+    """One prompt with everything its rewards need, made by a data reader. It carries its own audio."""
 
     id: str
+    """Unique in its data set."""
     messages: tuple[Message, ...]
+    """The prompt."""
     references: tuple[str, ...] = ()
+    """Gold texts: the answer of a question, the transcript of a clip."""
     choices: tuple[str, ...] = ()
+    """Options of a multiple-choice question; empty for open ones."""
     task: str = ""
+    """Name by which evaluations group samples."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Every manifest field that has no place of its own."""
     turns: tuple[Turn, ...] = ()
+    """Of a stream: the messages come first, then the policy writes one segment after each turn."""
 
     @property
     def audio(self) -> tuple[AudioClip, ...]:
-        """Every clip in the order in which it is heard."""
-        asked = tuple(c for m in self.messages for c in m.content if isinstance(c, AudioClip))
-        return asked + tuple(t.audio for t in self.turns)
+        """Every clip, in order: those of the messages, then those of the turns."""
+        prompt = tuple(c for m in self.messages for c in m.content if isinstance(c, AudioClip))
+        return prompt + tuple(t.audio for t in self.turns)
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """What was observed, then what was sampled.
+    """Tokens that were observed, then tokens that were sampled. The engine fills in every field.
 
-    prompt_ids [P] int64: observed tokens, audio placeholders already expanded to the encoder's frame count.
-    audio: the clips behind those placeholders, in order.
-    ids [N] int64: sampled tokens, the stop token included.
-    logprobs [N] float32: the engine's log-probs under the distribution it sampled from.
-    Of a model that speaks also codes and prompt_codes [N or P, Q] int64 in delayed rows, -1 where a row is no frame,
-    and code_mask [N, Q] bool, True for what was sampled; logprobs are [N, Q] then, 0 where nothing was.
-    source_time, emit_time: seconds of source heard, and of wall clock passed, when the segment was complete.
+    P observed and N sampled tokens, Q codebooks of a model that speaks.
     """
 
     prompt_ids: Tensor
+    """[P] int64: observed tokens, audio placeholders expanded to the encoder's frame count."""
     ids: Tensor
+    """[N] int64: sampled tokens, the stop token included."""
     logprobs: Tensor
+    """[N] float32, or [N, Q]: the engine's log-probs under the distribution it sampled from."""
     text: str = ""
+    """The sampled tokens decoded, without special tokens."""
     audio: tuple[AudioClip, ...] = ()
+    """The clips behind the placeholders of prompt_ids, in order."""
     stop_reason: StopReason = "eos"
+    """A stop token, a stop string, or the length limit."""
     policy_version: int = 0
+    """Updates that the weights had received."""
     source_time: float | None = None
+    """Seconds of source read when the segment was complete."""
     emit_time: float | None = None
+    """Seconds of wall clock when the segment was complete."""
     codes: Tensor | None = None
+    """[N, Q] int64 in delayed rows, -1 where a row is no frame."""
     prompt_codes: Tensor | None = None
+    """[P, Q] int64, likewise."""
     code_mask: Tensor | None = None
+    """[N, Q] bool: which codes were sampled; the delay pattern forces the others."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A reward for one rollout: `total` is what the advantage sees, `parts` what people read.
-
-    Optionally one value per segment or per sampled token, for credit finer than the whole rollout. `segment_parts`:
-    what those per segment are made of, NaN where undefined, for people too.
-    """
+    """A reward for one rollout, made by a `Reward`."""
 
     total: float
+    """What the advantage is computed from."""
     parts: Mapping[str, float] = field(default_factory=dict)
+    """Named parts for metrics and reports."""
     per_segment: tuple[float, ...] | None = None
+    """Optional credit per segment, in place of the total."""
     per_token: tuple[float, ...] | None = None
+    """Optional credit per sampled token."""
     segment_parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Named parts of per_segment for reports; NaN where a part is undefined."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """One trajectory of the policy on one sample. Rollouts with equal `group_id` answer the same prompt.
-
-    `score`: filled in when the reward has scored it. `spoken_audio`: the recording of its speech, filled in when
-    recorded rollouts are read.
-    """
+    """One trajectory of the policy on one sample. Made by the engine without a score; the collector adds the
+    reward's."""
 
     sample: Sample
+    """What was asked."""
     segments: tuple[Segment, ...]
+    """One for an answer, one per turn for a stream."""
     group_id: str
+    """Equal for rollouts of the same prompt."""
     index: int = 0
+    """Number within its group."""
     score: Score | None = None
+    """Filled in by the collector."""
     spoken_audio: AudioClip | None = None
+    """The recording of its speech; filled in when recorded rollouts are read."""
 
     @property
     def text(self) -> str:
@@ -160,7 +174,7 @@ class Rollout:
 
     @property
     def speaks(self) -> bool:
-        """Whether codes belong to it, written or heard."""
+        """Whether any segment holds codec frames, observed or sampled."""
         return any(s.codes is not None or s.prompt_codes is not None for s in self.segments)
 
     @property
@@ -169,7 +183,7 @@ class Rollout:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Its name in error messages."""
         return f"{self.sample.id!r} (group {self.group_id}, answer {self.index})"
 
     def with_score(self, score: Score) -> Rollout:
@@ -178,37 +192,48 @@ class Rollout:
 
 @dataclass(frozen=True, eq=False)
 class Experience:
-    """One rollout as token streams of equal length L; entry t speaks of token t. No padding.
+    """One rollout as token streams of equal length L; entry t belongs to token t. No padding.
 
-    ids [L] int64; loss_mask [L] bool, True where the token was sampled; engine_logprobs, old_logprobs, ref_logprobs,
-    rewards, values, advantages, returns [L] float32, zero where loss_mask is False, None until computed.
-    prompt_length: tokens before the first sampled one; a group's members share exactly these.
-    segment [L] int64: the segment of its rollout that a token belongs to, from 0.
-    audio: the clips behind the audio placeholders, in order.
-    Of a model that speaks also codes [L, Q] int64, -1 where a row is no frame, and code_mask [L, Q] bool (see above);
-    engine, old and reference log-probs are [L, Q] then, a text token's in column 0.
-    name: what errors call it. score: the total of its Score; greedy_score: that of the greedy answer to its prompt,
-    where ReMax asks for one.
+    `from_rollout` fills in what comes from the engine and the reward; later stages fill in the fields that are None.
+    Streams are 0 where `loss_mask` is False. Of a model that speaks log-probs are [L, Q], a text token's in column 0.
     """
 
     ids: Tensor
+    """[L] int64."""
     loss_mask: Tensor
+    """[L] bool: True where the token was sampled."""
     prompt_length: int
+    """Tokens before the first sampled one; the members of a group share exactly these."""
     audio: tuple[AudioClip, ...] = ()
+    """The clips behind the audio placeholders, in order."""
     group_id: str = ""
+    """Equal for responses to the same prompt."""
     segment: Tensor | None = None
+    """[L] int64: the segment of its rollout that a token belongs to, from 0."""
     engine_logprobs: Tensor | None = None
+    """[L] float32, from the engine."""
     old_logprobs: Tensor | None = None
+    """[L] float32: the policy before the step's updates; filled in by the trainer when it needs them."""
     ref_logprobs: Tensor | None = None
+    """[L] float32: the reference; filled in by the trainer, or by processes that hold the reference."""
     rewards: Tensor | None = None
+    """[L] float32: the score placed on tokens."""
     values: Tensor | None = None
+    """[L] float32: the critic; filled in by the trainer."""
     advantages: Tensor | None = None
+    """[L] float32: filled in by the driver (group estimators) or by the trainer."""
     returns: Tensor | None = None
+    """[L] float32: filled in by the trainer with `gae`."""
     name: str = ""
+    """The rollout's name in error messages."""
     score: float = 0.0
+    """The total of its Score."""
     greedy_score: float = 0.0
+    """The score of the greedy answer to its prompt, for ReMax."""
     codes: Tensor | None = None
+    """[L, Q] int64, -1 where a row is no frame."""
     code_mask: Tensor | None = None
+    """[L, Q] bool: which codes were sampled."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -223,7 +248,7 @@ class Experience:
         """Lay the segments of a rollout end to end; its score, if it has one, becomes token rewards."""
         segments = rollout.segments
         ids = torch.cat([t for s in segments for t in (s.prompt_ids, s.ids)])
-        written = torch.cat(
+        response = torch.cat(
             [
                 torch.full((len(t),), sampled, dtype=torch.bool)
                 for s in segments
@@ -231,17 +256,17 @@ class Experience:
             ]
         )
         lengths = torch.tensor([len(s.prompt_ids) + len(s.ids) for s in segments])
-        mask, codes, code_mask = written, None, None
+        mask, codes, code_mask = response, None, None
         logprobs = torch.zeros(len(ids))
         if rollout.speaks:
             codes = _laid_out(segments)
             code_mask = torch.zeros_like(codes, dtype=torch.bool)
-            code_mask[written] = torch.cat([_code_mask(s, codes.shape[1]) for s in segments])
+            code_mask[response] = torch.cat([_code_mask(s, codes.shape[1]) for s in segments])
             mask = code_mask.any(1)
             logprobs = torch.zeros(codes.shape)
-            logprobs[written] = torch.cat([_in_columns(s.logprobs.float(), codes.shape[1]) for s in segments])
+            logprobs[response] = torch.cat([_in_columns(s.logprobs.float(), codes.shape[1]) for s in segments])
         else:
-            logprobs[written] = torch.cat([s.logprobs.float() for s in segments])
+            logprobs[response] = torch.cat([s.logprobs.float() for s in segments])
         return cls(
             ids=ids,
             loss_mask=mask,
@@ -250,7 +275,7 @@ class Experience:
             group_id=rollout.group_id,
             segment=torch.arange(len(lengths)).repeat_interleave(lengths),
             engine_logprobs=logprobs,
-            rewards=None if rollout.score is None else _token_rewards(rollout, rollout.score, written, mask),
+            rewards=None if rollout.score is None else _token_rewards(rollout, rollout.score, response, mask),
             name=rollout.name,
             score=0.0 if rollout.score is None else rollout.score.total,
             codes=codes,
@@ -285,61 +310,63 @@ def _in_columns(values: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(values[:, None], (0, width - 1))
 
 
-def _token_rewards(rollout: Rollout, score: Score, written: Tensor, mask: Tensor) -> Tensor:
+def _token_rewards(rollout: Rollout, score: Score, response: Tensor, mask: Tensor) -> Tensor:
     """The score on its tokens, [L]: per token; else per segment, on the segment's last token; else on the last one.
 
-    `written` [L] marks the segments' tokens, `mask` [L] those among them that were drawn. What falls on a token that
-    was forced, or on a segment that wrote nothing, goes to the drawn token before it, or the first of all. Without any
-    drawn token there is nothing to reward.
+    `response` [L] marks the tokens of the segments' responses, `mask` [L] those among them that were sampled. A reward
+    that falls on a forced token, or on an empty segment, goes to the sampled token before it, or to the first one.
+    Without any sampled token nothing is rewarded.
     """
     rewards = torch.zeros(len(mask))
     if not bool(mask.any()):
         return rewards
-    places = written.nonzero().squeeze(-1)
+    places = response.nonzero().squeeze(-1)
     if score.per_token is not None:
-        given = torch.tensor(score.per_token, dtype=torch.float32)
+        placed = torch.tensor(score.per_token, dtype=torch.float32)
     elif score.per_segment is not None:
         ends = torch.tensor([len(s.ids) for s in rollout.segments]).cumsum(0) - 1
         places = places[ends.clamp(min=0)]
-        given = torch.tensor(score.per_segment, dtype=torch.float32)
+        placed = torch.tensor(score.per_segment, dtype=torch.float32)
     else:
-        places, given = places[-1:], torch.tensor([score.total])
-    code_mask = mask.nonzero().squeeze(-1)
+        places, placed = places[-1:], torch.tensor([score.total])
+    sampled = mask.nonzero().squeeze(-1)
     before = (mask.cumsum(0)[places] - 1).clamp(min=0)
-    return rewards.index_add_(0, code_mask[before], given)
+    return rewards.index_add_(0, sampled[before], placed)
 
 
 @dataclass(frozen=True, eq=False)
 class PackedBatch:
-    """Experiences laid end to end in one row of T tokens; sequences never see each other.
-
-    ids, position_ids [T] int64; loss_mask [T] bool.
-    span_ids [T] int64: which span a token belongs to. span_parents [number of spans] int64: the span whose tokens a
-    span may also attend to (the shared prompt of its group), or -1.
-    predecessor [T] int64: the row whose hidden state predicts this token, -1 for the first token of a prompt. With a
-    shared prompt this is not always the row before.
-    audio: the clips behind the placeholders, in row order.
-    source: per experience, the rows of its L tokens [L]: gathers per-token results back into streams.
-    codes [T, Q] int64, -1 where a row is no frame, and code_mask [T, Q] bool; None when no row is a frame.
-    """
+    """Experiences laid end to end in one row of T tokens, made by `pack_experiences`. Sequences never see each
+    other."""
 
     ids: Tensor
+    """[T] int64."""
     position_ids: Tensor
+    """[T] int64."""
     loss_mask: Tensor
+    """[T] bool."""
     span_ids: Tensor
+    """[T] int64: the span that a token belongs to."""
     span_parents: Tensor
+    """[spans] int64: the span whose tokens it also attends to (its group's shared prompt), or -1."""
     predecessor: Tensor
+    """[T] int64: the row whose hidden state predicts this token, -1 for the first of a prompt; with a shared prompt not
+    always the row before."""
     audio: tuple[AudioClip, ...]
+    """The clips behind the placeholders, in row order."""
     source: tuple[Tensor, ...]
+    """Per experience the rows [L] of its tokens: gathers per-token results back into streams."""
     codes: Tensor | None = None
+    """[T, Q] int64, -1 where a row is no frame; None when no row is one."""
     code_mask: Tensor | None = None
+    """[T, Q] bool."""
 
 
 class Schedule(Protocol):
-    """A fixed policy of listening and writing, such as wait-k, in words (or what `count` counts)."""
+    """A fixed policy of READ and WRITE, such as wait-k, in words (or in the unit of `count`)."""
 
     def words(self, turn: int, turns: int, written: int) -> int | None:
-        """How many to write in `turn` (from 0) of `turns` after `written`: 0 to listen on, None as the model likes."""
+        """Words to write in `turn` (from 0) of `turns` after `written`: 0 reads on, None leaves it to the model."""
         ...
 
     def count(self, text: str) -> int: ...
@@ -347,32 +374,35 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Ask an engine for `n` rollouts of one sample; `seed` makes each of them reproducible whatever the batch.
-
-    `greedy` asks for the most probable token each time, whatever the engine's temperature. `schedule` takes the
-    decisions to listen or to write away from the policy, for streams only.
-    """
+    """Ask an engine for rollouts of one sample."""
 
     sample: Sample
+    """The prompt."""
     n: int = 1
+    """Rollouts."""
     seed: int = 0
+    """Makes each rollout reproducible, whatever else is in the batch."""
     group_id: str = ""
+    """Given to the rollouts; "" takes the sample's id."""
     greedy: bool = False
+    """Take the most probable token each time, whatever the engine's temperature."""
     schedule: Schedule | None = None
+    """Of streams: takes the decisions to read or to write away from the policy."""
 
 
 @dataclass(frozen=True)
 class PolicyOutput:
-    """Per predicted token, in the order of the batch's True loss_mask rows [N]: log-prob, entropy, value.
-
-    Of a frame the sums over its drawn codes, whose own log-probs are code_logprobs [N, Q] (a text token's in column 0,
-    0 where nothing was drawn); None when the batch has no frames.
-    """
+    """What `Policy.forward` returns per sampled token [N], in the order of the batch's True `loss_mask` rows."""
 
     logprobs: Tensor
+    """[N]; of a frame the sum over its sampled codes."""
     entropy: Tensor
+    """[N]"""
     values: Tensor | None = None
+    """[N], where a value head was asked for."""
     code_logprobs: Tensor | None = None
+    """[N, Q] per codebook, a text token's in column 0, 0 where nothing was sampled; None when the batch has no
+    frames."""
 
 
 class Reward(Protocol):

@@ -80,7 +80,7 @@ def pack_experiences(experiences: Sequence[Experience], share_prompts: bool = Tr
 
 
 def _frames(members: Sequence[tuple[Experience, slice]]) -> tuple[Tensor | None, Tensor | None]:
-    """codes and drawn [T, Q] of the row; experiences without frames among others get rows of -1."""
+    """codes and code_mask [T, Q] of the row; experiences without frames among others get rows of -1."""
     widths = {e.codes.shape[1] for e, _ in members if e.codes is not None}
     if not widths:
         return None, None
@@ -126,7 +126,7 @@ def _same_prompt(a: Experience, b: Experience) -> bool:
 
 
 def _one_turn(e: Experience) -> bool:
-    """Nothing is observed after the prompt; what a delay pattern forces was written all the same."""
+    """Nothing is observed after the prompt. Codes that the delay pattern forces count as part of the response."""
     if e.codes is None:
         return bool(e.loss_mask[e.prompt_length :].all())
     return e.segment is not None and bool((e.segment == 0).all())

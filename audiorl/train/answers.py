@@ -1,6 +1,6 @@
-"""What a policy answers, kept in the run folder: the raw material of iterative DPO and OPA-DPO.
+"""Answers of a policy, saved in the run folder: the data of iterative DPO and OPA-DPO.
 
-Answers are written chunk by chunk, so that an interrupted pass goes on where it was.
+Answers are saved chunk by chunk, so that an interrupted pass continues where it stopped.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ def sampled_pairs(
     path = run.dir / "answers" / f"{phase}.jsonl"
     path.parent.mkdir(exist_ok=True)
     done = finished_rows(path)
-    left = [s for s in samples if s.id not in done]
-    begun = len(samples) - len(left)
-    with run.interruptible(), path.open("a") as file, Progress(f"{phase} answers", len(samples), begun) as progress:
-        for start in range(0, len(left), chunk):
-            batch = left[start : start + chunk]
+    missing = [s for s in samples if s.id not in done]
+    finished = len(samples) - len(missing)
+    with run.interruptible(), path.open("a") as file, Progress(f"{phase} answers", len(samples), finished) as progress:
+        for start in range(0, len(missing), chunk):
+            batch = missing[start : start + chunk]
             rollouts = engine.generate([Request(s, answers, seed=seed) for s in batch])
             scored = scored_rollouts("reward", reward(rollouts), rollouts)
-            found = {p.sample.id: p for p in pairs_from_rollouts(scored)}
+            pairs_by_id = {p.sample.id: p for p in pairs_from_rollouts(scored)}
             for sample in batch:
                 totals = [r.score.total for r in scored if r.score and r.sample is sample]
                 row = {"id": sample.id, "score": _mean(totals) if totals else None}
-                if pair := found.get(sample.id):
+                if pair := pairs_by_id.get(sample.id):
                     row |= {"chosen": pair.chosen, "rejected": pair.rejected, "margin": pair.margin}
                 done[sample.id] = row
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
             mean = _mean([x for s in samples if (x := done.get(s.id, {}).get("score")) is not None])
-            progress.update(begun + start + len(batch), {"reward/mean": mean})
+            progress.update(finished + start + len(batch), {"reward/mean": mean})
             if run.asked_to_stop:
                 raise Interrupted(f"stopped while {phase} answers; continue with 'audiorl resume {run.dir}'")
     rows = [(s, done[s.id]) for s in samples]

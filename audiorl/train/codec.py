@@ -223,9 +223,9 @@ def measures(tokenizer: AudioTokenizer, clips: Sequence[AudioClip]) -> tuple[dic
     for clip in clips:
         wav = prepare(clip.load(tokenizer.sample_rate), tokenizer.sample_rate, tokenizer)
         wav = wav[: round(LONGEST * tokenizer.sample_rate)]
-        found = tokenizer.encode(wav)
-        codes.append(found[0].cpu().numpy())
-        original, decoded = wav.numpy(), tokenizer.decode(found)[0, : len(wav)].cpu().numpy()
+        encoded = tokenizer.encode(wav)
+        codes.append(encoded[0].cpu().numpy())
+        original, decoded = wav.numpy(), tokenizer.decode(encoded)[0, : len(wav)].cpu().numpy()
         mel, stft = mel_distance(original, decoded, tokenizer.sample_rate), stft_distance(original, decoded)
         copies.append(Copy(original, decoded, mel, stft))
     if not copies:
@@ -251,7 +251,7 @@ def measure_codec(
     Copies and originals are eval/NAME/*.wav, named by the lines of eval/NAME.jsonl.
     """
     if not run.finished(name):
-        found, copies = measures(tokenizer, clips)
+        means, copies = measures(tokenizer, clips)
         low, high = bootstrap_interval([c.mel for c in copies])
         rate = bitrate(tokenizer.frame_rate, tokenizer.num_codebooks, tokenizer.codebook_size)
         rows = []
@@ -266,7 +266,7 @@ def measure_codec(
             rows.append(row)
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (run.dir / "eval" / f"{name}.jsonl").write_text(lines)
-        results = {**found, "low": low, "high": high, "n": len(copies), "bitrate": rate}
+        results = {**means, "low": low, "high": high, "n": len(copies), "bitrate": rate}
         run.write_result(name, results)
         run.finish(name, results)
     result: dict[str, Any] = run.result(name)

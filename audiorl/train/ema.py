@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -21,21 +20,6 @@ class EMA:
     def update(self) -> None:
         for name, p in self._parameters.items():
             self._average[name].lerp_(p.float(), 1 - self._decay)
-
-    @contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """Within, the parameters hold the average."""
-        kept = {name: p.detach().clone() for name, p in self._parameters.items()}
-        self._set(self._average)
-        try:
-            yield
-        finally:
-            self._set(kept)
-
-    @torch.no_grad()
-    def _set(self, values: Mapping[str, Tensor]) -> None:
-        for name, p in self._parameters.items():
-            p.copy_(values[name])
 
     def state(self) -> dict[str, Tensor]:
         return dict(self._average)

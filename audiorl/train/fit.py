@@ -1,4 +1,4 @@
-"""The loop of everything that learns from data as it lies: SFT, preferences, reward models."""
+"""The training loop over a fixed data set: SFT, preferences, reward models, the codec."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class FitConfig(Protocol):
-    """What the loop reads of a trainer's config."""
+    """The fields that the loop reads of a trainer's config."""
 
     @property
     def steps(self) -> int: ...
@@ -43,17 +43,17 @@ def fit(
     evaluate: Callable[[], Mapping[str, float]] | None = None,
     eval_every: int = 0,
 ) -> None:
-    """`train` of every worker with its part of the batch for each step, from the phase's last checkpoint on.
+    """Call `train` of every worker with its share of each step's batch, from the phase's last checkpoint on.
 
-    Saves `model`, which the first worker trains; metrics are that one's. `length` of an item is what `config.sort`
-    sorts by. `max_seconds` of training end it before its last step.
+    Saves `model`, which the first worker trains, and logs the first worker's metrics. With `config.sort` batches hold
+    items of similar `length`. Training ends early after `max_seconds`.
     """
     step = restore(run, phase, model, trainers)
     lengths = tuple(length(item) for item in items) if config.sort else ()
-    left = None if max_seconds is None else max_seconds - run.seconds(phase)
-    with run.interruptible(), Progress(phase, config.steps, step, max_seconds=left) as progress:
+    seconds_left = None if max_seconds is None else max_seconds - run.seconds(phase)
+    with run.interruptible(), Progress(phase, config.steps, step, max_seconds=seconds_left) as progress:
         while step < config.steps and (max_seconds is None or run.seconds(phase) < max_seconds):
-            began = time.monotonic()
+            started = time.monotonic()
             if config.sort:
                 batch = sorted_batch_of_step(items, lengths, step, config.batch_size, seed)
             else:
@@ -61,8 +61,8 @@ def fit(
             metrics = trainers.each("train", [batch[r :: trainers.size] for r in range(trainers.size)])[0]
             ended = time.monotonic()
             step += 1
-            run.add_seconds(phase, ended - began)
-            metrics |= {"time/train": ended - began}
+            run.add_seconds(phase, ended - started)
+            metrics |= {"time/train": ended - started}
             if evaluate and eval_every and step % eval_every == 0 and step < config.steps:
                 pull(model, trainers)
                 metrics |= {f"eval/{name}": value for name, value in evaluate().items()}
@@ -75,8 +75,8 @@ def fit(
 
 
 def seen(items: Sequence[T], config: FitConfig, seed: int) -> list[int]:
-    """Indices of the items that the phase will see, ascending."""
+    """Ascending indices of the items that the phase will train on."""
     if config.sort or config.steps * config.batch_size >= len(items):
         return list(range(len(items)))
-    places = range(len(items))
-    return sorted({i for step in range(config.steps) for i in batch_of_step(places, step, config.batch_size, seed)})
+    indices = range(len(items))
+    return sorted({i for step in range(config.steps) for i in batch_of_step(indices, step, config.batch_size, seed)})

@@ -1,4 +1,4 @@
-"""Workers that learn from data as it lies: what SFT, preference losses and reward models share."""
+"""The base of the workers that train on a fixed data set: SFT, preference losses, reward models."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ P = TypeVar("P")
 
 
 class Learner(Generic[M]):
-    """Updates one model from its part of every batch, for `fit`.
+    """Updates one model from its share of every batch, for `fit`.
 
-    Several learners of one world do together what one would do alone: their losses are parts of one sum, weighted by
-    counts over all ranks, and so are their metrics.
+    The learners of one world together do what one would do alone: their losses and metrics are parts of one sum, with
+    weights from the counts of all ranks.
     """
 
     def __init__(self, model: M, optim: OptimConfig, steps: int, world: World | None = None):
@@ -37,13 +37,13 @@ class Learner(Generic[M]):
         self.optimizer = optimizer_for(model, optim, steps, self.world)
 
     def learn(self, packs: Sequence[P], loss: Callable[[P], Tensor]) -> None:
-        """The gradients of every pack's loss, and as many passes without one as other ranks need."""
+        """Add the gradients of every pack's loss, then run the passes without a loss that ZeRO needs on this rank."""
         self.optimizer.zero_grad()
         idle = idle_passes(len(packs), self.world, self.optimizer)
         for pack in packs:
             backward(loss(pack), self.optimizer)
         for _ in range(idle):
-            backward(0 * self._nothing().sum(), self.optimizer)
+            backward(0 * self._idle_pass().sum(), self.optimizer)
 
     def step(self, sums: Mapping[str, float]) -> dict[str, float]:
         """One update from the gradients of `learn`. Returns its metrics, and `sums` over all ranks."""
@@ -52,7 +52,7 @@ class Learner(Generic[M]):
         self.model.weights_changed()
         return metrics
 
-    def _nothing(self) -> Tensor:
+    def _idle_pass(self) -> Tensor:
         if isinstance(self.model, ValueModel):
             return self.model.scores(idle_batch(self.model.trunk))
         return self.model.forward(idle_batch(self.model)).logprobs

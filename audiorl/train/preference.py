@@ -74,13 +74,13 @@ class PreferenceWorker(Learner[AudioPolicy]):
     def logprobs(self, groups: Sequence[tuple[Example, ...]]) -> list[tuple[Tensor, ...]]:
         """The log-probs [n] of the tokens of every answer of each group, whose answers share a prompt; on the CPU."""
         tokens = [[experience(self.policy, e, str(k)) for e in group] for k, group in enumerate(groups)]
-        found: list[tuple[Tensor, ...]] = [()] * len(groups)
-        for places in group_packs(tokens, self.config.micro_batch_tokens):
+        logprobs: list[tuple[Tensor, ...]] = [()] * len(groups)
+        for indices in group_packs(tokens, self.config.micro_batch_tokens):
             with torch.no_grad():
-                answers = iter(self._answers([e for p in places for e in tokens[p]]))
-            for p in places:
-                found[p] = tuple(next(answers).float().cpu() for _ in tokens[p])
-        return found
+                answers = iter(self._answers([e for i in indices for e in tokens[i]]))
+            for i in indices:
+                logprobs[i] = tuple(next(answers).float().cpu() for _ in tokens[i])
+        return logprobs
 
     @changes_worker
     def train(self, items: Sequence[Referenced | Contrasted]) -> dict[str, float]:
@@ -104,14 +104,14 @@ class PreferenceWorker(Learner[AudioPolicy]):
         chosen_tokens = sum(self.world.gather(sum(counts([g[0] for g in groups]))))
 
         def loss(places: list[int]) -> Tensor:
-            part = [e for p in places for e in groups[p]]
-            answers = self._answers(part)
+            experiences = [e for p in places for e in groups[p]]
+            answers = self._answers(experiences)
             chosen, rejected = answers[::2], answers[1::2]
             refs = [items[p] for p in places]
             total = self._losses(chosen, rejected, refs, places).sum() / count
             if self.config.sft_coef:
                 total = total - self.config.sft_coef * torch.cat(chosen).sum() / chosen_tokens
-            check_loss(part, total.detach())
+            check_loss(experiences, total.detach())
             with torch.no_grad():
                 sums["preference/loss"] += float(total)
                 for name, values in _pair_metrics(chosen, rejected, refs).items():
@@ -165,7 +165,7 @@ class PreferenceWorker(Learner[AudioPolicy]):
     # -- judged answers -------------------------------------------------------------------------------------------
 
     def _kto(self, items: Sequence[Contrasted], count: int, sums: dict[str, float]) -> None:
-        own = [
+        answers = [
             [experience(self.policy, Example(i.judged.sample, i.judged.answer), str(k))] for k, i in enumerate(items)
         ]
         others = [[experience(self.policy, Example(i.judged.sample, i.mismatched))] for i in items]
@@ -178,20 +178,20 @@ class PreferenceWorker(Learner[AudioPolicy]):
         baseline = losses.kto_baseline(torch.tensor(drifts), torch.tensor(refs)).to(self.policy.device)
 
         def loss(places: list[int]) -> Tensor:
-            part = [own[p][0] for p in places]
+            part = [answers[p][0] for p in places]
             logprobs = _sums(self._answers(part))
             ref = _sums([items[p].answer for p in places]).to(logprobs)
             desirable = torch.tensor([items[p].judged.desirable for p in places], device=logprobs.device)
             total = losses.kto(logprobs, ref, desirable, baseline, **self._kto_options()).sum() / count
             check_loss(part, total.detach())
             with torch.no_grad():
-                right = (logprobs - ref > baseline) == desirable
+                correct = (logprobs - ref > baseline) == desirable
                 sums["preference/loss"] += float(total)
-                sums["preference/accuracy"] += float(right.sum()) / count
+                sums["preference/accuracy"] += float(correct.sum()) / count
                 sums["preference/baseline"] += len(places) * float(baseline) / count
             return total
 
-        self.learn(group_packs(own, self.config.micro_batch_tokens), loss)
+        self.learn(group_packs(answers, self.config.micro_batch_tokens), loss)
 
     def _kto_options(self) -> dict[str, float]:
         desirable, undesirable = self.kto_weights

@@ -28,10 +28,10 @@ from audiorl.train.learner import Learner, learners
 
 def judged_right(judge: StepJudge, items: Sequence[Steps]) -> list[bool]:
     """Per step of all items, whether it is judged as it is labelled."""
-    found = judge.judge([(i.sample, i.steps) for i in items])
+    probabilities = judge.judge([(i.sample, i.steps) for i in items])
     return [
         (p > 0.5) == (label > 0.5)
-        for i, ps in zip(items, found, strict=True)
+        for i, ps in zip(items, probabilities, strict=True)
         for p, label in zip(ps, i.labels, strict=True)
     ]
 

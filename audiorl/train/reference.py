@@ -1,7 +1,7 @@
-"""The reference's log-probs of answers, computed once and kept in the run folder.
+"""The reference's log-probs of answers, computed once and saved in the run folder.
 
-The policy before its first update is the reference; every trainer goes through a part of the answers. What is computed
-is on disk every minute, so an interrupted pass goes on where it was.
+The policy before its first update is the reference; every trainer computes a part. Results are saved every minute, so
+an interrupted pass continues where it stopped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from audiorl.run.progress import Progress
 from audiorl.runtime.local import Group
 
 CHUNK = 32
-"""Groups that a trainer goes through at a time."""
+"""Groups that a trainer computes per call."""
 SAVE_SECONDS = 60.0
 
 
@@ -33,44 +33,45 @@ def reference_logprobs(
 ) -> list[tuple[Tensor, ...]]:
     """Per group, one tensor [tokens] for each of its answers, which share a prompt; empty ones outside `wanted`.
 
-    `trainers` have made no update yet, or what is asked for is on disk; their `logprobs` takes groups.
+    `trainers` must not have made an update yet, unless everything in `wanted` is on disk. Their
+    `logprobs` takes groups.
     """
     path = run.dir / "checkpoints" / phase / "reference.safetensors"
-    known = read_tensors(path) if path.exists() else {}
+    logprobs = read_tensors(path) if path.exists() else {}
     digest = _digest(groups)
-    if known and not torch.equal(known.pop("items", torch.empty(0)), digest):
+    if logprobs and not torch.equal(logprobs.pop("items", torch.empty(0)), digest):
         raise ValueError(f"{path}: holds the log-probs of other answers; the data has changed since, start a new run")
-    left = [i for i in wanted if f"{i}/0" not in known]
-    if left and run.has_checkpoint(phase):
-        raise ValueError(f"{path}: log-probs of item {left[0]} are missing although training has begun; start again")
+    missing = [i for i in wanted if f"{i}/0" not in logprobs]
+    if missing and run.has_checkpoint(phase):
+        raise ValueError(f"{path}: log-probs of item {missing[0]} are missing although training has begun; start again")
     saved, size = time.monotonic(), trainers.size
-    with run.interruptible(), Progress(f"{phase} reference", len(wanted), len(wanted) - len(left)) as progress:
-        for start in range(0, len(left), CHUNK * size):
-            parts = [left[start : start + CHUNK * size][r::size] for r in range(size)]
+    with run.interruptible(), Progress(f"{phase} reference", len(wanted), len(wanted) - len(missing)) as progress:
+        for start in range(0, len(missing), CHUNK * size):
+            parts = [missing[start : start + CHUNK * size][r::size] for r in range(size)]
             answers = trainers.each("logprobs", [[groups[i] for i in part] for part in parts])
-            for part, found in zip(parts, answers, strict=True):
-                known |= {
-                    f"{i}/{k}": each for i, group in zip(part, found, strict=True) for k, each in enumerate(group)
+            for part, values in zip(parts, answers, strict=True):
+                logprobs |= {
+                    f"{i}/{k}": tensor for i, group in zip(part, values, strict=True) for k, tensor in enumerate(group)
                 }
             if run.asked_to_stop or time.monotonic() - saved > SAVE_SECONDS:
-                _write(path, known | {"items": digest})
+                _write(path, logprobs | {"items": digest})
                 saved = time.monotonic()
             if run.asked_to_stop:
                 raise Interrupted(f"stopped before {phase} step 1; continue with 'audiorl resume {run.dir}'")
-            progress.update(len(wanted) - len(left) + start + sum(map(len, parts)), {})
-    if left:
-        _write(path, known | {"items": digest})
+            progress.update(len(wanted) - len(missing) + start + sum(map(len, parts)), {})
+    if missing:
+        _write(path, logprobs | {"items": digest})
     empty = torch.empty(0)
-    return [tuple(known.get(f"{i}/{k}", empty) for k in range(len(group))) for i, group in enumerate(groups)]
+    return [tuple(logprobs.get(f"{i}/{k}", empty) for k in range(len(group))) for i, group in enumerate(groups)]
 
 
 def _digest(groups: Sequence[tuple[Example, ...]]) -> Tensor:
-    """What tells these prompts and answers from others, [32] uint8."""
-    known = sha256()
+    """A hash of the prompts' ids and the answers, [32] uint8."""
+    digest = sha256()
     for group in groups:
         for e in group:
-            known.update(f"{e.sample.id}\0{e.target}\0".encode())
-    return torch.tensor(list(known.digest()), dtype=torch.uint8)
+            digest.update(f"{e.sample.id}\0{e.target}\0".encode())
+    return torch.tensor(list(digest.digest()), dtype=torch.uint8)
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -35,8 +35,8 @@ class SFTWorker(Learner[AudioPolicy]):
         sums = {"sft/loss": 0.0, "policy/entropy": 0.0}
         with self.policy.encode_audio_once():
             experiences = [experience(self.policy, e) for e in examples]
-            lengths, own = self.world.gather_list(counts(experiences))
-            weights = token_weights(lengths, "sequence-mean-token-mean" if per_sequence else "token-mean")[own]
+            lengths, share = self.world.gather_list(counts(experiences))
+            weights = token_weights(lengths, "sequence-mean-token-mean" if per_sequence else "token-mean")[share]
             mean = token_weights(lengths, "token-mean")[0]
 
             def loss(indices: list[int]) -> Tensor:
