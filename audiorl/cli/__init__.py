@@ -24,6 +24,7 @@ from audiorl.errors import Interrupted, RankError
 from audiorl.options import parse, parse_known
 from audiorl.recipe.scripts import UnknownScript, find_script, listing, scripts
 from audiorl.runtime.config import RuntimeConfig
+from audiorl.runtime.threads import use_passive_waiting
 
 HELP = ("-h", "--help")
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
@@ -31,6 +32,7 @@ TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Bad input ends with one line on stderr and exit code 2; an interrupted run with 130."""
+    use_passive_waiting()
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if args[0] == "--version":
         print(audiorl.__version__)

