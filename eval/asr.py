@@ -46,7 +46,10 @@ class Options(InferenceOptions):
     kind: str = "asr"
     """How `read_samples` reads the data."""
     metric: Metric = "wer"
+    """Errors in words (WER) or characters (CER)."""
     normalizer: Normalizer = "basic"
+    """What is left out before texts are compared: english (numbers, contractions, spelling), basic (case, punctuation)
+    or none."""
     language: str | None = None
     """For spelling digits out with the basic normaliser, where the data does not name the language itself."""
     worst: int = 30

@@ -78,7 +78,10 @@ class Options(JudgeOptions):
     sample_rate: int | None = None
     """Hz at which distances are computed; by default the lowest of recordings and codecs, above which all is silent."""
     metric: Literal["wer", "cer"] = "wer"
+    """The recogniser's errors in words (WER) or characters (CER)."""
     normalizer: Normalizer = "basic"
+    """What is left out before texts are compared: english (numbers, contractions, spelling), basic (case, punctuation)
+    or none."""
     limit: int | None = None
     """Only so many recordings, evenly spaced."""
     pairs: int = 12
@@ -165,7 +168,7 @@ def load_codecs(options: Options) -> dict[str, AudioTokenizer]:
         first = re.fullmatch(r"(.+)@(\d+)", given)
         codec = tokenizers_audio.load(first[1], num_codebooks=int(first[2])) if first else tokenizers_audio.load(given)
         label = name if short.count(name) == 1 else re.sub(r"[^\w.@-]+", "_", given.strip("/"))
-        found[ORIGINAL + "_" if label == ORIGINAL else label] = codec.to(options.device)  # type: ignore[attr-defined]
+        found[ORIGINAL + "_" if label == ORIGINAL else label] = codec.to(torch_device(options.device))  # type: ignore[attr-defined]
     return found
 
 

@@ -49,6 +49,7 @@ class Options(InferenceOptions):
     score: Path | None = None
     """Score this predictions file instead of running a model; with --data, questions it leaves out count as wrong."""
     kind: Kind = "mmau"
+    """Which benchmark: decides on the keys that are read and written."""
 
 
 def read_rows(path: Path) -> list[Row]:

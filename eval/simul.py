@@ -75,6 +75,7 @@ class Options:
     source_language: str = ""
     """Code of the streams' language, where their file does not name it."""
     target_language: str = ""
+    """Code of the language to translate into, where the streams' file does not name it or has several."""
     chunk_seconds: tuple[float, ...] = (ChunkConfig().seconds,)
     """Length of a chunk; several make as many operating points."""
     context: float = ChunkConfig().context
@@ -92,6 +93,7 @@ class Options:
     audio_root: Path | None = None
     """Where relative audio paths start; by default the folder of the streams' file."""
     device: str = "auto"
+    """cpu, cuda or cuda:N; auto is a GPU where there is one."""
     score: Path | None = None
     """Score the log in this folder."""
     language: str | None = None
@@ -103,6 +105,7 @@ class Options:
     sources: Path | None = None
     """Source sentences for COMET, one a line per instance or segment."""
     quality: tuple[Quality, ...] = ("bleu", "chrf")
+    """Quality scores to compute; comet downloads a model."""
     use_reference_length: bool = True
     """Latency against the reference's length; off it is that of the output."""
     cumulative_elapsed: bool = False
@@ -111,6 +114,7 @@ class Options:
     plot: Path | None = None
     """Draw quality against latency of the folders into this PNG."""
     plot_quality: PlotQuality = "chrF"
+    """The quality score on the vertical axis."""
     plot_latency: str | None = None
     """A latency of scores.json; by default StreamLAAL where all have it, else LAAL."""
 

@@ -79,6 +79,8 @@ class Options(JudgeOptions):
     generation_batch_size: int = 8
     """Texts that are said side by side."""
     language: Language = "en"
+    """Language of the texts: decides how they are normalised, and whether errors are counted in words (en) or
+    characters (zh)."""
     worst: int = 20
     """How many recordings, or conversations, the page lets hear."""
 

@@ -46,7 +46,9 @@ class Config:
     held_out: tuple[str, ...] = ()
     """Recordings to measure on; without any, `held_out_count` evenly spaced ones of the data are held back."""
     held_out_count: int = 40
+    """Recordings held back where no `held_out` is given."""
     audio_root: str | None = None
+    """Folder from which relative audio paths start; by default the folder of each data file."""
     on_error: Literal["raise", "skip"] = "raise"
     """`skip` counts and lists unusable recordings instead of stopping."""
     check_audio: bool = True
@@ -58,12 +60,15 @@ class Config:
     plain: bool = False
     """The ablation at the same bitrate: 8 plain quantisers side by side, no residuals, no semantic branch."""
     seed: int = 0
+    """Seed of new weights and of the crops that are trained on."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
     threads: int = 2
     """Of torch, on the CPU."""
     tokenizer: UnifiedConfig = small_tokenizer()
+    """The new tokenizer's geometry; unused with `path`."""
     codec: CodecConfig = quick_training(5000)
+    """Batches, losses and steps."""
 
 
 def tiny() -> Config:

@@ -41,6 +41,7 @@ from audiorl.train.sft import sft
 @dataclass(frozen=True)
 class Config:
     seed: int = 0
+    """Seed of sampling, of the order of the data, and of new weights."""
     think: bool = True
     """Think before answering; without, the answer comes at once."""
     thought_words: int = 2
@@ -48,21 +49,31 @@ class Config:
     control: bool = True
     """Also train the control: further SFT for as long as GRPO took."""
     max_phrases: int | None = None
+    """Use about so many phrases, evenly spaced; None: all."""
     max_seconds: float = 4.0
     """Longest human recording used."""
     held_out: float = 0.27
+    """Share of the human recordings that is measured and not trained on."""
     voices: int = 3
     """Synthetic voices per phrase."""
     threads: int = 2
+    """CPU threads of torch."""
     model: ModelConfig = ModelConfig(audio="projector")
+    """How the model is held, and what of it is trained."""
     sft: SFTConfig = SFTConfig(steps=280, batch_size=24, micro_batch_tokens=800, save_every=50)
+    """The supervised start; the control takes its batches."""
     sft_optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=20, schedule="cosine")
+    """The optimizer of the supervised start."""
     grpo: RLConfig = RLConfig(
         steps=80, prompts_per_step=16, group_size=8, micro_batch_tokens=800, eval_every=20, save_every=20
     )
+    """GRPO on human recordings."""
     grpo_optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=5)
+    """The optimizer of GRPO."""
     control_optim: OptimConfig = OptimConfig(lr=3e-4, warmup_steps=5)
+    """The optimizer of the control."""
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=20, max_batch_tokens=32_768)
+    """How answers are sampled; held-out ones are greedy and as long at most."""
 
 
 def tiny() -> Config:

@@ -74,18 +74,25 @@ PPO = RLConfig(
 @dataclass(frozen=True)
 class Config:
     seed: int = 0
+    """Seed of sampling, of the order of the data, and of new weights."""
     target: str = "es"
     """Language to translate into: es or fr."""
     chunks: ChunkConfig = ChunkConfig()
+    """How streams are cut into chunks of audio."""
     seconds: tuple[float, float] = (6.0, 12.0)
     """Shortest and longest stream."""
     max_prompt_seconds: float = 2.0
+    """Longest recording used in a stream."""
     held_out: float = 0.27
+    """Share of the prompts that is measured and that no person says in training."""
     voices: int = 4
     """Synthetic voices per prompt."""
     robot_streams: int = 300
+    """Streams in synthetic voices to train on."""
     human_streams: int = 150
+    """Streams in a person's voice to train on."""
     test_streams: int = 40
+    """Streams in a person's voice to measure on."""
     lag: int = 3
     """The supervised interpreter says a unit 0 to `lag` chunks after it could be said."""
     codec: str | None = None
@@ -93,12 +100,19 @@ class Config:
     ks: tuple[int, ...] = (1, 2, 3, 5, 8)
     """Of the wait-k baselines; none leaves them out."""
     threads: int = 2
+    """CPU threads of torch."""
     model: ModelConfig = ModelConfig(audio="projector")
+    """How the model is held, and what of it is trained."""
     vocabulary: int = 700
+    """Size of the tokenizer's vocabulary."""
     sft: SFTConfig = SFTConfig(steps=500, batch_size=8, micro_batch_tokens=4000, save_every=50)
+    """The supervised start."""
     sft_optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=20, schedule="cosine")
+    """The optimizer of the supervised start."""
     wait_k: SFTConfig = SFTConfig(steps=200, batch_size=8, micro_batch_tokens=4000, save_every=50)
+    """Training of the wait-k baselines, from the supervised start on."""
     wait_k_optim: OptimConfig = OptimConfig(lr=5e-4, warmup_steps=20, schedule="cosine")
+    """The optimizer of the baselines."""
     stages: tuple[Literal["stage1", "stage2"], ...] = ("stage1", "stage2")
     """For ablations: one of them alone."""
     weights: dict[str, float] = field(default_factory=lambda: {"quality": 2.0, "stream_quality": 2.0, "latency": 0.5})
@@ -107,9 +121,13 @@ class Config:
     """How the latency penalty counts waits: the chunks since something could be said, or with `silence` (the paper's)
     the silent chunks before a translation."""
     stage1: RLConfig = PPO
+    """PPO with the rewards of single turns."""
     stage2: RLConfig = PPO
+    """PPO with the rewards of single turns and of the whole stream."""
     optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=3)
+    """The policy's optimizer in both stages."""
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=24, max_frames=100, max_batch_tokens=60_000)
+    """How the interpreter is sampled after each chunk; held-out streams are interpreted greedily."""
 
 
 def tiny() -> Config:

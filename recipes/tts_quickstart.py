@@ -71,15 +71,19 @@ Words = tuple[str, ...]
 @dataclass(frozen=True)
 class Config:
     seed: int = 0
+    """Seed of sampling, of the order of the data, and of new weights."""
     words: int = len(WORDS)
     """How many of WORDS are used."""
     most_words: int = 2
     """Of a text."""
     train_texts: int = 4000
+    """Texts of the training split, at least one for each word."""
     practice_texts: int = 1400
     """More than GRPO says: of texts that come again, the texts are learned."""
     test_texts: int = 160
+    """Texts that are measured and not trained on."""
     threads: int = 2
+    """CPU threads of torch."""
     ear_steps: int = 600
     ear_texts: int = 1500
     """How many of the training texts the ear learns from."""
@@ -88,10 +92,15 @@ class Config:
     tokenizer: UnifiedConfig = small_tokenizer(4, 256)
     """0.8 kbit/s: a small model learns to write few codes sooner."""
     codec: CodecConfig = quick_training(1500, codebook_dropout=0.0)
+    """Training of the tokenizer."""
     hidden: int = 256
+    """Width of the decoder."""
     layers: int = 4
+    """Layers of the decoder."""
     sft: SFTConfig = SFTConfig(steps=500, batch_size=32, micro_batch_tokens=4000, save_every=100)
+    """Supervised training on the codes."""
     sft_optim: OptimConfig = OptimConfig(lr=1.5e-3, warmup_steps=50, schedule="cosine")
+    """The optimizer of supervised training."""
     only: tuple[str, ...] = (r"^model\.norm\.",)
     """The weights that GRPO trains: how sure the model is, channel by channel. 256 rewards a step say little about
     millions of weights, and more about these."""
@@ -109,8 +118,11 @@ class Config:
         micro_batch_tokens=6000,
         save_every=10,
     )
+    """GRPO on the practice split."""
     optim: OptimConfig = OptimConfig(lr=0.1, betas=(0.9, 0.95), warmup_steps=3)
+    """The optimizer of GRPO."""
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=90)
+    """How texts are said, in training and when they are measured."""
 
 
 def tiny() -> Config:

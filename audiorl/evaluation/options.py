@@ -34,12 +34,15 @@ class InferenceOptions:
     think: bool = False
     """Ask for thinking before the answer."""
     batch_size: int = 8
+    """Samples that are answered at once."""
     max_new_tokens: int = 256
+    """Most tokens of an answer."""
     limit: int | None = None
     """Only the first rows."""
     audio_root: Path | None = None
     """Where relative audio paths start; by default the folder of the data file."""
     device: str = "auto"
+    """cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
     def check(self) -> None:
         """Raise ValueError unless there is a model, data for it, and a place for what it says."""
