@@ -12,12 +12,13 @@ import tyro
 
 T = TypeVar("T")
 
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {"ear-steps": "recogniser-steps", "ear-texts": "recogniser-texts"}
 """Names of options in earlier versions and what they are now: the last parts of the path, such as "grpo.old"."""
 
 RENAMED_VALUES: dict[tuple[str, str], str] = {
     ("placement", "apart"): "dedicated",
     ("placement", "together"): "colocated",
+    ("judge", "ear"): "recogniser",
 }
 """{(last part of the option's path, value of an earlier version): today's value}."""
 

@@ -9,8 +9,8 @@ multi-scale STFT and mel distance, SI-SDR, wideband PESQ, STOI, the speaker's si
 recogniser makes, beside those that it makes on the originals. Then there are bitrate, frame rate, codebook use and
 entropy, and seconds of computing per second of audio. docs/speech.md says how each is computed.
 
-Writes to --out: scores.json, page.html (the table, and recordings to hear), original/ and a folder a codec with audio/,
-codes/ and clips.jsonl (one line a recording). A second call goes on where the first stopped, and adds codecs.
+Writes to --out: scores.json, page.html (the table, and recordings to listen to), original/ and a folder a codec with
+audio/, codes/ and clips.jsonl (one line a recording). A second call goes on where the first stopped, and adds codecs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Options(JudgeOptions):
     """bundled or bundled:LANGUAGE (held-out recordings of the package), a folder of audio files (with NAME.txt beside
     NAME.wav where there are transcripts), or a manifest."""
     language: str | None = None
-    """What the recogniser hears, for multilingual ones; by default it guesses, clip by clip."""
+    """Language of the recordings, for a multilingual recogniser; None: it guesses, clip by clip."""
     sample_rate: int | None = None
     """Hz at which distances are computed; by default the lowest of recordings and codecs, above which all is silent."""
     metric: Literal["wer", "cer"] = "wer"
@@ -85,7 +85,7 @@ class Options(JudgeOptions):
     limit: int | None = None
     """Only so many recordings, evenly spaced."""
     pairs: int = 12
-    """How many recordings the page lets hear."""
+    """How many recordings the page plays."""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Options:
     chunk_seconds: tuple[float, ...] = (ChunkConfig().seconds,)
     """Length of a chunk; several make as many operating points."""
     context: float = ChunkConfig().context
-    """Seconds before a chunk that are heard with it."""
+    """Seconds before a chunk that the audio encoder reads with it."""
     max_new_tokens: int = 48
     """Most tokens after one chunk."""
     schedule: str | None = None
@@ -87,7 +87,7 @@ class Options:
     rate: float | None = None
     """Target words (or characters) a second that wait-K writes; by default as many as the references have."""
     batch_size: int = 1
-    """Streams side by side. Times with computation are those of a single stream with 1 only."""
+    """Streams at once. Times with computation are those of a single stream with 1 only."""
     limit: int | None = None
     """Only the first streams."""
     audio_root: Path | None = None

@@ -14,7 +14,7 @@ error rate is the mean of the utterances' rates, the similarity the mean cosine 
 sqrt(intra · (1 - inter)) of the mean cosines between turns of one speaker and of two.
 
 A recording that is missing, or cannot be read, counts as nothing said: all of its words are wrong and its voice is
-nobody's. Writes to --out: results.jsonl (one line an utterance or turn), scores.json and page.html (the worst to hear);
+nobody's. Writes to --out: results.jsonl (one line an utterance or turn), scores.json and page.html (plays the worst);
 without --asr nothing but what --model generates. A second call goes on where the first stopped.
 """
 
@@ -77,17 +77,17 @@ class Options(JudgeOptions):
     seed: int = 0
     """Of sampling; equal seeds give equal recordings."""
     generation_batch_size: int = 8
-    """Texts that are said side by side."""
+    """Texts that are said at once."""
     language: Language = "en"
     """Language of the texts: decides how they are normalised, and whether errors are counted in words (en) or
     characters (zh)."""
     worst: int = 20
-    """How many recordings, or conversations, the page lets hear."""
+    """How many recordings, or conversations, the page plays."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A text that should be heard in a recording, None where there is no file; `prompt` is the voice wanted."""
+    """A text and the recording that should say it, None where there is no file; `prompt` is the reference voice."""
 
     id: str
     text: str
@@ -165,7 +165,7 @@ def generate(options: Options) -> Options:
 
 
 def listed(options: Options) -> str:
-    """The file that says what should be heard."""
+    """The file with the texts."""
     return str(options.meta or options.texts or options.turns)
 
 
@@ -177,14 +177,14 @@ def _present(clip: AudioClip) -> AudioClip | None:
     return clip if clip.path is not None and Path(clip.path).is_file() else None
 
 
-Heard = tuple[Item, Row, ErrorCounts]
-"""What should be heard, what was, and the errors."""
+Judged = tuple[Item, Row, ErrorCounts]
+"""A text with its recording, what the judges made of it, and the errors."""
 
 
 # -- judging -----------------------------------------------------------------------------------------------------------
 
 
-def judged(options: Options, items: Sequence[Item], judges: Judges) -> dict[str, Row]:
+def judge_items(options: Options, items: Sequence[Item], judges: Judges) -> dict[str, Row]:
     """A row an item by id: {"id", "file", "seconds", "hypothesis", "voice"?, "similarity"?}, or {"id", "problem"}.
 
     The similarity is with the prompt; of a turn without prompt the voice is kept.
@@ -230,40 +230,40 @@ def simplified(text: str) -> str:
     return convert(text, "zh-cn")
 
 
-def scored(items: Sequence[Item], rows: dict[str, Row], language: Language) -> list[Heard]:
-    """Each item with its row and its errors; nothing is understood of a recording that could not be heard."""
-    found = []
+def scored(items: Sequence[Item], rows: dict[str, Row], language: Language) -> list[Judged]:
+    """Each item with its row and its errors; of a recording that cannot be read nothing is understood."""
+    judged = []
     for item in items:
         if not compared(item.text, language):
             raise ValueError(f"{item.id!r}: the text {item.text!r} is nothing but punctuation; no error rate exists")
-        heard = rows[item.id].get("hypothesis", "")
-        heard = simplified(heard) if language == "zh" and heard else heard
-        found.append((item, rows[item.id], utterance_errors(item.text, heard, language)))
-    return found
+        hypothesis = rows[item.id].get("hypothesis", "")
+        hypothesis = simplified(hypothesis) if language == "zh" and hypothesis else hypothesis
+        judged.append((item, rows[item.id], utterance_errors(item.text, hypothesis, language)))
+    return judged
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------
 
 
-def grouped(found: Sequence[Heard]) -> dict[str, list[Heard]]:
+def grouped(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
     """Utterances by their id, each alone, and conversations by theirs, turn by turn."""
-    groups: dict[str, list[Heard]] = {}
-    for entry in found:
+    groups: dict[str, list[Judged]] = {}
+    for entry in judged:
         groups.setdefault(entry[0].group or entry[0].id, []).append(entry)
     return groups
 
 
-def scores_of(found: Sequence[Heard], options: Options) -> Row:
+def scores_of(judged: Sequence[Judged], options: Options) -> Row:
     """Error rates, and the similarity of each voice with its prompt, or between the turns of conversations."""
-    groups = grouped(found)
+    groups = grouped(judged)
     corpus = CorpusErrors(tuple(sum((e for _, _, e in group), ErrorCounts()) for group in groups.values()))
-    problems = {item.id: row["problem"] for item, row, _ in found if "problem" in row}
+    problems = {item.id: row["problem"] for item, row, _ in judged if "problem" in row}
     scores: Row = {
         "language": options.language,
         "asr": options.asr,
         "speaker": options.speaker,
         "utterances": len(groups),
-        "recordings": len(found),
+        "recordings": len(judged),
         "missing": sum(problem == "missing" for problem in problems.values()),
         "unreadable": sum(problem != "missing" for problem in problems.values()),
         "mean_wer": summarize([u.rate for u in corpus.utterances]),
@@ -273,7 +273,7 @@ def scores_of(found: Sequence[Heard], options: Options) -> Row:
     if options.speaker is None:
         return scores
     if options.turns is None:
-        prompted = [row.get("similarity", 0.0) for item, row, _ in found if item.prompt is not None]
+        prompted = [row.get("similarity", 0.0) for item, row, _ in judged if item.prompt is not None]
         return {**scores, **({"similarity": summarize(prompted)} if prompted else {})}
     cosines = [
         voice_cosines([_voice(row) for _, row, _ in group], [item.speaker for item, _, _ in group])
@@ -315,9 +315,9 @@ def table(scores: Row, title: str) -> Table:
     return out
 
 
-def page(found: Sequence[Heard], scores: Row, options: Options) -> str:
+def page(judged: Sequence[Judged], scores: Row, options: Options) -> str:
     """The recordings with the most errors, each beside its prompt; of conversations all turns."""
-    groups = grouped(found)
+    groups = grouped(judged)
     rates = {name: sum((e for _, _, e in group), ErrorCounts()).rate for name, group in groups.items()}
     cards = []
     for name in sorted(groups, key=lambda n: -rates[n])[: options.worst]:
@@ -327,18 +327,20 @@ def page(found: Sequence[Heard], scores: Row, options: Options) -> str:
                 takes.append(Take("prompt", _playable(item.prompt, options.out)))
             values = {"WER %": 100 * errors.rate}
             values |= {"SIM": row["similarity"]} if "similarity" in row else {}
-            heard = row.get("hypothesis") if "problem" not in row else f"({row['problem']})"
+            transcript = row.get("hypothesis") if "problem" not in row else f"({row['problem']})"
             said = f"{item.speaker}: {item.text}" if item.group else "generated"
-            takes.append(Take(said, None if "problem" in row else _playable(item.clip, options.out), values, heard))
+            takes.append(
+                Take(said, None if "problem" in row else _playable(item.clip, options.out), values, transcript)
+            )
         text = "" if groups[name][0][0].group else groups[name][0][0].text
         cards.append(Card(f"{name} · WER {100 * rates[name]:.1f}%", text, tuple(takes)))
     rows = [["WER % (mean over utterances)", f"{100 * scores['mean_wer']['mean']:.2f}"]]
     if "similarity" in scores:
-        found_similarity = scores["similarity"]
-        mean = found_similarity["mean"] if isinstance(found_similarity, dict) else found_similarity
+        similarity = scores["similarity"]
+        mean = similarity["mean"] if isinstance(similarity, dict) else similarity
         rows.append(["SIM × 100", f"{100 * mean:.2f}"])
     rows += [[key, str(scores[key])] for key in ("utterances", "recordings", "missing", "unreadable")]
-    lead = f"{listed(options)}, heard by {options.asr}. The worst {len(cards)} first."
+    lead = f"{listed(options)}, transcribed by {options.asr}. The worst {len(cards)} first."
     return listening_page("Text to speech", lead, ["", ""], rows, cards, options.out)
 
 
@@ -367,13 +369,13 @@ def run(options: Options) -> Row:
             item.prompt.load(RATE)  # a broken prompt is the list's fault, not the system's
     settings = {"list": listed(options), "asr": options.asr, "speaker": options.speaker}
     check_settings(options.out / "settings.json", {**settings, "language": options.language})
-    rows = judged(options, items, options.judges(options.language))
-    found = scored(items, rows, options.language)
-    scores = scores_of(found, options)
-    for item, row, _ in found:
+    rows = judge_items(options, items, options.judges(options.language))
+    judged = scored(items, rows, options.language)
+    scores = scores_of(judged, options)
+    for item, row, _ in judged:
         if "problem" in row:
             print(f"counted as wrong: {item.id}: {row['problem']}", file=sys.stderr)
-    write_scores(options.out, scores, {"page.html": page(found, scores, options)})
+    write_scores(options.out, scores, {"page.html": page(judged, scores, options)})
     Console().print(table(scores, listed(options)))
     return scores
 

@@ -58,7 +58,7 @@ class Config:
     speech_model: str | None = None
     """A HuBERT, WavLM or Wav2Vec2 for the semantic branch."""
     plain: bool = False
-    """The ablation at the same bitrate: 8 plain quantisers side by side, no residuals, no semantic branch."""
+    """The ablation at the same bitrate: 8 parallel quantisers, no residuals, no semantic branch."""
     seed: int = 0
     """Seed of new weights and of the crops that are trained on."""
     device: str = "auto"
@@ -141,25 +141,25 @@ def make(config: Config) -> UnifiedTokenizer:
 
 
 def read(config: Config) -> tuple[Recordings, list[AudioClip], list[str]]:
-    """(training recordings, held-out clips, what is said in them where that is known)."""
+    """(training recordings, held-out clips, their transcripts where there are any)."""
     count = config.held_out_count
-    found = _recordings(config.data, config)
+    recordings = _recordings(config.data, config)
     if config.held_out in ((), ("bundled",)) and "bundled" in (*config.data, *config.held_out):
-        heard = _spread([u for u in _bundled("test") if 0.5 <= u.duration <= 8], count)
-        return found, [u.clip for u in heard], [u.text for u in heard]
+        utterances = _spread([u for u in _bundled("test") if 0.5 <= u.duration <= 8], count)
+        return recordings, [u.clip for u in utterances], [u.text for u in utterances]
     if config.held_out:
-        return found, _spread(_recordings(config.held_out, config).clips, count), []
-    if len(found.clips) <= count:
-        raise ValueError(f"{len(found.clips)} recordings, of which {count} are to be held out")
-    apart = _spread(range(len(found.clips)), count)
-    kept = sorted(set(range(len(found.clips))) - set(apart))
-    clips, lengths = tuple(found.clips[i] for i in kept), tuple(found.lengths[i] for i in kept)
-    return replace(found, clips=clips, lengths=lengths), [found.clips[i] for i in apart], []
+        return recordings, _spread(_recordings(config.held_out, config).clips, count), []
+    if len(recordings.clips) <= count:
+        raise ValueError(f"{len(recordings.clips)} recordings, of which {count} are to be held out")
+    held_out = _spread(range(len(recordings.clips)), count)
+    train = sorted(set(range(len(recordings.clips))) - set(held_out))
+    clips, lengths = (tuple(values[i] for i in train) for values in (recordings.clips, recordings.lengths))
+    return replace(recordings, clips=clips, lengths=lengths), [recordings.clips[i] for i in held_out], []
 
 
 def _recordings(paths: Sequence[str], config: Config) -> Recordings:
     """What the paths name; of the bundled recordings only those that nothing is measured on."""
-    found = read_recordings(
+    recordings = read_recordings(
         [path for path in paths if path != "bundled"],
         config.tokenizer.sample_rate,
         audio_root=config.audio_root,
@@ -168,8 +168,8 @@ def _recordings(paths: Sequence[str], config: Config) -> Recordings:
     )
     if "bundled" in paths:
         train = _bundled("train")
-        found += Recordings(tuple(u.clip for u in train), tuple(u.duration for u in train))
-    return found
+        recordings += Recordings(tuple(u.clip for u in train), tuple(u.duration for u in train))
+    return recordings
 
 
 def _bundled(side: Literal["train", "test"]) -> list[Utterance]:

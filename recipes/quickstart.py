@@ -1,13 +1,13 @@
 """Reinforcement learning teaches a small speech model to understand people.
 
 The model is a Qwen2.5-Omni thinker of 11 M parameters whose audio tower is Whisper tiny. It is asked which language is
-spoken; it thinks (it writes what it believes to hear), then answers. Three phases:
+spoken; it thinks (writes the words that it recognises), then answers. Three phases:
 
-  sft      supervised start on synthetic speech only: many robot voices, correct thoughts and answers
-  grpo     GRPO on human recordings; the only signal is whether the answer is right and the format kept
-  control  instead of grpo, as many seconds of further sft on synthetic speech
+  sft      a supervised start on synthetic speech only: many robot voices, correct thoughts and answers
+  grpo     GRPO on human recordings, rewarded for a right answer and for the format
+  control  in place of grpo, further sft on synthetic speech for as many seconds
 
-Each is measured on human recordings of phrases that no phase has heard from a human voice.
+Each is measured on human recordings of phrases of which training had no human recording.
 
     audiorl train recipes/quickstart.py --out runs/quickstart
     audiorl train recipes/quickstart.py --seed 1 --think False --out runs/no-think
@@ -122,12 +122,12 @@ def main(config: Config, run: Run) -> None:
     if config.control:
         if not run.finished("control_sft"):
             run.load_result("sft", policy)
-        endless = replace(config.sft, steps=100 * config.grpo.steps)
+        until_stopped = replace(config.sft, steps=100 * config.grpo.steps)
         sft(
             policy,
             examples,
             run,
-            config=endless,
+            config=until_stopped,
             optim=config.control_optim,
             seed=config.seed + 1,
             phase="control_sft",

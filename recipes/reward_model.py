@@ -1,4 +1,4 @@
-"""A reward model that hears the prompt: a score for a whole answer, or (`--kind process`) a judgement of every step.
+"""A reward model on audio prompts: a score for a whole answer, or (`--kind process`) a judgement of every step.
 
     audiorl train recipes/reward_model.py --out runs/rm --path Qwen/Qwen2.5-Omni-3B --model.device cuda \
         --model.dtype bfloat16 --data pairs.jsonl

@@ -1,16 +1,16 @@
 """A small interpreter learns to speak in time: segmented PPO on real speech, in half an hour on two cores.
 
 English prompts, recorded by a person, are laid out as streams of some 10 to 15 s. The model, a Qwen2.5-Omni thinker
-of 11 M parameters whose audio tower is Whisper tiny, hears them in chunks of 960 ms and after each one listens on or
-writes a piece of Spanish.
+of 11 M parameters whose audio tower is Whisper tiny, gets them in chunks of 960 ms. After each one it waits or writes
+a piece of Spanish.
 
   sft      supervised start on interpreted streams whose interpreter lags behind by up to three chunks: mostly robot
            voices, which say all prompts, and a person, who says those of the training split
   stage1   PPO on the same streams with the rewards of single turns: listening, initiative, quality, format
-  stage2   PPO with the latency and the quality of the whole stream besides
+  stage2   PPO with those and the latency and the quality of the whole stream
   wait-k   a baseline of its own: the same start trained on wait-k schedules for random k, then decoded by them
 
-Each is measured on streams of prompts that no phase has heard from a person.
+Each is measured on streams of prompts of which training had no human recording.
 
     audiorl train recipes/simul_quickstart.py --out runs/simul
     audiorl train recipes/simul_quickstart.py --seed 1 --stage2.kl-control fixed --out runs/simul-fixed
@@ -174,14 +174,14 @@ def main(config: Config, run: Run) -> None:
             speech_decoder,
         )
 
-    heard = [*on_disk(run, robot_streams(config), "robots"), *train]
+    streams = [*on_disk(run, robot_streams(config), "robots"), *train]
     rng = random.Random(config.seed)
-    lagging = [Example(interpretation_sample(s, config.chunks, _lags(s, config.lag, rng))) for s in heard]
+    lagging = [Example(interpretation_sample(s, config.chunks, _lags(s, config.lag, rng))) for s in streams]
     sft(policy, lagging, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     measured("before")
 
     of_turns = {name: w for name, w in config.weights.items() if name not in ("latency", "stream_quality")}
-    known = {
+    stages = {
         "stage1": Stage("stage1", single_turn(time=time, weights=of_turns), config.stage1, "after stage1"),
         "stage2": Stage(
             "stage2", multi_turn(time=time, weights=config.weights, waits=config.waits), config.stage2, "after"
@@ -189,10 +189,10 @@ def main(config: Config, run: Run) -> None:
     }
     train_stages(
         policy,
-        heard,
+        streams,
         test,
         run,
-        [known[name] for name in config.stages],
+        [stages[name] for name in config.stages],
         chunks=config.chunks,
         optim=config.optim,
         sampling=config.sampling,
@@ -205,11 +205,11 @@ def main(config: Config, run: Run) -> None:
     if config.ks:
         run.load_result("sft", policy)
         rate = words_per_chunk(train, config.chunks.seconds)
-        several = [
+        waiting = [
             Example(replace(s, turns=delay_references(s.turns, WaitK(rng.choice(config.ks), rate, config.target))))
-            for s in (interpretation_sample(s, config.chunks) for s in heard)
+            for s in (interpretation_sample(s, config.chunks) for s in streams)
         ]
-        sft(policy, several, run, config=config.wait_k, optim=config.wait_k_optim, seed=config.seed, phase="wait_k")
+        sft(policy, waiting, run, config=config.wait_k, optim=config.wait_k_optim, seed=config.seed, phase="wait_k")
         for k in config.ks:
             measured(f"wait-{k}", WaitK(k, rate, config.target))
         measured("offline", Offline(config.target))

@@ -1,16 +1,17 @@
 """A small model learns to speak: codec, DualFFN, and GRPO on what a recogniser understands, on real human speech.
 
-A text is one word or two, of some eighty of which there is a person's recording (`WORDS`); its speech is those
-recordings, one after the other.
+A text is one or two of some eighty words (`WORDS`) of which there is a person's recording. Its speech is those
+recordings, one after the other. Four phases:
 
-    codec    our tokenizer, on the training split's speech
-    ear      a recogniser of characters on Whisper tiny's encoder: the judge that the reward asks
-    sft      a text decoder of 5 M parameters, taught to write the codes of the training split
-    grpo     it says the texts of the practice split, which have no speech, none twice; the reward is the share of
-             characters that the ear understands, with a little for the right length. Only its last norm learns
+    codec        our tokenizer, trained on the speech of the training split
+    recogniser   a recogniser of characters on Whisper tiny's encoder, which the reward asks
+    sft          a text decoder of 5 M parameters learns to write the codes of the training split
+    grpo         it says the texts of the practice split, each once, without recordings of them. The reward is the share
+                 of characters that the recogniser understands, and a little for the right length. Only the last norm's
+                 weights are trained
 
-Before and after it says the texts of the test split, and a judge that took no part in training (`--judge`, another
-recogniser) writes down what it understands. No text is in two splits.
+Before and after GRPO it says the texts of the test split, and another recogniser (`--judge`), which took no part in
+training, transcribes them. No text is in two splits.
 
     audiorl train recipes/tts_quickstart.py --out runs/tts
     audiorl train recipes/tts_quickstart.py --judge judges/whisper-base --seed 1 --out runs/tts-1
@@ -35,7 +36,7 @@ from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.speech import measure_speech, probe_speech
 from audiorl.judges import Recogniser, load_recogniser
 from audiorl.judges.character_ctc import CharacterCTC, plain, train_character_ctc
-from audiorl.judges.character_ctc import load as load_ear
+from audiorl.judges.character_ctc import load as load_recogniser_folder
 from audiorl.models import load_policy
 from audiorl.models.dual_branch import dualize
 from audiorl.models.text import tiny as tiny_text
@@ -75,20 +76,22 @@ class Config:
     words: int = len(WORDS)
     """How many of WORDS are used."""
     most_words: int = 2
-    """Of a text."""
+    """Most words of a text."""
     train_texts: int = 4000
     """Texts of the training split, at least one for each word."""
     practice_texts: int = 1400
-    """More than GRPO says: of texts that come again, the texts are learned."""
+    """Texts of the practice split: more than GRPO says, since a policy that meets a text again learns the text."""
     test_texts: int = 160
     """Texts that are measured and not trained on."""
     threads: int = 2
     """CPU threads of torch."""
-    ear_steps: int = 600
-    ear_texts: int = 1500
-    """How many of the training texts the ear learns from."""
+    recogniser_steps: int = 600
+    """Training steps of the reward's recogniser."""
+    recogniser_texts: int = 1500
+    """How many of the training texts the reward's recogniser learns from."""
     judge: str = "pocketsphinx"
-    """Recogniser for the measurements, which the reward never asks: a folder, or `pocketsphinx`."""
+    """Recogniser for the measurements, which the reward never asks: a folder, `pocketsphinx`, or `recogniser` for the
+    reward's own, to try the recipe."""
     tokenizer: UnifiedConfig = small_tokenizer(4, 256)
     """0.8 kbit/s: a small model learns to write few codes sooner."""
     codec: CodecConfig = quick_training(1500, codebook_dropout=0.0)
@@ -102,8 +105,8 @@ class Config:
     sft_optim: OptimConfig = OptimConfig(lr=1.5e-3, warmup_steps=50, schedule="cosine")
     """The optimizer of supervised training."""
     only: tuple[str, ...] = (r"^model\.norm\.",)
-    """The weights that GRPO trains: how sure the model is, channel by channel. 256 rewards a step say little about
-    millions of weights, and more about these."""
+    """Regular expressions of the weights that GRPO trains. 256 rewards a step say little about millions of weights, and
+    more about the scales of the last norm."""
     grpo: RLConfig = RLConfig(
         steps=40,
         prompts_per_step=16,
@@ -131,8 +134,8 @@ def tiny() -> Config:
         train_texts=8,
         practice_texts=4,
         test_texts=2,
-        ear_steps=2,
-        judge="ear",
+        recogniser_steps=2,
+        judge="recogniser",
         tokenizer=UnifiedConfig(
             num_codebooks=2,
             codebook_size=16,
@@ -165,8 +168,8 @@ def main(config: Config, run: Run) -> None:
     train, practice, test = splits(config)
     speech = [(" ".join(words), said(words, known)) for words in train]
     codec = trained_codec(run, [wav for _, wav in speech], config)
-    ear = trained_ear(run, speech[: config.ear_texts], codec, config)
-    judge: Recogniser = ear if config.judge == "ear" else load_recogniser(config.judge, "en")
+    recogniser = trained_recogniser(run, speech[: config.recogniser_texts], codec, config)
+    judge: Recogniser = recogniser if config.judge == "recogniser" else load_recogniser(config.judge, "en")
 
     writer = tiny_text(
         [t for t, _ in speech], hidden=config.hidden, layers=config.layers, vocab_size=600, seed=config.seed
@@ -180,7 +183,7 @@ def main(config: Config, run: Run) -> None:
     measure_speech(run, "before", policy, held_out, config.sampling, Judges(judge))
     policy = load_policy(run.checkpoint("sft"), ModelConfig(only=config.only), codec)
     speech_decoder = CodecSpeechDecoder.of(policy)
-    judges = SpeechJudges(speech_decoder, recogniser=ear)
+    judges = SpeechJudges(speech_decoder, recogniser=recogniser)
     reward = WeightedSum.of(
         understood=Intelligibility(judges, "cer"),
         length=(Duration(judges), 0.2),
@@ -243,29 +246,29 @@ def trained_codec(run: Run, waves: Sequence[np.ndarray], config: Config) -> Unif
     torch.manual_seed(config.seed)
     codec = UnifiedTokenizer(config.tokenizer)
     clips = tuple(AudioClip(array=wav, sample_rate=RATE) for wav in waves)
-    heard = Recordings(clips, tuple(len(wav) / RATE for wav in waves))
-    train_codec(codec, heard, run, config=config.codec, seed=config.seed)
+    recordings = Recordings(clips, tuple(len(wav) / RATE for wav in waves))
+    train_codec(codec, recordings, run, config=config.codec, seed=config.seed)
     codec.save(run.dir / "codec")
     return codec
 
 
-def trained_ear(
+def trained_recogniser(
     run: Run, speech: Sequence[tuple[str, np.ndarray]], codec: AudioTokenizer, config: Config
 ) -> CharacterCTC:
     """The reward's recogniser, which also knows how the codec changes the voice."""
-    folder = run.dir / "ear"
-    if not run.finished("ear"):
+    folder = run.dir / "recogniser"
+    if not run.finished("recogniser"):
         fitting = [(t, w) for t, w in speech if len(w) / RATE > len(plain(t)) / 25]
         judge = train_character_ctc(
             [through(codec, w) if i % 2 else w for i, (_, w) in enumerate(fitting)],
             [t for t, _ in fitting],
             RATE,
-            steps=config.ear_steps,
+            steps=config.recogniser_steps,
             seed=config.seed,
         )
         judge.save(folder)
-        run.finish("ear", {"steps": config.ear_steps, "clips": len(fitting)})
-    return load_ear(folder)
+        run.finish("recogniser", {"steps": config.recogniser_steps, "clips": len(fitting)})
+    return load_recogniser_folder(folder)
 
 
 def through(codec: AudioTokenizer, wav: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""An example of a reward to be served: a trained reward model, which hears the prompt, on a machine of its own.
+"""An example of a reward to be served: a trained reward model, which reads the audio prompt, on a machine of its own.
 
     REWARD_MODEL=runs/rm/checkpoints/reward_model/step_000200 audiorl rewards serve recipes/rewards/reward_model.py \\
         --host 0.0.0.0 --token-file token.txt

@@ -15,7 +15,7 @@ import torch
 from audiorl.audio import write_wav
 from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech
-from audiorl.judges.character_ctc import load as load_ear
+from audiorl.judges.character_ctc import load as load_judge
 from audiorl.models import load_policy
 from audiorl.recipe.tiny_speech import save_recogniser
 from audiorl.rewards import WeightedSum
@@ -63,7 +63,7 @@ def test_its_parts_can_be_loaded(quickstart: Path) -> None:
     policy = load_policy(sorted((quickstart / "checkpoints" / "grpo").glob("step_*"))[-1])
     assert policy.speech is not None
     policy.set_codec(codec)
-    assert load_ear(quickstart / "ear").name == "ear"
+    assert load_judge(quickstart / "recogniser").name == "recogniser"
 
 
 def test_what_was_said_is_in_the_report(quickstart: Path) -> None:
@@ -189,12 +189,12 @@ def test_a_text_decoder_is_taught_and_not_reinforced(tmp_path: Path, capsys: pyt
 def test_speech_recipes_refuse_what_cannot_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "lines.txt").write_text("One.\nTwo.\n")
     lines = ("--data", str(tmp_path / "lines.txt"), "--held-out-count", "1", "--clone", "False")
-    save_recogniser(tmp_path / "ear")
-    ear = str(tmp_path / "ear")
+    save_recogniser(tmp_path / "judge")
+    judge = str(tmp_path / "judge")
     for recipe, options, message in (
         ("tts_sft", lines, "'lines-0002': has no recording to learn from"),
         ("tts_grpo", lines, "'lines-0002': no metadata['reference_audio']"),
-        ("tts_grpo", ("--judge", ear, "--rewards.asr", ear), "the reward asks it, too"),
+        ("tts_grpo", ("--judge", judge, "--rewards.asr", judge), "the reward asks it, too"),
         ("tts_grpo", ("--judge", str(tmp_path)), "config.json: missing"),
         ("tts_sft", ("--codec", str(tmp_path)), "config.json"),
         ("tts_sft", ("--data", "nowhere.jsonl"), "nowhere.jsonl: missing"),
