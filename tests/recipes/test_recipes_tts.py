@@ -71,13 +71,13 @@ def test_what_was_said_is_in_the_report(quickstart: Path) -> None:
     said = [row for row in rows if "spoken_audio" in row]
     assert said and all((quickstart / row["spoken_audio"]["path"]).is_file() for row in said)
     page = (quickstart / "report.html").read_text()
-    assert "What was said" in page and page.count("<audio") >= 4
+    assert "Spoken texts" in page and page.count("<audio") >= 4
 
 
 def test_recorded_speech_scores_the_same_again(quickstart: Path) -> None:
     policy = load_policy(sorted((quickstart / "checkpoints" / "grpo").glob("step_*"))[-1])
     policy.set_codec(load(quickstart / "codec"))
-    judges = SpeechJudges(CodecSpeechDecoder.of(policy), recogniser=load_ear(quickstart / "ear"))
+    judges = SpeechJudges(CodecSpeechDecoder.of(policy), recogniser=load_judge(quickstart / "recogniser"))
     reward = WeightedSum.of(
         understood=Intelligibility(judges, "cer"), length=(Duration(judges), 0.2), finished=(Finished(judges), 0.1)
     )
@@ -141,7 +141,7 @@ def test_supervised_speech_from_a_path(taught: Path) -> None:
     english = {u.clip.key: u.text for u in bundled_speech(("en",), max_seconds=0.8)}
     assert kept and not held_out & {english[key] for key in kept}
     page = (taught / "report.html").read_text()
-    assert "What was said" in page and "<audio" in page
+    assert "Spoken texts" in page and "<audio" in page
 
 
 def test_reinforced_speech_from_that_checkpoint(taught: Path, tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ def test_speech_recipes_refuse_what_cannot_work(tmp_path: Path, capsys: pytest.C
     save_recogniser(tmp_path / "judge")
     judge = str(tmp_path / "judge")
     for recipe, options, message in (
-        ("tts_sft", lines, "'lines-0002': has no recording to learn from"),
-        ("tts_grpo", lines, "'lines-0002': no metadata['reference_audio']"),
+        ("tts_sft", lines, "has no recording to learn from"),
+        ("tts_grpo", lines, ": no metadata['reference_audio']"),
         ("tts_grpo", ("--judge", judge, "--rewards.asr", judge), "the reward asks it, too"),
         ("tts_grpo", ("--judge", str(tmp_path)), "config.json: missing"),
         ("tts_sft", ("--codec", str(tmp_path)), "config.json"),
