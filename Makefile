@@ -1,8 +1,13 @@
-# Everything runs in .venv, which these targets make and fill themselves.
+# Everything runs in .venv, which these targets make and fill. quickstart installs the base package only.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-# Files of tests side by side, in the order of their folders: the longest are among the first.
+# Without an NVIDIA GPU: a CPU build of torch, and vLLM for the CPU.
+GPU := $(shell command -v nvidia-smi)
+CONSTRAINTS := $(if $(GPU),,--constraint constraints-cpu.txt)
+VLLM := $(if $(GPU),gpu,rollout-cpu)
+PIP := $(PY) -m pip install --quiet $(CONSTRAINTS)
+# Test files run in parallel, the longest first.
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 OUT ?= runs/quickstart
 SEED ?= 0
@@ -10,27 +15,36 @@ SEED ?= 0
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: install quickstart test test-all lint format bench report clean
+.PHONY: quickstart install test test-slow test-all lint format docs check-base bench report clean
+
+quickstart: $(VENV)/.base
+	$(VENV)/bin/audiorl train quickstart --seed $(SEED) --out $(OUT)
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+$(PY):
+	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet -e ".[dev,metrics,speech,serve,scale,rollout-cpu]"
-# It pins a tqdm older than datasets can use and works with ours; what its agents import is in the dev extra.
+
+$(VENV)/.base: pyproject.toml constraints-cpu.txt | $(PY)
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.base
+	$(PIP) -e ".[dev,metrics,speech,serve,loggers,simuleval,scale,docs,$(VLLM)]"
+# It pins an older tqdm than datasets needs; see the extra simuleval in pyproject.toml.
 	$(PY) -m pip install --quiet --no-deps simuleval==1.1.4
-# vLLM asks for wheels that are built for CUDA. Beside a torch that is not they cannot be loaded, and take what finds
-# them installed down with them; nothing here needs them.
+# vLLM brings builds of these for CUDA. With a CPU build of torch they cannot be loaded, and packages that find them
+# installed fail with them. Nothing here needs them.
 	$(PY) -c "import sys, torch; sys.exit(torch.version.cuda is None)" \
 		|| $(PY) -m pip uninstall --quiet --yes torchaudio torchvision torchcodec
 	touch $@
 
-quickstart: install
-	$(VENV)/bin/audiorl train recipes/quickstart.py --seed $(SEED) --out $(OUT)
-
 test: install lint
 	$(PYTEST)
+
+test-slow: install
+	HYPOTHESIS_PROFILE=explore $(PYTEST) -m slow
 
 test-all: install lint
 	HYPOTHESIS_PROFILE=explore $(PYTEST) -m "slow or not slow"
@@ -43,6 +57,17 @@ lint: install
 format: install
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+
+docs: install
+	$(VENV)/bin/mkdocs build --strict
+
+# The base package in an environment of its own: no conflict between its dependencies, and the commands start.
+check-base:
+	rm -rf build/base
+	$(PYTHON) -m venv build/base
+	build/base/bin/python -m pip install --quiet $(CONSTRAINTS) .
+	build/base/bin/python -m pip check
+	cd build/base && bin/audiorl train quickstart --tiny --out run && bin/audiorl eval mmau --help && bin/audiorl doctor
 
 bench: install
 	for script in bench/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done

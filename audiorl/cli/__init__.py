@@ -86,7 +86,7 @@ class Train:
     runtime: RuntimeConfig = RuntimeConfig()
 
 
-def train(args: list[str]) -> int:
+def _train(args: list[str]) -> int:
     if not args or (args[0].startswith("-") and args[0] not in HELP):
         raise ValueError("train: name a recipe first, for example: audiorl train quickstart --out runs/one")
     if args[0] in HELP:
@@ -122,7 +122,7 @@ class Resume:
     runtime: RuntimeConfig = RuntimeConfig()
 
 
-def resume(args: list[str]) -> int:
+def _resume(args: list[str]) -> int:
     if not args:
         raise ValueError("resume: name one run folder, for example: audiorl resume runs/quickstart")
     options: Resume = parse(Resume, args, prog="audiorl resume")
@@ -152,7 +152,7 @@ class Report:
     """The run folder."""
 
 
-def report(args: list[str]) -> int:
+def _report(args: list[str]) -> int:
     if not args:
         raise ValueError("report: name one run folder, for example: audiorl report runs/quickstart")
     options: Report = parse(Report, args, prog="audiorl report")
@@ -170,13 +170,13 @@ class Eval:
     """A name, such as mmau, or the path of a Python file. `audiorl eval NAME --help` lists the evaluation's options."""
 
 
-def evaluate(args: list[str]) -> int:
+def _eval(args: list[str]) -> int:
     if not args:
         raise ValueError(f"eval: name an evaluation: {', '.join(scripts('eval'))}")
     if args[0] in HELP:
         parse(Eval, args, prog="audiorl eval", description=f"{Eval.__doc__}\n\n{listing('eval')}")
     file = find_script("eval", args[0])
-    sys.argv = [f"audiorl eval {args[0]}", *args[1:]]
+    sys.argv = [str(file), *args[1:]]
     runpy.run_path(str(file), run_name="__main__")
     return 0
 
@@ -204,7 +204,7 @@ class Serve(RewardServerConfig):
     """A Python file that defines `reward`."""
 
 
-def rewards(args: list[str]) -> int:
+def _rewards(args: list[str]) -> int:
     if args and args[0] not in ("score", "serve", *HELP):
         args = ["score", *args]  # as in 0.1
     if args[:1] == ["score"] and not set(HELP) & set(args) and len(args) < 3:
@@ -238,9 +238,9 @@ class TrainCodec:
     """Train our own tokenizer: the same as audiorl train codec."""
 
 
-def codec(args: list[str]) -> int:
+def _codec(args: list[str]) -> int:
     if args[:1] == ["train"]:
-        return train(["codec", *args[1:]])
+        return _train(["codec", *args[1:]])
     kinds = _union({"encode": Encode, "decode": Decode, "train": TrainCodec})
     run_codec(parse(kinds, args or ["--help"], prog="audiorl codec"))
     return 0
@@ -255,7 +255,7 @@ class Doctor:
     options."""
 
 
-def doctor(args: list[str]) -> int:
+def _doctor(args: list[str]) -> int:
     if args[:1] == ["--plan"]:
         from audiorl.cli.plan import plan
 
@@ -272,11 +272,11 @@ def doctor(args: list[str]) -> int:
 
 
 COMMANDS: dict[str, tuple[type, Callable[[list[str]], int]]] = {
-    "train": (Train, train),
-    "resume": (Resume, resume),
-    "report": (Report, report),
-    "eval": (Eval, evaluate),
-    "rewards": (Rewards, rewards),
-    "codec": (Codec, codec),
-    "doctor": (Doctor, doctor),
+    "train": (Train, _train),
+    "resume": (Resume, _resume),
+    "report": (Report, _report),
+    "eval": (Eval, _eval),
+    "rewards": (Rewards, _rewards),
+    "codec": (Codec, _codec),
+    "doctor": (Doctor, _doctor),
 }

@@ -115,10 +115,12 @@ def write_scores(out: Path, scores: Mapping[str, Any], pages: Mapping[str, str] 
 
 
 def run_script(run: Callable[[T], object], options: type[T], about: str | None, left: str = "samples") -> None:
-    """What `python -m eval.NAME` does: options from the command line, one line for what they get wrong."""
+    """What `audiorl eval NAME` and `python -m audiorl.eval.NAME` do. Errors are one line and end with exit code 2."""
     try:
-        run(parse(options, sys.argv[1:], prog=Path(sys.argv[0]).name, description=about))
+        run(parse(options, sys.argv[1:], prog=f"audiorl eval {Path(sys.argv[0]).stem}", description=about))
     except (ValueError, OSError, ImportError) as error:
-        raise SystemExit(f"error: {error}") from error
+        print(f"audiorl: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from error
     except KeyboardInterrupt:
-        raise SystemExit(f"interrupted; the same command goes on with the {left} that are left") from None
+        print(f"audiorl: interrupted; the same command continues with the {left} that are left", file=sys.stderr)
+        raise SystemExit(130) from None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -14,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The names in a wheel built from a copy of the tree."""
+def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy of the tree."""
     tree = tmp_path_factory.mktemp("tree")
     skip = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, tree, ignore=skip, dirs_exist_ok=True)
@@ -23,7 +25,59 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     (file,) = (tree / "dist").glob("*.whl")
-    return zipfile.ZipFile(file).namelist()
+    return file
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_file: Path) -> list[str]:
+    """The names in the wheel."""
+    return zipfile.ZipFile(wheel_file).namelist()
+
+
+@pytest.fixture(scope="module")
+def installed(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder bin/ of an environment with the wheel, whose other packages are those of this environment."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+    subprocess.run([*command, "--no-deps", "--no-index", str(wheel_file)], check=True)
+    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin"
+
+
+def run(command: list[str | Path], folder: Path) -> str:
+    """What the command prints in an empty folder; without this checkout on its path."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_from_an_empty_folder_recipes_and_evaluations_have_names(installed: Path, tmp_path: Path) -> None:
+    where = run([installed / "python", "-c", "import audiorl; print(audiorl.__file__)"], tmp_path)
+    assert Path(where).is_relative_to(installed.parent)
+    assert "mmau-grpo" in run([installed / "audiorl", "train", "--help"], tmp_path)
+    assert "usage: audiorl eval mmau" in run([installed / "audiorl", "eval", "mmau", "--help"], tmp_path)
+    assert "--score" in run([installed / "python", "-m", "audiorl.eval.mmau", "--help"], tmp_path)
+
+
+@pytest.mark.slow
+def test_from_an_empty_folder_the_quickstart_runs(installed: Path, tmp_path: Path) -> None:
+    assert "finished: x" in run([installed / "audiorl", "train", "quickstart", "--tiny", "--out", "x"], tmp_path)
+    assert "Ready to train" in run([installed / "audiorl", "doctor"], tmp_path)
+
+
+def test_mypy_finds_the_types_of_the_installed_package(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from audiorl.metrics.interval import bootstrap_interval\n"
+        "reveal_type(bootstrap_interval([0.0, 1.0]))\n"
+        "bootstrap_interval(3)\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--python-executable", installed / "python", "--ignore-missing-imports"]
+    done = subprocess.run([*map(str, command), "mine.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert 'Revealed type is "tuple[' in done.stdout and "mine.py:3: error: Argument 1" in done.stdout, done.stdout
+    assert "missing library stubs or py.typed marker" not in done.stdout
 
 
 def test_the_wheel_holds_the_libraries_and_nothing_else(wheel: list[str]) -> None:
