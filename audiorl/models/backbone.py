@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ class Backbone(Protocol):
 
     audio_token: ClassVar[str | None]
     """The placeholder of audio in a text; None for a model without an audio encoder."""
+    processor_files: ClassVar[Mapping[str, Mapping[str, str]]]
+    """Files of transformers' processor and the entries that name its classes."""
 
     def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
         """The conversation as the model was trained to read it, ready for the assistant's turn."""
@@ -27,6 +29,17 @@ class Backbone(Protocol):
 
     def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
         """A chunk of a stream between its delimiters, to be read inside of the assistant's turn."""
+        ...
+
+    def chat_template(self) -> str | None:
+        """`chat` as a Jinja template for tokenizers and processors; None where the checkpoint's own is always there."""
+        ...
+
+    def save_model(self, model: PreTrainedModel, folder: str, config: Mapping[str, Any]) -> None:
+        """Weights, config.json and generation config with the names of the released model, which other software reads.
+
+        `config`: the config.json that the model was loaded with, empty for a new one.
+        """
         ...
 
     def decoder(self, model: PreTrainedModel) -> Any:

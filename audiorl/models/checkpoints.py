@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from audiorl.config import LoraConfig, ModelConfig
 from audiorl.models.lora import adapter_config, is_adapter, read_adapter
 from audiorl.models.policy import AudioPolicy
+from audiorl.models.saving import BASE_KEY, Source
 from audiorl.models.speech import CONFIG_KEY, FrameLayout
 from tokenizers_audio.protocol import AudioTokenizer
 
+_log = logging.getLogger(__name__)
 TEXT_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 
@@ -26,14 +29,27 @@ def load_policy(
     model's.
     """
     config = config or ModelConfig()
-    policy = _load_adapter(Path(path), config) if is_adapter(path) else _load_model(path, config)
+    if is_adapter(path):
+        policy = _load_adapter(Path(path), config)
+    else:
+        model_config = read_config(path)
+        policy = _load_model(path, model_config, config)
+        policy.source = Source.read(path, _with_base(path, model_config))
     if codec is not None:
         policy.set_codec(codec)
     return policy
 
 
-def _load_model(path: str | Path, config: ModelConfig) -> AudioPolicy:
-    model_config = read_config(path)
+def _with_base(path: str | Path, model_config: dict[str, Any]) -> dict[str, Any]:
+    """The config of a whole Omni model with the place where its talker is."""
+    if "thinker_config" not in model_config or not model_config.get("enable_audio_output", True):
+        return model_config
+    base = str(Path(path).resolve() if Path(path).exists() else path)
+    _log.info("%s: the thinker is trained; checkpoints hold no talker, `audiorl export` puts it back from here", base)
+    return {**model_config, BASE_KEY: base}
+
+
+def _load_model(path: str | Path, model_config: dict[str, Any], config: ModelConfig) -> AudioPolicy:
     kind = str(model_config.get("model_type"))
     speech = None if CONFIG_KEY not in model_config else _layout(path, model_config[CONFIG_KEY])
     if kind in ("qwen2_5_omni", "qwen2_5_omni_thinker", "qwen3_omni_moe", "qwen3_omni_moe_thinker"):

@@ -63,8 +63,11 @@ class Higgs(TextDecoder):
                 text += piece.strip() + "\n" * sum(not _is_speech(p) for p in following)
         return f"\n\n<|scene_desc_start|>\n{text}\n<|scene_desc_end|>" if pieces else ""
 
+    def chat_template(self) -> str | None:
+        return None
+
     def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
-        raise ValueError("Higgs has no ear for streams; dualize a model that hears")
+        raise ValueError("Higgs has no audio encoder for streams; dualize a model that has one")
 
     def head(self, model: Any) -> nn.Linear:
         return model.text_lm_head

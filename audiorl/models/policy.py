@@ -36,7 +36,7 @@ from audiorl.models.dual_ffn import Routing
 from audiorl.models.lora import add_lora
 from audiorl.models.prompts import Prompt, encode_chunk, encode_prompt
 from audiorl.models.reference import Reference
-from audiorl.models.saving import save_policy
+from audiorl.models.saving import Source, save_policy
 from audiorl.models.speech import CODEC_KEY, FrameLayout
 from audiorl.models.weights import Weights, copy_weights
 from audiorl.types import PackedBatch, PolicyOutput, Sample
@@ -70,6 +70,7 @@ class AudioPolicy(nn.Module):
         self.stop_ids = _stop_ids(model, tokenizer)
         self.audio = AudioEncoder(model, extractor, backbone, self.config)
         self.clip_codes: ClipCodes | None = None
+        self.source = Source()
         self._set_trainable()
 
     # -- what is trained -------------------------------------------------------------------------------------------

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import (
+    PreTrainedModel,
     Qwen2AudioConfig,
     Qwen2AudioEncoderConfig,
     Qwen2AudioForConditionalGeneration,
@@ -18,7 +19,7 @@ from transformers import (
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models.chatml import chatml
+from audiorl.models.chatml import chatml, chatml_template
 from audiorl.models.dual_branch import branch
 from audiorl.models.loading import load_frontend, load_model
 from audiorl.models.policy import AudioPolicy
@@ -26,17 +27,39 @@ from audiorl.models.speech import FrameLayout
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.types import Message
 
+_RELEASED_NAMES = {
+    "model.language_model.": "language_model.model.",
+    "lm_head.": "language_model.lm_head.",
+    "model.": "",
+    "": "",  # what dualizing adds
+}
+"""By the prefix that a weight has in memory: the one that it has in released checkpoints."""
+
 
 class Qwen2Audio:
     """Backbone of Qwen2-Audio: 25 audio tokens a second, at most 30 s a clip."""
 
     audio_token: ClassVar[str | None] = "<|AUDIO|>"
+    processor_files: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "preprocessor_config.json": {"processor_class": "Qwen2AudioProcessor"}
+    }
 
     def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
         return chatml(messages, lambda clip, k: [f"Audio {k}: <|audio_bos|>", clip, "<|audio_eos|>\n"])
 
     def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
         return ["<|audio_bos|>", clip, "<|audio_eos|>"]
+
+    def chat_template(self) -> str | None:
+        return chatml_template("Audio {k}: <|audio_bos|><|AUDIO|><|audio_eos|>\n")
+
+    def save_model(self, model: PreTrainedModel, folder: str, config: Mapping[str, Any]) -> None:
+        # transformers 5.19 would write language_model.model.model.*, which vLLM does not read.
+        weights = {}
+        for name, weight in model.state_dict().items():
+            prefix = next(p for p in _RELEASED_NAMES if name.startswith(p))
+            weights[_RELEASED_NAMES[prefix] + name.removeprefix(prefix)] = weight
+        model.save_pretrained(folder, state_dict=weights, save_original_format=False)
 
     def decoder(self, model: Any) -> Any:
         return model.model.language_model
@@ -71,8 +94,8 @@ class Qwen2Audio:
             out.append(hidden.last_hidden_state[0, :tokens])
         return out
 
-    def project(self, model: Any, heard: Tensor) -> Tensor:
-        return model.model.multi_modal_projector(heard)
+    def project(self, model: Any, encoder_output: Tensor) -> Tensor:
+        return model.model.multi_modal_projector(encoder_output)
 
     def _window(self, model: Any) -> int:
         return 2 * int(self.audio_encoder(model).config.max_source_positions)
@@ -103,10 +126,11 @@ def tiny(
     hidden: int = 64,
     layers: int = 2,
     vocab_size: int = 400,
+    window: int = 10,
     seed: int = 0,
     config: ModelConfig | None = None,
 ) -> AudioPolicy:
-    """A random Qwen2-Audio of the real class, small enough for tests; it hears 10 s."""
+    """A random Qwen2-Audio of the real class, small enough for tests. window: seconds of the longest clip."""
     tokenizer = tiny_tokenizer(texts, vocab_size)
     whole = Qwen2AudioConfig(
         audio_config=Qwen2AudioEncoderConfig(
@@ -115,7 +139,7 @@ def tiny(
             encoder_attention_heads=2,
             encoder_ffn_dim=64,
             num_mel_bins=80,
-            max_source_positions=500,
+            max_source_positions=50 * window,
         ).to_dict(),
         text_config=Qwen2Config(
             hidden_size=hidden,
@@ -135,5 +159,5 @@ def tiny(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2AudioForConditionalGeneration(whole)
-    extractor = WhisperFeatureExtractor(feature_size=80, n_fft=400, hop_length=160, chunk_length=10)
+    extractor = WhisperFeatureExtractor(feature_size=80, n_fft=400, hop_length=160, chunk_length=window)
     return AudioPolicy(model, tokenizer, extractor, Qwen2Audio(), config)

@@ -6,7 +6,8 @@ For text and audio the three rows of M-RoPE positions are equal, so plain positi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,15 +22,17 @@ from transformers import (
     Qwen3OmniMoeThinkerForConditionalGeneration,
     WhisperFeatureExtractor,
 )
+from transformers.utils import logging
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models.chatml import chatml
+from audiorl.models.chatml import DEFAULT_SYSTEM, chatml, chatml_template
 from audiorl.models.dual_branch import branch
 from audiorl.models.features import flat_mels
 from audiorl.models.loading import load_frontend, load_model
 from audiorl.models.policy import AudioPolicy
-from audiorl.models.speech import FrameLayout
+from audiorl.models.saving import BASE_KEY
+from audiorl.models.speech import CODEC_KEY, CONFIG_KEY, FrameLayout
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.types import Message
 
@@ -43,12 +46,46 @@ class QwenOmni:
     audio_token: ClassVar[str | None] = "<|AUDIO|>"
     bos: ClassVar[str] = "<|audio_bos|>"
     eos: ClassVar[str] = "<|audio_eos|>"
+    default_system: ClassVar[str | None] = DEFAULT_SYSTEM
+    processor_files: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "preprocessor_config.json": {
+            "processor_class": "Qwen2_5OmniProcessor",
+            "image_processor_type": "Qwen2VLImageProcessor",
+        },
+        "video_preprocessor_config.json": {"video_processor_type": "Qwen2VLVideoProcessor"},
+    }
 
     def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
-        return chatml(messages, lambda clip, _: [self.bos, clip, self.eos])
+        return chatml(messages, lambda clip, _: [self.bos, clip, self.eos], self.default_system)
 
     def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
         return [self.bos, clip, self.eos]
+
+    def chat_template(self) -> str | None:
+        return chatml_template(f"{self.bos}{self.audio_token}{self.eos}", self.default_system)
+
+    def save_model(self, model: PreTrainedModel, folder: str, config: Mapping[str, Any]) -> None:
+        """As a whole Omni model with this thinker and no talker: vLLM reads the thinker from such a config only."""
+        config_class, model_class = self._whole_model()
+        thinker = model.config.to_dict()
+        thinker["text_config"]["tie_word_embeddings"] = self.head(model).weight is model.model.embed_tokens.weight
+        others = {k: v for k, v in config.items() if k in ("talker_config", "token2wav_config", "code2wav_config")}
+        with _quiet():  # default talkers warn of their own token ids
+            saved = config_class(thinker_config=thinker, enable_audio_output=False, dtype=model.dtype, **others)
+        for key in (CONFIG_KEY, CODEC_KEY):  # `read_config` looks for them here
+            if hasattr(model.config, key):
+                setattr(saved, key, getattr(model.config, key))
+        if BASE_KEY in config:
+            setattr(saved, BASE_KEY, config[BASE_KEY])
+        with torch.device("meta"):
+            whole: PreTrainedModel = model_class(saved)
+        whole.thinker, whole.generation_config = model, model.generation_config
+        whole.save_pretrained(folder)
+
+    def _whole_model(self) -> tuple[Any, Any]:
+        from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
+
+        return Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
     def decoder(self, model: Any) -> Any:
         return model.model
@@ -71,19 +108,19 @@ class QwenOmni:
                 raise ValueError(f"audio of {mel.shape[1] * 10} ms is too short; at least {MIN_FRAMES * 10} ms")
         features, lengths = flat_mels(mels)
         lengths = lengths.to(features.device)
-        heard: list[Tensor] = []
-        # What enters the projector is what a frozen tower gives; the tower has no call that stops there.
-        hook = self.projector(model)[0].register_forward_pre_hook(lambda _, args: heard.append(args[0]))
+        outputs: list[Tensor] = []
+        # The audio encoder has no call that stops before its projector: take what enters that.
+        hook = self.projector(model)[0].register_forward_pre_hook(lambda _, args: outputs.append(args[0]))
         try:
-            self._call_tower(model, features, lengths)
+            self._run_encoder(model, features, lengths)
         finally:
             hook.remove()
-        return list(heard[0].split(self._tokens(model, lengths)))
+        return list(outputs[0].split(self._tokens(model, lengths)))
 
-    def project(self, model: Any, heard: Tensor) -> Tensor:
-        return model.audio_tower.proj(heard)
+    def project(self, model: Any, encoder_output: Tensor) -> Tensor:
+        return model.audio_tower.proj(encoder_output)
 
-    def _call_tower(self, model: Any, features: Tensor, lengths: Tensor) -> None:
+    def _run_encoder(self, model: Any, features: Tensor, lengths: Tensor) -> None:
         after_conv, _ = model.audio_tower._get_feat_extract_output_lengths(lengths)
         model.audio_tower(features, feature_lens=lengths, aftercnn_lens=after_conv)
 
@@ -97,24 +134,44 @@ class Qwen3Omni(QwenOmni):
     audio_token: ClassVar[str | None] = "<|audio_pad|>"
     bos: ClassVar[str] = "<|audio_start|>"
     eos: ClassVar[str] = "<|audio_end|>"
+    default_system: ClassVar[str | None] = None
+    processor_files: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        **QwenOmni.processor_files,
+        "preprocessor_config.json": {
+            "processor_class": "Qwen3OmniMoeProcessor",
+            "image_processor_type": "Qwen2VLImageProcessor",
+        },
+    }
 
-    def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
-        return chatml(messages, lambda clip, _: [self.bos, clip, self.eos], default_system=None)
+    def _whole_model(self) -> tuple[Any, Any]:
+        from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
+
+        return Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
 
     def projector(self, model: Any) -> Sequence[nn.Module]:
         return [model.audio_tower.proj1, model.audio_tower.proj2]
 
-    def project(self, model: Any, heard: Tensor) -> Tensor:
+    def project(self, model: Any, encoder_output: Tensor) -> Tensor:
         audio_encoder = model.audio_tower
-        return audio_encoder.proj2(audio_encoder.act(audio_encoder.proj1(heard)))
+        return audio_encoder.proj2(audio_encoder.act(audio_encoder.proj1(encoder_output)))
 
-    def _call_tower(self, model: Any, features: Tensor, lengths: Tensor) -> None:
+    def _run_encoder(self, model: Any, features: Tensor, lengths: Tensor) -> None:
         model.audio_tower(features, feature_lens=lengths)
 
     def _tokens(self, model: Any, lengths: Tensor) -> list[int]:
         from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3
 
         return qwen3._get_feat_extract_output_lengths(lengths, model.audio_tower.n_window).tolist()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def load(path: str | Path, config: ModelConfig, kind: str, speech: FrameLayout | None = None) -> AudioPolicy:

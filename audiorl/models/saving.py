@@ -1,10 +1,13 @@
-"""A policy as a folder that `load_policy` and transformers read."""
+"""A policy as a folder that `load_policy`, transformers' `AutoProcessor` and `vllm.LLM` read."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,16 +16,75 @@ from audiorl.models.lora import save_adapter
 if TYPE_CHECKING:
     from audiorl.models.policy import AudioPolicy
 
+BASE_KEY = "audiorl_base"
+"""The key of a thinker's config.json that names the released Omni model it was trained from."""
+PREPROCESSOR = "preprocessor_config.json"
+PROCESSOR_FILES = (
+    PREPROCESSOR,
+    "video_preprocessor_config.json",
+    "processor_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a policy's folder or hub id held and the policy does not use: `load_policy` fills it, saving writes it back.
+
+    config: config.json. files: the content of its `PROCESSOR_FILES` by name.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str | Path, config: Mapping[str, Any]) -> Source:
+        from transformers.utils import cached_file
+
+        files = {}
+        for name in PROCESSOR_FILES:
+            file = cached_file(
+                str(path),
+                name,
+                _raise_exceptions_for_gated_repo=False,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+            )
+            if file is not None:
+                files[name] = Path(file).read_bytes()
+        return cls(config, files)
+
 
 def save_policy(policy: AudioPolicy, folder: str | Path) -> None:
-    """A Hugging Face model folder in safetensors; with LoRA, an adapter folder that names its base model."""
+    """A Hugging Face model folder in safetensors; with LoRA, an adapter folder that names its base model.
+
+    Of an Omni model the thinker is saved, in the layout of the whole model with `enable_audio_output` false; its talker
+    is not. `audiorl.models.export` puts that back.
+    """
     folder = Path(folder)
     if not torch.cuda.is_available():  # transformers imports DeepSpeed here if it can, which would warn of no GPU
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if policy.adapter is None:
-        policy.model.save_pretrained(str(folder))
+        policy.backbone.save_model(policy.model, str(folder), policy.source.config)
     else:
         save_adapter(policy, folder)
+    save_processor(policy, folder)
+
+
+def save_processor(policy: AudioPolicy, folder: Path) -> None:
+    """Tokenizer, chat template and processor. What the policy was not loaded with is written for its family."""
     policy.tokenizer.save_pretrained(str(folder))
-    if policy.extractor is not None:
-        policy.extractor.save_pretrained(str(folder))
+    for name, content in policy.source.files.items():
+        (folder / name).write_bytes(content)
+    template = policy.backbone.chat_template()
+    if template is not None and not any((folder / f"chat_template.{kind}").exists() for kind in ("jinja", "json")):
+        (folder / "chat_template.jinja").write_text(template)
+    if policy.extractor is None:
+        return
+    policy.extractor.save_pretrained(str(folder))
+    for name, classes in policy.backbone.processor_files.items():
+        entries = {**classes, **json.loads(policy.source.files.get(name, b"{}"))}
+        if name == PREPROCESSOR:
+            entries |= json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(entries, indent=2, sort_keys=True) + "\n")

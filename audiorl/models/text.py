@@ -1,8 +1,8 @@
-"""Text decoders (Llama, Qwen2, Qwen3): a policy that reads and does not hear, for text prompts and comparisons."""
+"""Text decoders (Llama, Qwen2, Qwen3): policies without an audio encoder, for text prompts and comparisons."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     LlamaForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -18,7 +19,7 @@ from transformers import (
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models.chatml import chatml
+from audiorl.models.chatml import chatml, chatml_template
 from audiorl.models.dual_branch import branch
 from audiorl.models.loading import load_model, load_tokenizer
 from audiorl.models.policy import AudioPolicy
@@ -31,23 +32,30 @@ MODELS: dict[str, Any] = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM, 
 
 
 class TextDecoder:
-    """Backbone without an ear. Chats are written by the tokenizer's own template, or as ChatML when it has none."""
+    """Backbone without an audio encoder. The tokenizer's template writes chats, or ChatML where it has none."""
 
     audio_token: ClassVar[str | None] = None
+    processor_files: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
 
     def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
         if any(isinstance(c, AudioClip) for m in messages for c in m.content):
-            raise ValueError("the model is a text decoder and hears no audio; load a speech model, or drop the clips")
+            raise ValueError("a text decoder reads no audio; load a speech model, or drop the clips")
         if not getattr(self.tokenizer, "chat_template", None):
             return chatml(messages, lambda clip, _: [clip], default_system=None)
         turns = [{"role": m.role, "content": "".join(str(c) for c in m.content)} for m in messages]
         return [str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))]
 
     def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
-        raise ValueError("a text decoder hears no audio")
+        raise ValueError("a text decoder reads no audio")
+
+    def chat_template(self) -> str | None:
+        return chatml_template(default_system=None)
+
+    def save_model(self, model: PreTrainedModel, folder: str, config: Mapping[str, Any]) -> None:
+        model.save_pretrained(folder)
 
     def decoder(self, model: Any) -> Any:
         return model.model
@@ -62,13 +70,13 @@ class TextDecoder:
         return []
 
     def tokens(self, model: Any, frames: int) -> int:
-        raise ValueError("a text decoder hears no audio")
+        raise ValueError("a text decoder reads no audio")
 
     def encode_audio(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
-        raise ValueError("a text decoder hears no audio")
+        raise ValueError("a text decoder reads no audio")
 
-    def project(self, model: Any, heard: Tensor) -> Tensor:
-        raise ValueError("a text decoder hears no audio")
+    def project(self, model: Any, encoder_output: Tensor) -> Tensor:
+        raise ValueError("a text decoder reads no audio")
 
 
 def load(path: str | Path, config: ModelConfig, kind: str, speech: FrameLayout | None = None) -> AudioPolicy:

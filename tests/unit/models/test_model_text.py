@@ -81,9 +81,9 @@ def test_the_engine_samples_under_the_trainers_logprobs(decoder: AudioPolicy, sa
 
 def test_audio_in_a_prompt_is_refused_by_name(samples: list[Sample]) -> None:
     policy = make_text()
-    with pytest.raises(ValueError, match="sample 'sample-1': the model is a text decoder and hears no audio"):
+    with pytest.raises(ValueError, match="sample 'sample-1': a text decoder reads no audio"):
         policy.prompt_ids(samples[1])
-    with pytest.raises(ValueError, match="sample 'sample-0': the model is a text decoder"):
+    with pytest.raises(ValueError, match="sample 'sample-0': a text decoder reads no audio"):
         HFEngine(policy).generate([Request(samples[0])])
 
 

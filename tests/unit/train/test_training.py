@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from audiorl.algos.advantages import group_relative
 from audiorl.algos.packing import pack_experiences
@@ -26,6 +25,7 @@ from audiorl.train.sft import SFTWorker
 from audiorl.types import Experience, Request, Sample
 from tests.conftest import make_omni, make_qwen2_audio, make_qwen3_omni
 from tests.support.gradients import gradients_of
+from tests.support.released import save_released
 from tests.unit.models.test_model_backbones import experience, logprobs
 from tests.unit.train.test_train_worker import learn
 
@@ -164,25 +164,7 @@ def test_lora_trains_adapters_only_and_comes_back(make_policy, samples: list[Sam
 def test_a_whole_omni_checkpoint_gives_its_thinker(samples: list[Sample], tmp_path: Path) -> None:
     """The released checkpoints hold thinker, talker and vocoder; weights carry the prefix `thinker.`."""
     policy = make_omni()
-    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
-    whole = Qwen2_5OmniForConditionalGeneration(
-        Qwen2_5OmniConfig(
-            thinker_config=policy.model.config.to_dict(),
-            enable_audio_output=True,
-            talker_config=dict(
-                vocab_size=64, embedding_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
-                num_attention_heads=2, num_key_value_heads=2, head_dim=16, rope_parameters=rope,
-            ),
-            token2wav_config=dict(
-                dit_config=dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, head_dim=16),
-                bigvgan_config=dict(upsample_initial_channel=64),
-            ),
-        )
-    )  # fmt: skip
-    whole.thinker.load_state_dict(policy.model.state_dict())
-    whole.save_pretrained(tmp_path)
-    policy.tokenizer.save_pretrained(tmp_path)
-    policy.extractor.save_pretrained(tmp_path)
+    save_released(policy, tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "qwen2_5_omni"
     assert any(name.startswith("talker.") for name in load_file(tmp_path / "model.safetensors"))
     loaded = load_policy(tmp_path)
@@ -217,10 +199,11 @@ def test_other_architectures_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="model_type 'bert'"):
         load_policy(tmp_path / "bert")
     config = json.loads((tmp_path / "omni" / "config.json").read_text())
-    config["text_config"]["num_hidden_layers"] -= 1
-    config["text_config"].pop("layer_types", None)
+    decoder = config["thinker_config"]["text_config"]
+    decoder["num_hidden_layers"] -= 1
+    decoder.pop("layer_types", None)
     (tmp_path / "omni" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"weight 'model\.layers\.1.*not in the model but in the checkpoint"):
+    with pytest.raises(ValueError, match=r"weight 'thinker\.model\.layers\.1.*not in the model but in the checkpoint"):
         load_policy(tmp_path / "omni")
     with pytest.raises(ValueError, match=r"no config\.json"):
         (tmp_path / "empty").mkdir()

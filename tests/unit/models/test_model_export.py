@@ -1,0 +1,216 @@
+"""What is saved and exported, as other software reads it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoProcessor, AutoTokenizer, Qwen2_5OmniForConditionalGeneration
+
+from audiorl.audio import AudioClip
+from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.export import export
+from audiorl.models.saving import BASE_KEY
+from audiorl.rollout.hf import HFEngine
+from audiorl.types import Message, Request, Sample
+from tests.conftest import Make, make_omni, make_qwen2_audio, make_qwen3_omni, make_text, readable
+from tests.support.released import save_released
+
+
+def answers(policy: AudioPolicy, samples: list[Sample]) -> list[tuple[list[int], torch.Tensor]]:
+    rollouts = HFEngine(policy, SamplingConfig(temperature=0, max_new_tokens=8)).generate(
+        [Request(s) for s in readable(policy, samples)]
+    )
+    return [(r.segments[0].ids.tolist(), r.segments[0].logprobs) for r in rollouts]
+
+
+def assert_same_answers(one: AudioPolicy, other: AudioPolicy, samples: list[Sample]) -> None:
+    for (ids, logprobs), (other_ids, other_logprobs) in zip(
+        answers(one, samples), answers(other, samples), strict=True
+    ):
+        assert ids == other_ids
+        torch.testing.assert_close(logprobs, other_logprobs, atol=1e-5, rtol=0)
+
+
+def adapted(make: Make, folder: Path) -> AudioPolicy:
+    """A policy whose adapter changes what it writes, saved in folder/adapter; its base is in folder/base."""
+    make().save(folder / "base")
+    policy = load_policy(folder / "base", ModelConfig(lora=LoraConfig(rank=4), audio="projector"))
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in policy.trainable().values():
+            p.add_(torch.randn(p.shape, generator=g) * 0.1)
+    policy.weights_changed()
+    policy.save(folder / "adapter")
+    return policy
+
+
+def test_a_merged_adapter_answers_as_the_adapter(make_any: Make, samples: list[Sample], tmp_path: Path) -> None:
+    policy = adapted(make_any, tmp_path)
+    base = load_policy(tmp_path / "base")
+    assert answers(policy, samples) != answers(base, samples)
+    merged = load_policy(export(tmp_path / "adapter", tmp_path / "merged", merge=True))
+    kept = load_policy(export(tmp_path / "adapter", tmp_path / "kept"))
+    assert merged.adapter is None and kept.adapter is not None
+    assert_same_answers(merged, policy, samples)
+    assert_same_answers(kept, policy, samples)
+    assert "low-rank adapter" in (tmp_path / "kept" / "README.md").read_text()
+    assert "- Base model: base\n" in (tmp_path / "kept" / "README.md").read_text()
+
+
+CHATS = (
+    (("user", "a", "Hello."),),
+    (("system", "Be brief."), ("user", "a", "Hello."), ("assistant", "Yes."), ("user", "One", "a", "two", "a")),
+)
+
+
+@pytest.mark.parametrize("make", [make_omni, make_qwen2_audio, make_qwen3_omni, make_text])
+@pytest.mark.parametrize("turns", CHATS)
+def test_the_saved_chat_template_is_how_the_policy_writes_chats(make: Make, turns: Any, tmp_path: Path) -> None:
+    policy = make()
+    hears = policy.backbone.audio_token is not None
+    turns = [(role, *(p for p in parts if hears or p != "a")) for role, *parts in turns]
+    clip = AudioClip(path="x.wav")
+    messages = [Message(role, tuple(clip if p == "a" else p for p in parts)) for role, *parts in turns]
+    pieces = policy.backbone.chat(messages)
+    expected = "".join(p if isinstance(p, str) else str(policy.backbone.audio_token) for p in pieces)
+    policy.save(tmp_path)
+    chat = [
+        {"role": role, "content": [{"type": "audio"} if p == "a" else {"type": "text", "text": p} for p in parts]}
+        for role, *parts in turns
+    ]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == expected
+    again = load_policy(tmp_path).backbone.chat(messages)
+    assert "".join(p if isinstance(p, str) else str(policy.backbone.audio_token) for p in again) == expected
+
+
+def test_the_processor_reads_a_prompt_as_the_policy_does(samples: list[Sample], tmp_path: Path) -> None:
+    policy = make_qwen2_audio()
+    policy.save(tmp_path)
+    processor = AutoProcessor.from_pretrained(tmp_path)
+    assert type(processor).__name__ == "Qwen2AudioProcessor"
+    pieces = policy.backbone.chat(samples[0].messages)
+    text = "".join(p if isinstance(p, str) else str(policy.backbone.audio_token) for p in pieces)
+    inputs = processor(text=text, audio=[samples[0].audio[0].load(16_000)], sampling_rate=16_000, return_tensors="pt")
+    assert inputs["input_ids"][0].tolist() == policy.prompt_ids(samples[0]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(make_omni, "Qwen2_5OmniProcessor"), (make_qwen3_omni, "Qwen3OmniMoeProcessor")]
+)
+def test_processors_of_omni_models_are_named(make: Make, name: str, tmp_path: Path) -> None:
+    make().save(tmp_path)
+    saved = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert saved["processor_class"] == name and saved["feature_extractor_type"] == "WhisperFeatureExtractor"
+    assert saved["image_processor_type"] == "Qwen2VLImageProcessor"
+    video = json.loads((tmp_path / "video_preprocessor_config.json").read_text())
+    assert video == {"video_processor_type": "Qwen2VLVideoProcessor"}
+
+
+def test_what_a_released_model_has_for_its_processor_is_saved_again(tmp_path: Path) -> None:
+    """Also through a checkpoint, when the released folder is gone."""
+    make_omni().save(tmp_path / "released")
+    entries = json.loads((tmp_path / "released" / "preprocessor_config.json").read_text())
+    (tmp_path / "released" / "preprocessor_config.json").write_text(json.dumps({**entries, "max_pixels": 12345}))
+    (tmp_path / "released" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    load_policy(tmp_path / "released").save(tmp_path / "first")
+    shutil.rmtree(tmp_path / "released")
+    load_policy(tmp_path / "first").save(tmp_path / "second")
+    assert json.loads((tmp_path / "second" / "preprocessor_config.json").read_text())["max_pixels"] == 12345
+    assert (tmp_path / "second" / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
+
+
+def trained_thinker(folder: Path) -> tuple[Qwen2_5OmniForConditionalGeneration, AudioPolicy]:
+    """A released Omni model in folder/released, and its thinker with other weights as a checkpoint in folder/step."""
+    released = save_released(make_omni(), folder / "released")
+    policy = load_policy(folder / "released")
+    with torch.no_grad():
+        for p in policy.trainable().values():
+            p.mul_(1.5)
+    policy.save(folder / "first")
+    load_policy(folder / "first").save(folder / "step")  # as after a resume
+    return released, policy
+
+
+def test_a_released_omni_model_comes_back_whole(tmp_path: Path) -> None:
+    released, policy = trained_thinker(tmp_path)
+    out = export(tmp_path / "step", tmp_path / "out")
+    whole = Qwen2_5OmniForConditionalGeneration.from_pretrained(out, dtype=torch.float32)
+    before, after = released.state_dict(), whole.state_dict()
+    assert before.keys() == after.keys() and any(n.startswith("talker.") for n in after)
+    trained = {f"thinker.{n}" for n in policy.trainable()}
+    for name, weight in after.items():
+        if name in trained:
+            assert torch.equal(weight, policy.model.state_dict()[name.removeprefix("thinker.")])
+        else:
+            assert torch.equal(weight, before[name]), name
+    config = json.loads((out / "config.json").read_text())
+    assert BASE_KEY not in config and config["talker_config"]["vocab_size"] == 64
+    assert str(tmp_path) not in (out / "README.md").read_text()
+
+
+def test_without_the_released_model_the_loss_of_the_talker_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, policy = trained_thinker(tmp_path)
+    shutil.rmtree(tmp_path / "released")
+    out = export(tmp_path / "step", tmp_path / "out")
+    assert "exported without its talker" in caplog.text and "The talker is left out" in (out / "README.md").read_text()
+    config = json.loads((out / "config.json").read_text())
+    assert config["enable_audio_output"] is False and BASE_KEY not in config
+    thinker = load_policy(out).model.state_dict()
+    assert all(torch.equal(w, thinker[n]) for n, w in policy.model.state_dict().items())
+
+
+def test_the_model_card_holds_what_the_run_recorded(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    make_text().save(run / "checkpoints" / "grpo" / "step_000007")
+    (run / "state.json").write_text("{}")
+    config = {"path": "Org/Model-3B", "lr": 0.001, "data": ["/somewhere/private/train.jsonl"]}
+    recorded = {"recipe": "/home/me/mmau_grpo.py", "argv": [], "config": config, "versions": {"torch": "2.13"}}
+    (run / "config.json").write_text(json.dumps(recorded))
+    results = {"before": {"accuracy": 0.25, "n": 8, "by_task": {"a": 1}}, "after": {"accuracy": 0.5, "wer": 0.125}}
+    (run / "eval.json").write_text(json.dumps(results))
+    card = (export(run / "checkpoints" / "grpo" / "step_000007", tmp_path / "out") / "README.md").read_text()
+    assert card.startswith('---\nlibrary_name: "transformers"\ntags: ["audiorl"]\nbase_model: "Org/Model-3B"\n---\n')
+    assert "- Recipe: mmau_grpo.py, phase grpo, step 000007\n" in card and "torch 2.13" in card
+    assert "| | before | after |\n|---|---|---|\n| accuracy | 0.25 | 0.5 |\n| n | 8 |  |\n| wer |  | 0.125 |\n" in card
+    assert "licence" in card and '"train.jsonl"' in card and "private" not in card
+
+
+def test_a_folder_is_uploaded_only_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = []
+
+    class Hub:
+        def create_repo(self, repo_id: str, **options: Any) -> None:
+            calls.append(("create", {"repo_id": repo_id, **options}))
+
+        def upload_folder(self, **options: Any) -> None:
+            assert (Path(options["folder_path"]) / "README.md").is_file()
+            calls.append(("upload", options))
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    make_text().save(tmp_path / "step")
+    export(tmp_path / "step", tmp_path / "one")
+    assert not calls
+    export(tmp_path / "step", tmp_path / "two", push="me/model")
+    assert [name for name, _ in calls] == ["create", "upload"]
+    assert calls[0][1] == {"repo_id": "me/model", "private": True, "exist_ok": True}
+    assert calls[1][1]["repo_id"] == "me/model" and calls[1][1]["folder_path"] == str(tmp_path / "two")
+
+
+def test_what_cannot_be_exported(tmp_path: Path) -> None:
+    make_text().save(tmp_path / "step")
+    with pytest.raises(ValueError, match="nothing: no checkpoint there"):
+        export(tmp_path / "nothing", tmp_path / "out")
+    with pytest.raises(ValueError, match="step: holds a whole model, there is no adapter to merge"):
+        export(tmp_path / "step", tmp_path / "out", merge=True)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match="step: exists already"):
+        export(tmp_path / "step", tmp_path / "step")
