@@ -1,10 +1,9 @@
-"""Units from word timings: a sentence pair becomes smaller pairs where both sides have equally many clauses.
+"""Units from word timings: a sentence pair is split into clause pairs where both sides have equally many clauses.
 
-The rule: a clause ends at one of `, ; : . ! ? …` (or its Chinese, Japanese, Arabic or Devanagari form) that a space, a
-closing quote or the end of the text follows; the full-width marks need no space. When source and target have equally
-many clauses, the n-th belong together, and each unit lasts from the start of its first word to the end of its last.
-Otherwise the pair stays one unit, from its first word to its last. That is as fine as can be told without an alignment
-of words, and never lets a translation be said before its source was heard, as long as clauses keep their order.
+A clause ends at one of `, ; : . ! ? …` (or its Chinese, Japanese, Arabic or Devanagari form) before a space, a closing
+quote or the end of the text; full-width marks need no space. If source and target have equally many clauses, the n-th
+clauses form a unit, from the start of its first word to the end of its last. Otherwise the pair is one unit. No word
+alignment is needed, and no unit ends before its source as long as the translation keeps the order of the clauses.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Word:
 
 
 def clauses(text: str) -> list[str]:
-    """The clauses of a text, their punctuation included; marks without a letter stay with their neighbour.
+    """The clauses of a text with their punctuation; marks without a letter are joined to the clause beside them.
 
     >>> clauses("Wait, 3.5 minutes: please hold…")
     ['Wait,', '3.5 minutes:', 'please hold…']
@@ -49,24 +48,24 @@ def clauses(text: str) -> list[str]:
 
 def align_clauses(source: str, target: str, words: Sequence[Word]) -> tuple[Unit, ...]:
     """The units of a sentence pair by the rule above. Raises ValueError for words that are not those of `source`."""
-    parts, said = clauses(source), clauses(target)
-    if len(parts) != len(said):
-        parts, said = [source.strip()], [target.strip()]
-    spans = _spans(parts, words)
-    return tuple(Unit(a, b, t, s) for (a, b), s, t in zip(spans, parts, said, strict=True))
+    sources, targets = clauses(source), clauses(target)
+    if len(sources) != len(targets):
+        sources, targets = [source.strip()], [target.strip()]
+    spans = _spans(sources, words)
+    return tuple(Unit(a, b, t, s) for (a, b), s, t in zip(spans, sources, targets, strict=True))
 
 
-def _spans(parts: Sequence[str], words: Sequence[Word]) -> list[tuple[float, float]]:
-    """Start and end of each part, whose letters must be those of consecutive words."""
+def _spans(sources: Sequence[str], words: Sequence[Word]) -> list[tuple[float, float]]:
+    """Start and end of each clause, whose letters must be those of consecutive words."""
     spans, k = [], 0
-    for part in parts:
-        wanted, first, heard = _letters(part), k, ""
-        while k < len(words) and len(heard) < len(wanted):
-            heard += _letters(words[k].word)
+    for clause in sources:
+        clause_letters, first, letters = _letters(clause), k, ""
+        while k < len(words) and len(letters) < len(clause_letters):
+            letters += _letters(words[k].word)
             k += 1
-        if heard != wanted or k == first:
-            found = " ".join(w.word.strip() for w in words[first:k]) or "nothing"
-            raise ValueError(f"the words {found!r} stand where the source has {part!r}; give the words of the source")
+        if letters != clause_letters or k == first:
+            text = " ".join(w.word.strip() for w in words[first:k]) or "nothing"
+            raise ValueError(f"the words {text!r} stand where the source has {clause!r}; give the words of the source")
         while k < len(words) and not _letters(words[k].word):
             k += 1
         spans.append((words[first].start, words[k - 1].end))

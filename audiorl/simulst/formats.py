@@ -6,13 +6,13 @@
     print(loaded.summary())
     write_streams("folder", loaded.samples)                                 # folder/streams.jsonl, folder/audio/*.flac
 
-What a file holds tells its format:
+The format is detected from the content:
 
     ours      {"id", "audio", "source_language", "target_language", "units": [{"start", "end", "source"?, "target",
               "target_seconds"?, "target_audio"?: {"path", "start"?, "duration"?}}], "start"?, "duration"?,
               "sample_rate"?, "seconds"?, "metadata"?}; times in seconds
     pairs     {"audio", "source", "target", "words"?: [{"word", "start", "end"}], "id"?, "start"?, "duration"?}; one
-              sentence a row, in one unit or in clauses (the rule is in `audiorl.simulst.clauses`)
+              sentence a row, as one unit or split into clauses (see `audiorl.simulst.clauses`)
     RealSI    {"vid", "duration", "segment": [{"utterance": [{"sub_start_time", "sub_end_time", "sub_src_text",
               "sub_trg_text", "term"}]}]}, times in ms; every utterance a unit
     MuST-C    NAME.yaml, a list of {wav, offset, duration, speaker_id}, beside NAME.en, NAME.es, one line a segment;
@@ -85,20 +85,20 @@ def read_streams(
         for parsed in _parse_file(file, defaults):
             if limit is not None and len(streams) >= limit:
                 break
-            made = parsed if isinstance(parsed, BadRow) else _stream(parsed, rows, check_audio)
-            if isinstance(made, Stream):
-                streams += [made] if max_seconds is None else split_stream(made, max_seconds)
+            stream = parsed if isinstance(parsed, BadRow) else _stream(parsed, rows, check_audio)
+            if isinstance(stream, Stream):
+                streams += [stream] if max_seconds is None else split_stream(stream, max_seconds)
             elif on_error == "skip":
-                skipped.append(made)
+                skipped.append(stream)
             else:
-                raise ValueError(str(made))
+                raise ValueError(str(stream))
     return Loaded(tuple(streams[:limit]), tuple(skipped), str(path))
 
 
 def write_streams(
     folder: str | Path, streams: Iterable[Stream], suffix: Literal[".flac", ".wav"] = ".flac"
 ) -> list[Stream]:
-    """Write folder/streams.jsonl, which `read_streams` reads back; the streams as they are then, with audio by path.
+    """Write folder/streams.jsonl, which `read_streams` reads back. Returns the streams with their audio by path.
 
     Audio in memory becomes 16-bit files in folder/audio at its own rate; files are referred to where they are, by a
     path from the folder. Raises ValueError for two streams of one id, before streams.jsonl is touched.
@@ -116,7 +116,9 @@ def write_streams(
         if clip.path is None:
             clip = AudioClip(path=str(folder / "audio" / f"{name}{suffix}"))
             _write_audio(Path(str(clip.path)), stream.audio)
-        units = tuple(_kept(u, folder / "audio" / f"{name}.unit{k}{suffix}") for k, u in enumerate(stream.units, 1))
+        units = tuple(
+            _with_audio_file(u, folder / "audio" / f"{name}.unit{k}{suffix}") for k, u in enumerate(stream.units, 1)
+        )
         out.append(replace(stream, audio=clip, units=units))
         lines.append(json.dumps(_as_row(out[-1], folder), ensure_ascii=False) + "\n")
     folder.mkdir(parents=True, exist_ok=True)
@@ -131,11 +133,11 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if (path / "streams.jsonl").exists():
         return [path / "streams.jsonl"]
-    found = sorted(path.glob("*.yaml")) or sorted(path.glob("*.json"))
-    if not found or (found[0].suffix == ".yaml" and len(found) > 1):
-        held = ", ".join(f.name for f in found) or "none of them"
+    files = sorted(path.glob("*.yaml")) or sorted(path.glob("*.json"))
+    if not files or (files[0].suffix == ".yaml" and len(files) > 1):
+        held = ", ".join(f.name for f in files) or "none of them"
         raise ValueError(f"{path}: give a folder with streams.jsonl, one .yaml or RealSI's .json; it holds {held}")
-    return found
+    return files
 
 
 def _parse_file(path: Path, defaults: StreamDefaults) -> Iterator[ParsedStream | BadRow]:
@@ -179,9 +181,9 @@ def _parse_row(row: Row, defaults: StreamDefaults) -> ParsedStream:
     field = audio_field(row)
     clip = clip_of(row, Style(root), field)
     claimed = next((time(data, name) for name in ("seconds", "duration") if data.get(name) is not None), None)
-    kept = data.get("metadata") or {}
-    if not isinstance(kept, Mapping):
-        raise FieldError("metadata", f"{kept!r} is no object; give {{…}}, or leave it out")
+    metadata = data.get("metadata") or {}
+    if not isinstance(metadata, Mapping):
+        raise FieldError("metadata", f"{metadata!r} is not an object; give {{…}}, or leave it out")
     name = str(data.get("id") or "").strip() or _name(row, field)
     return ParsedStream(
         row.file,
@@ -193,13 +195,13 @@ def _parse_row(row: Row, defaults: StreamDefaults) -> ParsedStream:
         claimed,
         defaults.language(data.get("source_language"), "source_language"),
         defaults.language(data.get("target_language"), "target_language"),
-        {**kept, **{k: v for k, v in data.items() if k not in _OWN and v is not None}},
+        {**metadata, **{k: v for k, v in data.items() if k not in _FIELDS and v is not None}},
         "units" if "units" in data else "words",
     )
 
 
-_OWN = {"id", "units", "source", "target", "words", "source_language", "target_language", "metadata", *AUDIO_FIELDS}
-_OWN |= {"start", "offset", "duration", "seconds", "sample_rate", "sampling_rate"}
+_FIELDS = {"id", "units", "source", "target", "words", "source_language", "target_language", "metadata", *AUDIO_FIELDS}
+_FIELDS |= {"start", "offset", "duration", "seconds", "sample_rate", "sampling_rate"}
 
 
 def _name(row: Row, field: str) -> str:
@@ -211,23 +213,23 @@ def _units(value: Any, root: Path) -> tuple[Unit, ...]:
     if value is None:
         return ()
     if not isinstance(value, list | tuple):
-        raise FieldError("units", f"{value!r} is no list; give [{{start, end, source, target}}, …]")
+        raise FieldError("units", f"{value!r} is not a list; give [{{start, end, source, target}}, …]")
     units = []
     for number, entry in enumerate(value, 1):
         try:
             if not isinstance(entry, Mapping):
-                raise FieldError("", f"{entry!r} is no object; give {{start, end, source, target}}")
+                raise FieldError("", f"{entry!r} is not an object; give {{start, end, source, target}}")
             lasts = None if entry.get("target_seconds") is None else time(entry, "target_seconds")
             source = "" if entry.get("source") is None else text(entry, "source")
-            start, end, said = time(entry, "start"), time(entry, "end"), _target_audio(entry.get("target_audio"), root)
-            units.append(Unit(start, end, text(entry, "target"), source, lasts, said))
+            start, end, audio = time(entry, "start"), time(entry, "end"), _target_audio(entry.get("target_audio"), root)
+            units.append(Unit(start, end, text(entry, "target"), source, lasts, audio))
         except FieldError as error:
             raise FieldError("units", f"unit {number}{error.field and ', ' + error.field}: {error.message}") from error
     return tuple(units)
 
 
 def _target_audio(value: Any, root: Path) -> AudioClip | None:
-    """A unit's spoken translation by reference; the file is not looked at."""
+    """A unit's spoken translation; the file is not opened."""
     if value is None:
         return None
     if not isinstance(value, Mapping) or not isinstance(value.get("path"), str) or not value["path"].strip():
@@ -247,7 +249,7 @@ def _pair(data: Mapping[str, Any]) -> tuple[Unit, ...] | Unit:
     if not words:
         return Unit(0.0, 0.0, target, source)
     if not isinstance(words, list | tuple) or not all(isinstance(w, Mapping) for w in words):
-        raise FieldError("words", f"{words!r} is no list of words; give [{{word, start, end}}, …]")
+        raise FieldError("words", f"{words!r} is not a list of words; give [{{word, start, end}}, …]")
     try:
         return align_clauses(source, target, [Word(text(w, "word"), time(w, "start"), time(w, "end")) for w in words])
     except FieldError as error:
@@ -256,15 +258,15 @@ def _pair(data: Mapping[str, Any]) -> tuple[Unit, ...] | Unit:
         raise FieldError("words", str(error)) from error
 
 
-def _stream(parsed: ParsedStream, known: dict[str, ParsedStream], check_audio: bool) -> Stream | BadRow:
-    """`known`: the drafts so far by id; this one is added if it can be used."""
+def _stream(parsed: ParsedStream, by_id: dict[str, ParsedStream], check_audio: bool) -> Stream | BadRow:
+    """`by_id`: the usable streams so far; this one is added if it can be used."""
     try:
-        if parsed.id in known:
-            other = known[parsed.id]
+        if parsed.id in by_id:
+            other = by_id[parsed.id]
             raise FieldError(
                 "id", f"{parsed.id!r} also names row {other.row} of {other.file}; give every stream its own"
             )
-        seconds = _heard(parsed) if check_audio else _claimed(parsed)
+        seconds = _measured_seconds(parsed) if check_audio else _claimed_seconds(parsed)
         units = parsed.units
         if isinstance(units, Unit):
             units = (replace(units, end=seconds),)
@@ -276,12 +278,12 @@ def _stream(parsed: ParsedStream, known: dict[str, ParsedStream], check_audio: b
             raise FieldError(parsed.units_field if units and seconds >= 0.1 else parsed.field, str(error)) from error
     except FieldError as error:
         return BadRow(parsed.file, parsed.row, error.field, error.message)
-    known[parsed.id] = parsed
+    by_id[parsed.id] = parsed
     return stream
 
 
-def _heard(parsed: ParsedStream) -> float:
-    """Seconds of audio, all decoded."""
+def _measured_seconds(parsed: ParsedStream) -> float:
+    """Duration of the audio, which is decoded completely."""
     try:
         rate = probe(parsed.clip).sample_rate
         wav = load_clip(parsed.clip, rate, max_seconds=float("inf"))
@@ -292,7 +294,7 @@ def _heard(parsed: ParsedStream) -> float:
     return len(wav) / rate
 
 
-def _claimed(parsed: ParsedStream) -> float:
+def _claimed_seconds(parsed: ParsedStream) -> float:
     if parsed.clip.array is not None:
         return len(parsed.clip.array) / float(parsed.clip.sample_rate or 1)
     ends = [] if isinstance(parsed.units, Unit) else [u.end for u in parsed.units]
@@ -325,8 +327,8 @@ def _unit_row(unit: Unit, folder: Path) -> dict[str, Any]:
     return row
 
 
-def _kept(unit: Unit, path: Path) -> Unit:
-    """The unit with its spoken translation by path, written there when it is in memory."""
+def _with_audio_file(unit: Unit, path: Path) -> Unit:
+    """The unit with its spoken translation as a file; audio in memory is written to `path`."""
     if unit.target_audio is None or unit.target_audio.path is not None:
         return unit
     _write_audio(path, unit.target_audio)

@@ -14,14 +14,14 @@ from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.rollout.streams import LiveStream
-from audiorl.simulst.streams import SHORTEST, ChunkConfig, instruction_sample
+from audiorl.simulst.streams import MIN_SECONDS, ChunkConfig, instruction_sample
 from audiorl.types import Rollout, Turn
 
 RATE = 16_000
 
 
 class Interpreter:
-    """Collects audio until a chunk is full, then lets the policy listen on or write; greedy unless told otherwise.
+    """Collects audio into chunks; after each the policy writes or stays silent. Greedy by default.
 
     `rate`: of the samples that it hears, Hz. Each chunk is resampled together with its context, as that of a file is.
     """
@@ -70,7 +70,7 @@ class Interpreter:
     def finish(self) -> str:
         """The stream has ended: returns what is written after the rest of it."""
         self._ended = True
-        return self._interpret(len(self._waiting)) if len(self._waiting) >= SHORTEST * self._rate else ""
+        return self._interpret(len(self._waiting)) if len(self._waiting) >= MIN_SECONDS * self._rate else ""
 
     def _interpret(self, count: int) -> str:
         chunk, self._waiting = self._waiting[:count], self._waiting[count:]

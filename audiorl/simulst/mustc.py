@@ -24,7 +24,7 @@ from audiorl.simulst.streams import Unit
 
 
 def mustc(path: Path, defaults: StreamDefaults) -> Iterator[ParsedStream | BadRow]:
-    """A draft a wav. The row that errors name is the segment, counted from 1; one bad segment spoils its talk.
+    """One parsed stream a wav. Errors name the segment, from 1, as the row; a bad segment makes its talk unusable.
 
     Raises ValueError for files that do not fit together: no list, a missing text, another number of lines.
     """
@@ -56,8 +56,8 @@ def _talk(
     try:
         for k in members:
             start = time(segments[k], "offset")
-            said, wanted = (_line(lines, k) for lines in (source, target))
-            units.append(Unit(start, round(start + time(segments[k], "duration"), 6), wanted, said))
+            source_text, target_text = (_line(lines, k) for lines in (source, target))
+            units.append(Unit(start, round(start + time(segments[k], "duration"), 6), target_text, source_text))
             speakers.append(str(segments[k].get("speaker_id", "")))
         return ParsedStream(
             str(path),
@@ -91,16 +91,16 @@ def _segments(path: Path) -> list[Any]:
 def _lines(
     path: Path, defaults: StreamDefaults, field: str, count: int, optional: bool = False
 ) -> list[str | FieldError]:
-    """The lines of the text beside the list; a line that is not UTF-8 is an error of its segment."""
+    """The lines of the list's text file in a language; a line that is not UTF-8 is an error of its segment."""
     language = getattr(defaults, field)
-    beside = sorted(p.suffix[1:] for p in path.parent.glob(f"{path.stem}.*") if p.suffix != path.suffix)
+    languages = sorted(p.suffix[1:] for p in path.parent.glob(f"{path.stem}.*") if p.suffix != path.suffix)
     if not language:
-        raise ValueError(f"{path}: give {field}=…; the texts beside it are in {', '.join(beside) or 'no language'}")
+        raise ValueError(f"{path}: give {field}=…; there are texts in {', '.join(languages) or 'no language'}")
     file = path.with_suffix(f".{language}")
     if not file.exists():
         if optional:
             return []
-        raise ValueError(f"{file}: missing; the texts beside {path.name} are in {', '.join(beside) or 'no language'}")
+        raise ValueError(f"{file}: missing; {path.name} has texts in {', '.join(languages) or 'no language'}")
     content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")
     raw = content.removesuffix(b"\n").split(b"\n")
     if len(raw) != count:

@@ -1,4 +1,4 @@
-"""What a reader of stream files makes of a row before its audio is looked at."""
+"""Rows of stream files as they are parsed, before their audio is opened."""
 
 from __future__ import annotations
 
@@ -20,29 +20,33 @@ OVERLAP = 1.0
 
 @dataclass(frozen=True)
 class StreamDefaults:
-    """What the caller says of every stream: languages, "" to take them from the file, and where audio paths start."""
+    """The arguments of `read_streams` that hold for all rows.
+
+    Languages are "" where the rows name them. `root`: the folder of relative audio paths, None for the file's own.
+    """
 
     source_language: str = ""
     target_language: str = ""
     root: Path | None = None
 
     def language(self, given: Any, field: str) -> str:
-        """The language of a row that says `given`. Raises FieldError when the two disagree or neither says it."""
-        asked = getattr(self, field)
+        """The language of a row whose own field is `given`. FieldError if it differs or is missing everywhere."""
+        wanted = getattr(self, field)
         if given is not None and (not isinstance(given, str) or not given.strip()):
-            raise FieldError(field, f"{given!r} is no language; give an ISO code such as en")
-        if given and asked and given != asked:
-            raise FieldError(field, f"{given!r} where {asked!r} was asked for; leave {field} out to take all streams")
-        if not given and not asked:
+            raise FieldError(field, f"{given!r} is not a language; give an ISO code such as en")
+        if given and wanted and given != wanted:
+            raise FieldError(field, f"{given!r} where {wanted!r} was asked for; leave {field} out to take all streams")
+        if not given and not wanted:
             raise FieldError(field, f"missing; give it in the file or as {field}=…")
-        return str(given or asked)
+        return str(given or wanted)
 
 
 @dataclass(frozen=True)
 class ParsedStream:
-    """A stream whose audio has not been opened. `units`: one Unit alone stands for the whole clip, whatever its times.
+    """A stream whose audio has not been opened.
 
-    field, units_field: what errors call the audio and the units. seconds: how long the audio is said to last.
+    units: the units, or one Unit for the whole clip, whose times are filled in from the audio. field, units_field: the
+    names of the audio's and the units' fields in errors. seconds: the duration that the file claims.
     """
 
     file: str
@@ -59,10 +63,10 @@ class ParsedStream:
 
 
 def text(data: Mapping[str, Any], field: str) -> str:
-    """A text, perhaps an empty one. Raises FieldError."""
+    """A text, which may be empty. Raises FieldError."""
     value = data.get(field)
     if not isinstance(value, str):
-        raise FieldError(field, "missing; give the text" if value is None else f"{value!r} is no text; give one")
+        raise FieldError(field, "missing; give the text" if value is None else f"{value!r} is not a text; give one")
     return value.strip()
 
 
@@ -70,12 +74,12 @@ def time(data: Mapping[str, Any], field: str) -> float:
     """A finite number, 0 or more. Raises FieldError."""
     value = data.get(field)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise FieldError(field, "missing; give a time" if value is None else f"{value!r} is no time; give 0 or more")
+        raise FieldError(field, "missing; give a time" if value is None else f"{value!r} is not a time; give 0 or more")
     return float(value)
 
 
 class UnitError(FieldError):
-    """A unit that does not follow the one ahead; `index` counts from 0."""
+    """A unit that is not in order; `index` counts from 0."""
 
     def __init__(self, index: int, field: str, message: str) -> None:
         super().__init__(field, message)
@@ -83,10 +87,10 @@ class UnitError(FieldError):
 
 
 def resolve_overlaps(units: Sequence[Unit], field: str) -> tuple[Unit, ...]:
-    """Annotated units without overlap: one that begins up to OVERLAP before the one ahead ends begins where that ends.
+    """Annotated units without overlap: a start up to OVERLAP before the previous unit's end is moved to that end.
 
-    Its end, and with it when it can be translated, is not touched. Raises UnitError for other overlaps, units that are
-    not in order, and those that last no time.
+    Ends are not changed, so that references stay in their chunks. Raises UnitError for larger overlaps, units that are
+    not in order, and units without duration.
     """
     out: list[Unit] = []
     for k, unit in enumerate(units):
@@ -95,6 +99,6 @@ def resolve_overlaps(units: Sequence[Unit], field: str) -> tuple[Unit, ...]:
             raise UnitError(k, field, f"{lasts}; give an end after the start")
         end = out[-1].end if out else 0.0
         if unit.start < end - OVERLAP or unit.end <= end:
-            raise UnitError(k, field, f"{lasts}, but the one ahead until {end:g} s; sort them, or correct the times")
+            raise UnitError(k, field, f"{lasts}, but the previous one until {end:g} s; sort them, or correct the times")
         out.append(unit if unit.start >= end else replace(unit, start=end))
     return tuple(out)

@@ -2,8 +2,8 @@
 
 https://github.com/byteresearchcla/RealSI, annotations CC BY 4.0. The audio is fetched by the set's own script, to
 data/zh2en/audio/VID.mp3. The declared `duration` is up to 1.2 s short of the last utterance, and six utterances begin
-up to 0.5 s before the one ahead ends; both are read. Utterances are grouped into segments, which convey a complete
-meaning: their bounds in seconds are kept in the stream's metadata, with the terms.
+up to 0.5 s before the previous one ends; both are accepted. Utterances are grouped into segments, which convey a
+complete meaning: the stream's metadata holds the segments' bounds in seconds, and the terms.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from audiorl.simulst.streams import Unit
 
 
 def is_realsi(document: Any) -> bool:
-    """A talk, or a list of talks."""
+    """Whether a document is a talk, or a list of talks."""
     first = document[0] if isinstance(document, list) and document else document
     return isinstance(first, Mapping) and "vid" in first and "segment" in first
 
 
 def realsi(path: Path, document: Any, defaults: StreamDefaults) -> Iterator[ParsedStream | BadRow]:
-    """A draft a talk. The row that errors name is the utterance, counted over the file, or the talk's number."""
+    """One parsed stream a talk. Errors name as the row the utterance's number in the file, or the talk's."""
     talks = document if isinstance(document, list) else [document]
     before = 0
     for number, talk in enumerate(talks, 1):
@@ -48,7 +48,7 @@ def _talk(
     try:
         vid = text(talk, "vid")
         if not isinstance(talk["segment"], list):
-            raise FieldError("segment", f"{talk['segment']!r} is no list; give the segments")
+            raise FieldError("segment", f"{talk['segment']!r} is not a list; give the segments")
         for segment in talk["segment"]:
             utterances = segment.get("utterance") if isinstance(segment, Mapping) else None
             if not isinstance(utterances, list):
@@ -60,7 +60,7 @@ def _talk(
                 terms += utterance.get("term") or []
             if len(units) > first:
                 segments.append([units[first].start, units[-1].end])
-        apart = resolve_overlaps(units, "sub_start_time")
+        ordered = resolve_overlaps(units, "sub_start_time")
         row = number
         source, target = _languages(vid)
         return ParsedStream(
@@ -69,7 +69,7 @@ def _talk(
             "vid",
             vid,
             AudioClip(path=str(_audio(path, vid, defaults.root))),
-            apart,
+            ordered,
             time(talk, "duration") / 1000 if talk.get("duration") is not None else None,
             defaults.language(source, "source_language"),
             defaults.language(target, "target_language"),
@@ -84,7 +84,7 @@ def _talk(
 
 def _unit(utterance: Any) -> Unit:
     if not isinstance(utterance, Mapping):
-        raise FieldError("utterance", f"{utterance!r} is no object; give {{sub_start_time, sub_end_time, …}}")
+        raise FieldError("utterance", f"{utterance!r} is not an object; give {{sub_start_time, sub_end_time, …}}")
     start, end = (time(utterance, field) / 1000 for field in ("sub_start_time", "sub_end_time"))
     return Unit(start, end, text(utterance, "sub_trg_text"), text(utterance, "sub_src_text"))
 
@@ -96,7 +96,7 @@ def _languages(vid: str) -> tuple[str | None, str | None]:
 
 
 def _audio(path: Path, vid: str, root: Path | None) -> Path:
-    """The recording named after the talk; where it should be, when there is none."""
+    """The recording named after the talk, or the path where it is expected."""
     folders = [root] if root is not None else [path.parent, path.parent / "audio", path.parent.parent / "audio"]
     places = [folder / f"{vid}{suffix}" for folder in folders for suffix in SUFFIXES]
     return next((p for p in places if p.is_file()), folders[0] / f"{vid}.wav")

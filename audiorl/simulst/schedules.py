@@ -1,7 +1,7 @@
-"""Fixed schedules of listening and writing: the baselines that a learned policy is compared with.
+"""Fixed schedules of reading and writing, the baselines of a learned policy.
 
-They count words, or characters in languages without spaces, and know nothing of the model. In the last turn everything
-has been heard, and the model writes what is left as it likes.
+They count words, or characters in languages without spaces, independently of the model. In the last turn the source has
+ended, and the model writes without a limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from audiorl.types import Turn
 
 @dataclass(frozen=True)
 class Offline:
-    """Listen to the end, then write."""
+    """Read the whole source, then write."""
 
     language: str = ""
 
@@ -30,10 +30,10 @@ class Offline:
 
 @dataclass(frozen=True)
 class WaitK:
-    """Listen to k chunks, then write `rate` words a chunk (Ma et al. 2019, arXiv 1810.08398, with fixed pre-decision).
+    """Read k chunks, then write `rate` words a chunk (Ma et al. 2019, arXiv 1810.08398, with fixed pre-decision).
 
-    After chunk t (from 1) there are ceil(rate·(t - k + 1)) words, none before chunk k. `rate` is the target words a
-    chunk of the training streams: `words_per_chunk`.
+    After chunk t (from 1) ceil(rate·(t - k + 1)) words have been written, none before chunk k. `rate`: target words per
+    chunk in the training streams, from `words_per_chunk`.
     """
 
     k: int
@@ -56,21 +56,21 @@ class WaitK:
 
 
 def delay_references(turns: Sequence[Turn], schedule: WaitK) -> tuple[Turn, ...]:
-    """The turns with their references moved to where the schedule writes them: what a wait-k model learns."""
-    language, said = schedule.language, 0
-    pieces = split_words("".join(t.reference for t in turns), language)
+    """The turns with their references moved to the turns in which the schedule writes them, to train a wait-k model."""
+    language, written = schedule.language, 0
+    words = split_words("".join(t.reference for t in turns), language)
     out = []
     for i, turn in enumerate(turns):
-        end = len(pieces) if i == len(turns) - 1 else min(max(schedule.due(i), said), len(pieces))
-        text = separator(language).join(pieces[said:end])
-        lead = separator(language) if said and text else ""
+        end = len(words) if i == len(turns) - 1 else min(max(schedule.due(i), written), len(words))
+        text = separator(language).join(words[written:end])
+        lead = separator(language) if written and text else ""
         out.append(replace(turn, reference=lead + text, reference_seconds=None, source=""))
-        said = end
+        written = end
     return tuple(out)
 
 
 def words_per_chunk(streams: Sequence[Stream], chunk_seconds: float) -> float:
-    """Target words, or characters, a chunk of source speech."""
+    """Mean target words, or characters, per chunk of source speech."""
     words = sum(len(split_words(s.reference, s.target_language)) for s in streams)
     return words * chunk_seconds / sum(s.seconds for s in streams)
 

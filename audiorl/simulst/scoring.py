@@ -197,8 +197,8 @@ def _join(units: Sequence[str], unit: Unit) -> str:
 
 
 def _mean(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else math.nan
+    defined = [value for value in values if value is not None]
+    return fmean(defined) if defined else math.nan
 
 
 @dataclass(frozen=True)

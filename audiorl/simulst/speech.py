@@ -1,7 +1,7 @@
-"""Interpretation that is heard: what the policy said in its turns, played at their times, and SimulEval's log of it.
+"""Spoken interpretation as one audio track, each turn's speech at its time, and SimulEval's log of it.
 
 |chunk 1|chunk 2|chunk 3|chunk 4|        source
-        |un momento…|  |adiós|    speech of a turn: when its chunk has been heard, after the one before
+        |un momento…|  |adiós|    a turn's speech begins after its chunk and after the speech before it
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from audiorl.types import Rollout
 
 
 def playback_track(rollout: Rollout, speech_decoder: CodecSpeechDecoder) -> tuple[np.ndarray, list[Interval]]:
-    """The interpreter's track, float32 [T] from the source's beginning on, and when each turn's speech is heard (ms).
+    """The interpreter's track, float32 [T] from the source's beginning on, and the interval of each turn's speech (ms).
 
-    A turn that said nothing has no interval. An empty track for a rollout that said nothing at all.
+    A turn without speech has no interval; without any speech the track is empty.
     """
     waves = speech_decoder.by_segment(rollout)
     said = [(s.source_time or 0.0, wav) for s, wav in zip(rollout.segments, waves, strict=True) if len(wav)]
@@ -39,7 +39,7 @@ def write_speech_log(
 ) -> list[Path]:
     """folder/wavs/INDEX_pred.wav, the tracks, and SimulEval's log of speech output, its delays those of the chunks.
 
-    A stream that got no speech is in the log without delays. `sources`: names of the recordings, by default the ids.
+    A stream without speech is in the log without delays. `sources`: names of the recordings, by default the ids.
     Returns the paths of the tracks.
     """
     instances, paths = [], []

@@ -1,7 +1,7 @@
-"""Streams for simultaneous interpretation: long source speech, and what can be said of it at which time.
+"""Streams for simultaneous interpretation: long source speech with a translation for each of its units.
 
-A stream is cut into chunks of fixed length. A translation unit can be said as soon as its source unit has ended, so the
-reference of a chunk, y*_t, holds the units that ended while it was heard::
+A stream is cut into chunks of fixed length. A unit can be translated as soon as it has ended, so the reference of a
+chunk, y*_t, holds the translations of the units that ended in it::
 
     source    |--one moment please--|     |--goodbye--|         Unit.start, Unit.end
     chunks    |    1    |    2    |    3    |    4    |    5    |
@@ -20,18 +20,18 @@ from audiorl.data.prompts import LANGUAGES
 from audiorl.metrics.latency import join_texts, separator
 from audiorl.types import Message, Sample, Turn
 
-SHORTEST = 0.1
-"""Seconds of audio that a stream, and its last chunk, must have at least."""
-FRAME = 0.04
-"""Seconds of audio behind one token of Qwen2.5-Omni and Qwen2-Audio; a chunk cannot be shorter."""
-_NEAR = 1e-6
+MIN_SECONDS = 0.1
+"""Minimum duration of a stream and of its last chunk."""
+FRAME_SECONDS = 0.04
+"""Duration of one audio token of Qwen2.5-Omni and Qwen2-Audio, the shortest possible chunk."""
+_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A piece of source speech from `start` to `end` (seconds in the stream) and what it is in the target language.
+    """A part of the source speech, from `start` to `end` seconds in the stream, and its translation `target`.
 
-    `target_seconds`: how long the translation lasts when spoken, None if unknown. `target_audio`: a recording of it.
+    `target_seconds`: duration of the spoken translation, None if unknown. `target_audio`: a recording of it.
     """
 
     start: float
@@ -46,8 +46,8 @@ class Unit:
 class Stream:
     """Source speech with its translation units, in order and without overlap.
 
-    Raises ValueError, naming the stream and the unit, for units that are unsorted, overlap, last no time or end after
-    the audio does, and for less than SHORTEST of audio. A unit whose `target` is "" needs no translation. A stream
+    Raises ValueError, naming the stream and the unit, for units that are unsorted, overlap, have no duration or end
+    after the audio, and for less than MIN_SECONDS of audio. A unit whose `target` is "" needs no translation. A stream
     without units has no reference: it can be interpreted, but neither trained on nor scored.
     """
 
@@ -60,17 +60,17 @@ class Stream:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.seconds >= SHORTEST:
-            least = f"give at least {SHORTEST * 1000:.0f} ms of audio"
+        if not self.seconds >= MIN_SECONDS:
+            least = f"give at least {MIN_SECONDS * 1000:.0f} ms of audio"
             raise ValueError(f"stream {self.id!r} lasts {self.seconds * 1000:.0f} ms; {least}")
         end = 0.0
         for number, unit in enumerate(self.units, 1):
             where = f"stream {self.id!r}: unit {number}"
             if not 0 <= unit.start < unit.end:
                 raise ValueError(f"{where} lasts from {unit.start:g} to {unit.end:g} s; give start < end, from 0 on")
-            if unit.start < end - _NEAR:
+            if unit.start < end - _TOLERANCE:
                 raise ValueError(
-                    f"{where} begins at {unit.start:g} s, before the one ahead ends at {end:g} s; sort units"
+                    f"{where} begins at {unit.start:g} s, before the previous one ends at {end:g} s; sort units"
                 )
             if unit.end > self.seconds + 0.1:
                 raise ValueError(f"{where} ends at {unit.end:g} s, after the audio's {self.seconds:g} s; correct it")
@@ -87,67 +87,68 @@ class Stream:
 
 @dataclass(frozen=True)
 class ChunkConfig:
-    """How a stream is cut. `seconds`: of one chunk. `context`: seconds before a chunk that are heard with it.
+    """How a stream is cut into chunks. Both values must be multiples of the audio encoder's frame (40 ms for Qwen).
 
-    Both must be multiples of the audio encoder's frame (40 ms for Qwen2.5-Omni). A chunk and its context together fill
-    the 2 s in which Qwen2.5-Omni's encoder attends.
+    By default a chunk and its context together fill the 2 s window in which Qwen2.5-Omni's encoder attends.
     """
 
     seconds: float = 0.96
+    """Duration of a chunk."""
     context: float = 1.04
+    """Seconds of audio before a chunk that are encoded together with it."""
 
     def __post_init__(self) -> None:
-        if not self.seconds >= FRAME - _NEAR:
+        if not self.seconds >= FRAME_SECONDS - _TOLERANCE:
             raise ValueError(
                 f"chunks of {self.seconds * 1000:g} ms are shorter than a frame of the audio encoder; "
-                f"give a multiple of {FRAME * 1000:g} ms"
+                f"give a multiple of {FRAME_SECONDS * 1000:g} ms"
             )
         if not 0 <= self.context < float("inf"):
             raise ValueError(f"a context of {self.context:g} s before each chunk; give seconds, 0 or more")
 
 
-def chunk_ends(seconds: float, chunk: float, shortest: float = SHORTEST) -> list[float]:
-    """When each chunk of a stream of `seconds` ends.
+def chunk_ends(seconds: float, chunk: float, shortest: float = MIN_SECONDS) -> list[float]:
+    """The end of each chunk, in seconds, of a stream of `seconds`.
 
-    A rest shorter than `shortest` is not heard: it is no chunk of its own, and when the one before it was interpreted
-    nobody knew that the stream would end.
+    A remainder shorter than `shortest` is dropped. It is too short for a chunk of its own, and cannot extend the chunk
+    before, which a live interpreter has processed by then.
     """
     if not seconds >= min(shortest, chunk):
         raise ValueError(f"a stream of {seconds * 1000:.0f} ms is too short; at least {shortest * 1000:.0f} ms")
-    full = int((seconds + _NEAR) / chunk)
+    full = int((seconds + _TOLERANCE) / chunk)
     rest = seconds - full * chunk
     ends = [(i + 1) * chunk for i in range(full)]
-    if full and abs(rest) < _NEAR:
-        ends[-1] = seconds  # AL ends with the first word at the source's end: a last bit less would be before it
+    if full and abs(rest) < _TOLERANCE:
+        ends[-1] = seconds  # exactly: AL stops at the first word that is not before the source's end
     return ends if full and rest < shortest else [*ends, seconds]
 
 
 def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> tuple[Turn, ...]:
-    """The stream chunk by chunk with references. `lags`: chunks by which each unit is said later than it could be.
+    """The stream chunk by chunk with references. `lags`: by how many chunks each unit's reference is delayed.
 
-    A unit never comes before the one ahead of it, nor after the last chunk. Text after the first unit begins with the
-    space that separates it, where the language has one. Raises ValueError unless there is one lag, 0 or more, a unit.
+    Units keep their order, and none is delayed past the last chunk. Text after the first unit begins with the
+    separating space, where the language has one. Raises ValueError unless there is one lag, 0 or more, a unit.
     """
     if lags and (len(lags) != len(stream.units) or min(lags) < 0):
         raise ValueError(
             f"stream {stream.id!r}: lags {list(lags)} for {len(stream.units)} units; give one a unit, 0 or more"
         )
     ends = chunk_ends(stream.seconds, chunks.seconds)
-    said: list[list[Unit]] = [[] for _ in ends]
+    units_of_chunk: list[list[Unit]] = [[] for _ in ends]
     last = 0
     for k, unit in enumerate(stream.units):
-        ready = next((t for t, end in enumerate(ends) if end >= unit.end - _NEAR), len(ends) - 1)
+        ready = next((t for t, end in enumerate(ends) if end >= unit.end - _TOLERANCE), len(ends) - 1)
         last = max(last, min(ready + (lags[k] if lags else 0), len(ends) - 1))
-        said[last].append(unit)
+        units_of_chunk[last].append(unit)
     space = separator(stream.target_language)
     out, start, begun = [], 0.0, False
-    for end, units in zip(ends, said, strict=True):
+    for end, units in zip(ends, units_of_chunk, strict=True):
         text = join_texts([u.target for u in units], stream.target_language)
         lengths = [u.target_seconds for u in units if u.target.strip()]
         spoken = None if not lengths or None in lengths else sum(x for x in lengths if x is not None)
         out.append(
             Turn(
-                audio=_part(stream.audio, start, end - start, min(chunks.context, start)),
+                audio=_part_of_clip(stream.audio, start, end - start, min(chunks.context, start)),
                 end=end,
                 reference=space + text if begun and text else text,
                 source=join_texts([u.source for u in units], stream.source_language),
@@ -160,19 +161,19 @@ def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[in
 
 
 def interpretation_sample(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> Sample:
-    """The stream as a prompt: the task in words, then its turns. The whole reference is the sample's reference."""
-    asked = instruction_sample(stream.id, stream.source_language, stream.target_language)
-    about = {"seconds": stream.seconds, "transcript": stream.transcript}
+    """The stream as a prompt: the instruction, then one turn a chunk. The sample's reference is that of the stream."""
+    instruction = instruction_sample(stream.id, stream.source_language, stream.target_language)
+    metadata = {"seconds": stream.seconds, "transcript": stream.transcript}
     return replace(
-        asked,
+        instruction,
         references=(stream.reference,) if stream.units else (),
-        metadata={**stream.metadata, **asked.metadata, **about},
+        metadata={**stream.metadata, **instruction.metadata, **metadata},
         turns=turns(stream, chunks, lags),
     )
 
 
 def instruction_sample(id: str, source_language: str, target_language: str) -> Sample:
-    """The task in words, before anything has been heard."""
+    """The instruction to interpret, without audio."""
     spoken, written = (LANGUAGES.get(code, code) for code in (source_language, target_language))
     return Sample(
         id=id,
@@ -185,15 +186,15 @@ def instruction_sample(id: str, source_language: str, target_language: str) -> S
 def stream_from_clip(
     clip: AudioClip, id: str, source_language: str, target_language: str, units: Sequence[Unit]
 ) -> Stream:
-    """A stream over a whole clip, its length read from the header."""
+    """A stream of a whole clip; its duration is read from the file's header."""
     return Stream(id, clip, clip_seconds(clip), tuple(units), source_language, target_language)
 
 
 def split_stream(stream: Stream, max_seconds: float) -> list[Stream]:
-    """The stream in pieces of at most `max_seconds`, cut where units begin; `ID@START` names the piece from START on.
+    """The stream in parts of at most `max_seconds`, cut where units begin; the part from START on is named `ID@START`.
 
-    What is heard before the first unit is left out, as is what follows a unit for longer than the piece may last. A
-    unit that is longer by itself makes a longer piece. A stream without units, or short enough, stays as it is.
+    Audio before the first unit is left out, and audio after the last unit of a part beyond `max_seconds`. A unit that
+    is longer than that makes a longer part. A stream without units, or short enough, is returned unchanged.
     """
     if not stream.units or stream.seconds <= max_seconds:
         return [stream]
@@ -206,14 +207,14 @@ def split_stream(stream: Stream, max_seconds: float) -> list[Stream]:
     out = []
     for group, following in zip(groups, [*groups[1:], None], strict=True):
         rest = stream.seconds if following is None else following[0].start
-        out.append(_piece(stream, group, min(rest, max(group[0].start + max_seconds, group[-1].end))))
+        out.append(_part_of_stream(stream, group, min(rest, max(group[0].start + max_seconds, group[-1].end))))
     return out
 
 
-def _piece(stream: Stream, units: Sequence[Unit], end: float) -> Stream:
-    """From the start of the first unit to `end`, a little more where that is shorter than SHORTEST."""
-    end = min(max(end, units[0].start + SHORTEST), stream.seconds)
-    start = min(units[0].start, end - SHORTEST)
+def _part_of_stream(stream: Stream, units: Sequence[Unit], end: float) -> Stream:
+    """The part from the start of the first unit to `end`, extended to at least MIN_SECONDS."""
+    end = min(max(end, units[0].start + MIN_SECONDS), stream.seconds)
+    start = min(units[0].start, end - MIN_SECONDS)
     return replace(
         stream,
         id=f"{stream.id}@{start:.2f}",
@@ -225,16 +226,14 @@ def _piece(stream: Stream, units: Sequence[Unit], end: float) -> Stream:
     )
 
 
-def _part(clip: AudioClip, start: float, duration: float, context: float) -> AudioClip:
-    """`duration` seconds from `start` on in the clip. Of an array only what is heard is kept: a cheap key."""
+def _part_of_clip(clip: AudioClip, start: float, duration: float, context: float) -> AudioClip:
+    """`duration` seconds from `start` on in the clip. Of an array only this part is kept, so that its key is cheap."""
     start = round(start, 6)
     if clip.array is None:
         return replace(clip, start=clip.start + start, duration=round(duration, 6), context=round(context, 6))
     assert clip.sample_rate is not None
     rate = clip.sample_rate
     first, begin = round((clip.start + start - context) * rate), round((clip.start + start) * rate)
-    heard = clip.array[first : round((clip.start + start + duration) * rate)]
+    part = clip.array[first : round((clip.start + start + duration) * rate)]
     context = (begin - first) / rate
-    return AudioClip(
-        array=heard, sample_rate=rate, start=context, duration=len(heard) / rate - context, context=context
-    )
+    return AudioClip(array=part, sample_rate=rate, start=context, duration=len(part) / rate - context, context=context)

@@ -668,7 +668,7 @@ def test_options_of_the_client(options: dict[str, Any], message: str) -> None:
 
 def test_a_broken_token_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUDIORL_REWARD_TOKEN", "s3c\nret")
-    with pytest.raises(ValueError, match="AUDIORL_REWARD_TOKEN: no token") as error:
+    with pytest.raises(ValueError, match="AUDIORL_REWARD_TOKEN: not a token") as error:
         remote("http://127.0.0.1:9")(texts("a"))
     assert "s3c" not in str(error.value)
 

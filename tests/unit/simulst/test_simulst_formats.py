@@ -166,15 +166,15 @@ UNIT = {"start": 0.5, "end": 1.5, "target": "x"}
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"units": 3}, "field 'units': 3 is no list; give"),
-        ({"units": ["x"]}, "field 'units': unit 1: 'x' is no object"),
+        ({"units": 3}, "field 'units': 3 is not a list; give"),
+        ({"units": ["x"]}, "field 'units': unit 1: 'x' is not an object"),
         ({"units": [UNIT, {"start": 2, "end": 3}]}, "field 'units': unit 2, target: missing; give the text"),
-        ({"units": [{**UNIT, "end": "x"}]}, "field 'units': unit 1, end: 'x' is no time"),
-        ({"units": [{**UNIT, "start": -1}]}, "field 'units': unit 1, start: -1 is no time; give 0 or more"),
+        ({"units": [{**UNIT, "end": "x"}]}, "field 'units': unit 1, end: 'x' is not a time"),
+        ({"units": [{**UNIT, "start": -1}]}, "field 'units': unit 1, start: -1 is not a time; give 0 or more"),
         ({"units": [{**UNIT, "end": 0.5}]}, "field 'units': stream 'a': unit 1 lasts from 0.5 to 0.5 s"),
         (
             {"units": [UNIT, UNIT]},
-            "field 'units': stream 'a': unit 2 begins at 0.5 s, before the one ahead ends at 1.5 s; sort units",
+            "field 'units': stream 'a': unit 2 begins at 0.5 s, before the previous one ends at 1.5 s; sort units",
         ),
         ({"units": [{**UNIT, "end": 6}]}, "field 'units': stream 'a': unit 1 ends at 6 s, after the audio's 5 s"),
         ({"units": ...}, "field 'units': missing; give units, or source and target"),
@@ -182,8 +182,8 @@ UNIT = {"start": 0.5, "end": 1.5, "target": "x"}
         ({"audio": ...}, "field 'audio': missing or empty"),
         ({"start": 9.0}, "field 'audio': .*start 9 s lies past the end at 5.00 s"),
         ({"sample_rate": 8000}, "field 'audio': .*declared as 8000 Hz but the file has 16000 Hz"),
-        ({"source_language": 3}, "field 'source_language': 3 is no language"),
-        ({"metadata": "x"}, "field 'metadata': 'x' is no object"),
+        ({"source_language": 3}, "field 'source_language': 3 is not a language"),
+        ({"metadata": "x"}, "field 'metadata': 'x' is not an object"),
     ],
 )
 def test_rows_that_cannot_be_used(folder: Path, changes: dict[str, Any], said: str) -> None:
@@ -304,7 +304,7 @@ def test_a_pair_without_words_lasts_as_long_as_its_audio(folder: Path) -> None:
         ),
         ({"words": words("Wait please now")}, "field 'words': the word 'now' follows after the source has ended"),
         ({"words": words("Wait")}, "field 'words': the words 'Wait' stand where the source has"),
-        ({"words": ["Wait"]}, "field 'words': .* is no list of words"),
+        ({"words": ["Wait"]}, "field 'words': .* is not a list of words"),
         ({"words": [{"word": "Wait", "start": 0}]}, "field 'words': end: missing; give a time"),
         ({"words": words("Wait, please.", 9.0)}, "field 'words': .* ends at 9.4 s, after the audio's 5 s"),
         ({"source": "  "}, "field 'source': empty; give the source text"),
@@ -411,15 +411,15 @@ def test_utterances_that_overlap_a_little_are_parted(realsi: Callable[..., Path]
     [
         (
             [utterance(0, 1500), utterance(400, 2000)],
-            "row 2, field 'sub_start_time': lasts from 0.4 to 2 s, but the one",
+            "row 2, field 'sub_start_time': lasts from 0.4 to 2 s, but the previous one",
         ),
         ([utterance(0, 1500), utterance(1400, 1500)], "row 2, field 'sub_start_time': lasts from 1.4 to 1.5 s, but"),
-        ([utterance(2000, 3000), utterance(0, 900)], "row 2, .* the one ahead until 3 s; sort them, or correct"),
+        ([utterance(2000, 3000), utterance(0, 900)], "row 2, .* the previous one until 3 s; sort them, or correct"),
         ([utterance(0, 900), utterance(900, 900)], "row 2, .* lasts from 0.9 to 0.9 s; give an end after the start"),
         ([utterance(0, 900), utterance(900, None)], "row 2, field 'sub_end_time': missing; give a time"),  # type: ignore[arg-type]
-        ([utterance(0, 900, target=7)], "row 1, field 'sub_trg_text': 7 is no text"),  # type: ignore[arg-type]
+        ([utterance(0, 900, target=7)], "row 1, field 'sub_trg_text': 7 is not a text"),  # type: ignore[arg-type]
         ([utterance(0, 5200)], "row 1, field 'sub_end_time': .*unit 1 ends at 5.2 s, after the audio's 5 s"),
-        (["x"], "row 1, field 'utterance': 'x' is no object"),
+        (["x"], "row 1, field 'utterance': 'x' is not an object"),
         (None, "row 1, field 'utterance': missing"),
     ],
 )
@@ -484,9 +484,9 @@ def test_mustc_without_a_source_text(mustc: Path) -> None:
 
 
 def test_texts_of_mustc_that_do_not_fit(mustc: Path) -> None:
-    with pytest.raises(ValueError, match=r"tst\.yaml: give source_language=…; the texts beside it are in en, es"):
+    with pytest.raises(ValueError, match=r"tst\.yaml: give source_language=…; there are texts in en, es"):
         read_streams(mustc)
-    with pytest.raises(ValueError, match=r"tst\.de: missing; the texts beside tst\.yaml are in en, es"):
+    with pytest.raises(ValueError, match=r"tst\.de: missing; tst\.yaml has texts in en, es"):
         read_streams(mustc, source_language="en", target_language="de")
     mustc.with_suffix(".es").write_text("uno\ndos\n")
     with pytest.raises(ValueError, match=r"tst\.es: 2 lines for 3 segments in tst\.yaml; give one line a segment"):
@@ -496,14 +496,18 @@ def test_texts_of_mustc_that_do_not_fit(mustc: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("offset: 1.75", "offset: 0.6", "row 2, field 'offset': ted_1.wav: lasts from 0.6 to 2.6 s, but the one ahead"),
+        (
+            "offset: 1.75",
+            "offset: 0.6",
+            "row 2, field 'offset': ted_1.wav: lasts from 0.6 to 2.6 s, but the previous one",
+        ),
         (
             "offset: 0.5",
             "offset: 4.0",
-            "row 2, field 'offset': ted_1.wav: lasts from 1.75 to 3.75 s, but the one ahead",
+            "row 2, field 'offset': ted_1.wav: lasts from 1.75 to 3.75 s, but the previous one",
         ),
         ("duration: 2.0", "duration: 9.0", "row 1, field 'duration': stream 'ted_1': unit 2 ends at 10.75 s, after"),
-        ("duration: 2.0", "duration: x", "row 2, field 'duration': ted_1.wav: 'x' is no time"),
+        ("duration: 2.0", "duration: x", "row 2, field 'duration': ted_1.wav: 'x' is not a time"),
         ("wav: ted_2.wav", "wav: none.wav", "row 3, field 'wav': .*none.wav: missing"),
         ("wav: ted_2.wav", "wav: ''", "row 3, field 'wav': missing in"),
     ],

@@ -15,7 +15,7 @@ from audiorl.audio import AudioClip, seconds
 from audiorl.data.silence import trimmed
 from audiorl.models.speech import FrameLayout
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
-from audiorl.simulst.bundled import bundled_streams, spoken
+from audiorl.simulst.bundled import bundled_streams, trimmed_recording
 from audiorl.simulst.formats import read_streams, write_streams
 from audiorl.simulst.logs import read_log
 from audiorl.simulst.scoring import score
@@ -140,4 +140,4 @@ def test_the_recording_of_a_prompt_is_found_once() -> None:
     from audiorl.data.corpus import bundled_speech
 
     one = bundled_speech(("es",))[3]
-    assert spoken(one) is spoken(one)
+    assert trimmed_recording(one) is trimmed_recording(one)

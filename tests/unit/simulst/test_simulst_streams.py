@@ -207,8 +207,8 @@ def test_contexts_that_are_none(context: float) -> None:
 @pytest.mark.parametrize(
     ("units", "said"),
     [
-        ([Unit(1, 2, "a"), Unit(0, 1, "b")], "unit 2 begins at 0 s, before the one ahead ends at 2 s"),
-        ([Unit(0, 1.2, "a"), Unit(1, 2, "b")], "unit 2 begins at 1 s, before the one ahead ends at 1.2 s"),
+        ([Unit(1, 2, "a"), Unit(0, 1, "b")], "unit 2 begins at 0 s, before the previous one ends at 2 s"),
+        ([Unit(0, 1.2, "a"), Unit(1, 2, "b")], "unit 2 begins at 1 s, before the previous one ends at 1.2 s"),
         ([Unit(1, 1, "a")], "unit 1 lasts from 1 to 1 s; give start < end"),
         ([Unit(-1, 1, "a")], "unit 1 lasts from -1 to 1 s"),
         ([Unit(0, float("nan"), "a")], "unit 1 lasts from 0 to nan s"),
