@@ -1,4 +1,4 @@
-"""From audio as files hold it to audio as a codec hears it."""
+"""From audio as files hold it to the input of a codec."""
 
 from __future__ import annotations
 

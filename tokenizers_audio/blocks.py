@@ -1,8 +1,8 @@
-"""Encoders that hear a whole recording at once, HuBERT's attention for one, cannot stream. Here they hear blocks.
+"""Encoders that need a whole recording, such as those with HuBERT's attention, cannot stream. Here they get blocks.
 
 A recording of at most `block_seconds` is one block, encoded as the family's own model encodes it. A longer one is cut
 into blocks of that length that overlap by `overlap_seconds`; half of each overlap comes from the block before, half
-from the block after, so that every frame has heard that much on both sides. This *defines* the codes of long
+from the block after, so that every frame has that much context on both sides. This *defines* the codes of long
 recordings, in whole or in a stream: a stream keeps one block, and its codes come up to one block late.
 """
 

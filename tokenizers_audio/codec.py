@@ -1,6 +1,6 @@
 """The codec of every family: checks, durations, devices and streams. What differs is its `Backend`.
 
-Rows of a batch are encoded at one length: padding is heard as silence, not skipped. Encode recordings of different
+Rows of a batch are encoded at one length: padding is encoded as silence, not skipped. Encode recordings of different
 length one by one where that matters.
 """
 

@@ -1,6 +1,6 @@
 """Encodec (arXiv 2210.13438), transformers' EncodecModel: 24 kHz, and the 32 kHz one of MusicGen.
 
-Convolutions and a forward LSTM: streams are exact. The 48 kHz model is refused: it gives a loudness beside the codes of
+Convolutions and a forward LSTM: streams are exact. The 48 kHz model is refused: it gives a loudness with the codes of
 every second, and its codes without it cannot be decoded.
 """
 

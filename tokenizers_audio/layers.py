@@ -1,8 +1,8 @@
-"""Layers of a network that hear their input piece by piece, and give exactly what they give for all of it at once.
+"""Layers that process their input piece by piece and give exactly what they give for all of it at once.
 
 A `Layer` keeps only the inputs that later outputs still need: no recomputation, no seams, state that does not grow.
-Look-ahead takes care of itself, since a layer simply gives fewer outputs until it has heard enough. Results equal the
-whole-input ones up to the rounding of differently shaped products.
+Look-ahead takes care of itself, since a layer simply gives fewer outputs until it has received enough. Results equal
+the whole-input ones up to the rounding of differently shaped products.
 
 Shapes: [B, C, T] as in torch's convolutions; any T, also 0. An output without a time step may have any C.
 """
@@ -137,16 +137,16 @@ class Conv:
     def _reset(self) -> None:
         self.buffer: Tensor | None = None
         self.last: Tensor | None = None  # what padding at the end is made of
-        self.heard = 0
+        self.received = 0
         self.started = False
 
     def push(self, x: Tensor) -> Tensor:
-        self.heard += x.shape[-1]
+        self.received += x.shape[-1]
         self.buffer = join(self.buffer, x)
         last = join(self.last, x)
         self.last = rest(last, last.shape[-1] - self.needed)
         if not self.started:
-            if self.heard < self.needed:
+            if self.received < self.needed:
                 return self._outputs(self.buffer[..., :0])
             self.buffer = self._pad(self.buffer, self.left, 0)
             self.started = True
@@ -156,7 +156,7 @@ class Conv:
 
     def finish(self) -> Tensor:
         assert self.buffer is not None and self.last is not None
-        right = self.right + (-self.heard % self.stride if self.complete else 0)
+        right = self.right + (-self.received % self.stride if self.complete else 0)
         if self.started:
             padding = F.pad(self.last, (0, right), mode=self.mode)[..., self.last.shape[-1] :]
             outputs = self._outputs(join(self.buffer, padding))
@@ -197,11 +197,11 @@ class TransposedConv:
         self.cut = self.left
 
     def push(self, x: Tensor) -> Tensor:
-        known = 0 if self.context is None else self.context.shape[-1]
+        carried = 0 if self.context is None else self.context.shape[-1]
         x = join(self.context, x)
-        new = x.shape[-1] - known
+        new = x.shape[-1] - carried
         self.context = rest(x, x.shape[-1] - (self.kernel - 1) // self.stride)
-        return self._cut_left(self._outputs(x)[..., known * self.stride : (known + new) * self.stride])
+        return self._cut_left(self._outputs(x)[..., carried * self.stride : (carried + new) * self.stride])
 
     def finish(self) -> Tensor:
         assert self.context is not None

@@ -20,9 +20,11 @@ def load(path: str | Path, **options: Any) -> AudioTokenizer:
     """
     family = read_config(path)["model_type"]
     loader = _loader(family, path)
-    known = [name for name in signature(loader).parameters if name != "path"]
-    if unknown := sorted(options.keys() - set(known)):
-        raise ValueError(f"{path}: a codec of type {family} has no option {unknown[0]}; it has {', '.join(known)}")
+    options_of_family = [name for name in signature(loader).parameters if name != "path"]
+    if unknown := sorted(options.keys() - set(options_of_family)):
+        raise ValueError(
+            f"{path}: a codec of type {family} has no option {unknown[0]}; it has {', '.join(options_of_family)}"
+        )
     try:
         return loader(path, **options)
     except ValueError as error:

@@ -1,6 +1,6 @@
 """Windowed-sinc resampling as torchaudio.functional.resample defines it, bit for bit, without torchaudio.
 
-A codec that was trained behind that resampler must hear what it heard then. For all else there is soxr.
+A codec that was trained with that resampler needs its output at inference too. For all else there is soxr.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """X-Codec (arXiv 2408.17175), transformers' XcodecModel: 16 kHz, acoustic and HuBERT features quantised together.
 
-HuBERT hears the whole recording, so encoding works in blocks (`blocks.py`); the decoder is convolutions and streams
-exactly.
+HuBERT attends to the whole recording, so encoding works in blocks (`blocks.py`); the decoder is convolutions and
+streams exactly.
 """
 
 from __future__ import annotations

@@ -69,17 +69,13 @@ ALLOWED: dict[tuple[str, str], str] = {}
 NOT_DONE: tuple[str, ...] = (
     "audiorl/algos",
     "audiorl/cli",
-    "audiorl/data",
     "audiorl/evaluation",
-    "audiorl/judges",
-    "audiorl/metrics",
     "audiorl/models",
     "audiorl/plan",
     "audiorl/recipe",
     "audiorl/rewards",
     "audiorl/rl",
     "audiorl/rollout",
-    "audiorl/run",
     "audiorl/runtime",
     "audiorl/simulst",
     "audiorl/train",
@@ -89,7 +85,6 @@ NOT_DONE: tuple[str, ...] = (
     "docs",
     "eval",
     "recipes",
-    "tokenizers_audio",
     "README.md",
 )
 

@@ -67,8 +67,8 @@ def bundled_languages(
 
 def language_phrases(max_seconds: float = 4.0, max_phrases: int | None = None) -> list[Utterance]:
     """The recordings behind `bundled_languages`; `max_phrases` takes about so many, evenly spaced."""
-    found = bundled_speech(tuple(SPOKEN), max_seconds=max_seconds)
-    return found if max_phrases is None else found[:: max(len(found) // max_phrases, 1)]
+    phrases = bundled_speech(tuple(SPOKEN), max_seconds=max_seconds)
+    return phrases if max_phrases is None else phrases[:: max(len(phrases) // max_phrases, 1)]
 
 
 def language_question(clip: AudioClip, u: Utterance, voice: str) -> Sample:
@@ -119,28 +119,28 @@ def bundled_steps(name: str, seed: int = 0) -> list[Steps]:
     """
     rng = random.Random(seed)
     samples = bundled_set(name, think=True, seed=seed)
-    thoughts = sorted({_heard(s) for s in samples})
+    thoughts = sorted({_first_words(s) for s in samples})
     steps = []
     for s in samples:
-        heard = _heard(s)
-        misheard = rng.choice([t for t in thoughts if t != heard])
+        words = _first_words(s)
+        other_words = rng.choice([t for t in thoughts if t != words])
         right = rng.random() < 0.5
-        steps.append(Steps(s, _thought_and_answer(heard, s.references[0]), (1.0, 1.0)))
-        wrong = _thought_and_answer(heard if right else misheard, rng.choice(_wrong(s)))
+        steps.append(Steps(s, _thought_and_answer(words, s.references[0]), (1.0, 1.0)))
+        wrong = _thought_and_answer(words if right else other_words, rng.choice(_wrong(s)))
         steps.append(Steps(s, wrong, (float(right), 0.0)))
     return steps
 
 
 def _turn(sample: Sample, answer: str, think: bool) -> str:
-    thought = f"<think>{_heard(sample)}</think>" if think else ""
+    thought = f"<think>{_first_words(sample)}</think>" if think else ""
     return f"{thought}<answer>{answer}</answer>"
 
 
-def _thought_and_answer(heard: str, answer: str) -> tuple[str, str]:
-    return f"<think>I hear {heard}</think>", f"<answer>{answer}</answer>"
+def _thought_and_answer(words: str, answer: str) -> tuple[str, str]:
+    return f"<think>I hear {words}</think>", f"<answer>{answer}</answer>"
 
 
-def _heard(sample: Sample) -> str:
+def _first_words(sample: Sample) -> str:
     return " ".join(normalised(sample.metadata["text"]).split()[:2])
 
 

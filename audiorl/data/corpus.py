@@ -83,7 +83,7 @@ def parallel(utterances: Iterable[Utterance], source: str, target: str) -> list[
             by_key.setdefault(u.key, []).append(u)
         elif u.language == source:
             sources.append(u)
-    waiting = {key: iter(found) for key, found in by_key.items()}
+    waiting = {key: iter(utterances) for key, utterances in by_key.items()}
     pairs = ((u, next(waiting.get(u.key, iter(())), None)) for u in sources)
     return [(u, translation) for u, translation in pairs if translation is not None]
 
@@ -122,8 +122,8 @@ def normalised(text: str) -> str:
     'numero de buzon por favor'
     """
     folded = unicodedata.normalize("NFKD", text).casefold()
-    kept = "".join(c if c.isalnum() else " " for c in folded if not unicodedata.combining(c))
-    return " ".join(kept.split()) or text.strip()
+    words = "".join(c if c.isalnum() else " " for c in folded if not unicodedata.combining(c))
+    return " ".join(words.split()) or text.strip()
 
 
 def _group_keys(utterances: Iterable[Utterance]) -> dict[str, str]:

@@ -75,10 +75,10 @@ def number(row: Any, name: str, where: str) -> float:
     return finite(row[name], f"{where}.{name}")
 
 
-def one_of(row: Any, name: str, known: Sequence[str], where: str) -> Any:
+def one_of(row: Any, name: str, allowed: Sequence[str], where: str) -> Any:
     value = text(row, name, where)
-    if value not in known:
-        raise SerializationError(f"{where}.{name}: is {value!r}, expected one of {', '.join(known)}")
+    if value not in allowed:
+        raise SerializationError(f"{where}.{name}: is {value!r}, expected one of {', '.join(allowed)}")
     return value
 
 

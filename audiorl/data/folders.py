@@ -15,7 +15,7 @@ AUDIO_SUFFIXES = (".flac", ".wav", ".opus", ".ogg", ".mp3")
 
 
 def librispeech_rows(folder: Path) -> Iterator[Row | BadRow]:
-    """The lines `ID TRANSCRIPT` of every *.trans.txt below `folder`, sorted, with the audio file ID.flac beside it."""
+    """The lines `ID TRANSCRIPT` of every *.trans.txt below `folder`, sorted, with ID.flac of the same folder."""
     for transcripts in sorted(folder.rglob("*.trans.txt")):
         for number, line in enumerate(transcripts.read_bytes().split(b"\n"), 1):
             if not line.strip():
@@ -32,7 +32,7 @@ def librispeech_rows(folder: Path) -> Iterator[Row | BadRow]:
                 (p for suffix in AUDIO_SUFFIXES if (p := transcripts.parent / f"{key}{suffix}").exists()), None
             )
             if audio is None:
-                message = f"no {key}.flac (or {', '.join(AUDIO_SUFFIXES[1:])}) beside this file; download it again"
+                message = f"no {key}.flac (or {', '.join(AUDIO_SUFFIXES[1:])}) next to this file; download it again"
                 yield BadRow(str(transcripts), number, "audio", message)
                 continue
             data = {"id": key, "audio": str(audio.absolute()), "text": text.strip(), "language": "en"}

@@ -184,15 +184,17 @@ def _question_sample(
 ) -> Sample:
     """`open_ended`: questions without choices are allowed."""
     data = row.data
-    asked = _string(row, question, "give the question") if data.get(question) is not None else style.question
-    if not asked:
+    question_text = _string(row, question, "give the question") if data.get(question) is not None else style.question
+    if not question_text:
         raise FieldError(question, "missing; give the question, here or for all rows with question=…")
     options = _choices(row, choices, open_ended)
     references = _answers(row, "answer", options)
     clip = clip_of(row, style, audio)
     try:
         messages = (
-            choice_question(clip, asked, options, style.think) if options else open_question(clip, asked, style.think)
+            choice_question(clip, question_text, options, style.think)
+            if options
+            else open_question(clip, question_text, style.think)
         )
     except ValueError as error:
         raise FieldError(choices, str(error)) from error

@@ -7,7 +7,7 @@
 A row is any that `read_samples` knows, its gold answer optional, with these columns::
 
     read_pairs    chosen, rejected, margin?
-    read_judged   answer | completion, desirable | label        (beside completion, answer stays the gold answer)
+    read_judged   answer | completion, desirable | label        (with completion, answer stays the gold answer)
     read_steps    steps, labels
 
     {"audio": "a.wav", "question": "Which animal?", "chosen": "a cat", "rejected": "a dog"}
@@ -213,9 +213,9 @@ def _conversation(row: Row, style: Style) -> Sample:
         raise FieldError("prompt", f"{turns!r} is no list of messages; a plain question belongs in question")
     if given is not None and not str(given).strip():
         raise FieldError("id", "empty; give every prompt its own id, or leave the column out")
-    kept = row.data.get("metadata") or {}
-    if not isinstance(kept, Mapping):
-        raise FieldError("metadata", f"{kept!r} is no object; give {{…}}, or leave it out")
+    metadata = row.data.get("metadata") or {}
+    if not isinstance(metadata, Mapping):
+        raise FieldError("metadata", f"{metadata!r} is no object; give {{…}}, or leave it out")
     gold = _either(row, "references", "answer")
     used = ("id", "prompt", "choices", "task", "metadata", gold)
     sample = Sample(
@@ -224,10 +224,10 @@ def _conversation(row: Row, style: Style) -> Sample:
         references=_texts(row, gold),
         choices=_texts(row, "choices"),
         task="qa" if task is None else str(task),
-        metadata={**kept, **{k: v for k, v in row.data.items() if k not in used and v is not None}},
+        metadata={**metadata, **{k: v for k, v in row.data.items() if k not in used and v is not None}},
     )
     if not sample.audio:
-        raise FieldError("prompt", 'holds no audio; put {"type": "audio", "audio": "…"} where it is heard')
+        raise FieldError("prompt", 'holds no audio; put {"type": "audio", "audio": "…"} where it belongs')
     return sample
 
 

@@ -1,11 +1,11 @@
 """Speech without labels, for training and measuring codecs: files, folders and manifests in, crops out.
 
-    found = read_recordings(("LibriTTS/train-clean-100", "own.jsonl"), sample_rate=24_000)
-    print(found.summary())                      # 33 236 recordings, 53.8 h; 12 too short, 310 resampled from 16000 Hz …
-    crops = Crops(found.clips, 24_000, seconds=1.0)
+    recordings = read_recordings(("LibriTTS/train-clean-100", "own.jsonl"), sample_rate=24_000)
+    print(recordings.summary())                 # 33 236 recordings, 53.8 h; 12 too short, 310 resampled …
+    crops = Crops(recordings.clips, 24_000, seconds=1.0)
     wavs = crops.read(places, step=17)          # [B, T] float32
 
-Any sample rate and number of channels is heard; what was done to the recordings is counted, never silent.
+Any sample rate and number of channels is read; what was done to the recordings is counted, never silent.
 """
 
 from __future__ import annotations
@@ -120,10 +120,10 @@ def _look(clip: AudioClip, sample_rate: int, decode: bool, noted: Counter[str]) 
 def _clips(path: str, audio_root: str | Path | None) -> list[AudioClip | BadRow]:
     file = Path(path)
     if file.is_dir():
-        found = sorted(p for p in file.rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES)
-        if not found:
+        files = sorted(p for p in file.rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES)
+        if not files:
             raise ValueError(f"{path}: no audio files below it ({', '.join(AUDIO_SUFFIXES)})")
-        return [AudioClip(path=str(p)) for p in found]
+        return [AudioClip(path=str(p)) for p in files]
     if file.suffix.lower() in AUDIO_SUFFIXES:
         return [AudioClip(path=path)]
     style = Style(Path(audio_root) if audio_root is not None else file.parent, think=False, question=None)
@@ -171,7 +171,7 @@ class Crops(Sequence[Place]):
         self._ends = list(accumulate(max(round(s / length), 1) for s in recordings.lengths))
         # Decided by the data alone: a part decoded on its own differs in its last bits from a part of the whole.
         self._keep = sum(recordings.lengths) * sample_rate * 4 <= cache_mb * 1e6
-        self._kept: dict[int, np.ndarray] = {}
+        self._decoded: dict[int, np.ndarray] = {}
         self._pool = ThreadPoolExecutor(threads)
 
     def __len__(self) -> int:
@@ -183,8 +183,8 @@ class Crops(Sequence[Place]):
         return Place(clip, index - before, self._ends[clip] - before)
 
     def read(self, places: Sequence[Place], step: int) -> np.ndarray:
-        """[B, samples] float32 in [-1, 1]: from somewhere in each place's piece, drawn anew each step; zeros follow a
-        recording that is too short. Equal calls give equal crops."""
+        """[B, samples] float32 in [-1, 1]: from a position in each place's piece that is sampled for every step; zeros
+        follow a recording that is too short. Equal calls give equal crops."""
         jobs = [(place, random.Random(f"{self.seed}/{step}/{k}").random()) for k, place in enumerate(places)]
         return np.stack(list(self._pool.map(lambda job: self._crop(*job), jobs)))
 
@@ -194,9 +194,9 @@ class Crops(Sequence[Place]):
         start = min((place.piece + where) * total / place.pieces, max(total - length, 0.0))
         clip = self.recordings.clips[place.clip]
         if self._keep:
-            if place.clip not in self._kept:
-                self._kept[place.clip] = load_clip(clip, self.sample_rate, max_seconds=float("inf"))
-            wav = self._kept[place.clip][round(start * self.sample_rate) :][: self.samples]
+            if place.clip not in self._decoded:
+                self._decoded[place.clip] = load_clip(clip, self.sample_rate, max_seconds=float("inf"))
+            wav = self._decoded[place.clip][round(start * self.sample_rate) :][: self.samples]
         else:
             part = AudioClip(
                 path=clip.path, data=clip.data, array=clip.array, sample_rate=clip.sample_rate,

@@ -54,7 +54,7 @@ class Conversation:
 def read_meta(path: str | Path) -> list[Utterance]:
     """The utterances of a meta.lst. Raises ValueError naming file and line; audio is not opened."""
     path = Path(path)
-    found: list[Utterance] = []
+    utterances: list[Utterance] = []
     names: dict[str, int] = {}
     for number, line in _lines(path):
         where = f"{path}, line {number}"
@@ -74,25 +74,25 @@ def read_meta(path: str | Path) -> list[Utterance]:
         prompt, recording = (
             AudioClip(path=str(path.parent / fields[i])) if len(fields) > i and fields[i] else None for i in (2, 4)
         )
-        found.append(Utterance(name, text, fields[1] if len(fields) > 2 else "", prompt, recording))
-    if not found:
+        utterances.append(Utterance(name, text, fields[1] if len(fields) > 2 else "", prompt, recording))
+    if not utterances:
         raise ValueError(f"{path}: holds no utterance")
-    return found
+    return utterances
 
 
 def read_texts(path: str | Path) -> list[Utterance]:
     """The lines of a text file, named FILE-0001 by their number. Raises ValueError for a file without any."""
     path = Path(path)
-    found = [Utterance(f"{path.stem}-{number:04d}", line.strip()) for number, line in _lines(path)]
-    if not found:
+    texts = [Utterance(f"{path.stem}-{number:04d}", line.strip()) for number, line in _lines(path)]
+    if not texts:
         raise ValueError(f"{path}: holds no text; write one a line")
-    return found
+    return texts
 
 
 def read_conversations(path: str | Path) -> list[Conversation]:
     """The conversations of a JSON-lines file. Raises ValueError naming file, line and field; audio is not opened."""
     path = Path(path)
-    found: list[Conversation] = []
+    conversations: list[Conversation] = []
     ids: dict[str, int] = {}
     for number, line in _lines(path):
         where = f"{path}, line {number}"
@@ -109,12 +109,12 @@ def read_conversations(path: str | Path) -> list[Conversation]:
         turns = row.get("turns")
         if not isinstance(turns, list) or not turns:
             raise ValueError(f"{where}: turns is {turns!r}, expected a list of at least one")
-        found.append(
+        conversations.append(
             Conversation(id, tuple(_turn(t, row, path.parent, f"{where}, turn {i}") for i, t in enumerate(turns, 1)))
         )
-    if not found:
+    if not conversations:
         raise ValueError(f"{path}: holds no conversation")
-    return found
+    return conversations
 
 
 def _turn(turn: Any, row: dict[str, Any], folder: Path, where: str) -> Turn:

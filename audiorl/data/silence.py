@@ -27,6 +27,6 @@ def speech_in(wav: np.ndarray, rate: int = RATE) -> tuple[int, int]:
     power = np.square(wav[: frames * frame], dtype=np.float64).reshape(frames, frame).mean(1)
     if not len(power) or power.max() < 1e-9:
         raise ValueError(f"{len(wav) / rate:.2f} s of silence; give speech")
-    heard = np.nonzero(power > power.max() * 10 ** (_BELOW / 10))[0]
+    loud = np.nonzero(power > power.max() * 10 ** (_BELOW / 10))[0]
     margin = round(_MARGIN * rate)
-    return max(0, int(heard[0]) * frame - margin), min((int(heard[-1]) + 1) * frame + margin, len(wav))
+    return max(0, int(loud[0]) * frame - margin), min((int(loud[-1]) + 1) * frame + margin, len(wav))

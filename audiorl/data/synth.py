@@ -98,10 +98,10 @@ def accents(language: str) -> tuple[str, ...]:
     A few read another script: "cmn-latn-pinyin" wants pinyin, "cmn" characters.
     """
     code = _NAMES.get(language, language).lower()
-    found = [name for name in _voice_files() if name == code or name.startswith(f"{code}-")]
-    if not found:
+    voices = [name for name in _voice_files() if name == code or name.startswith(f"{code}-")]
+    if not voices:
         raise ValueError(f"espeak-ng has no language {language!r}; it has {', '.join(_voice_files())}")
-    return tuple(sorted(found))
+    return tuple(sorted(voices))
 
 
 @cache

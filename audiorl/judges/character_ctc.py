@@ -1,6 +1,6 @@
 """A small recogniser that is trained in a minute: characters by CTC on the bundled encoder of Whisper tiny.
 
-For speech rewards where no recogniser is at hand, and as a second opinion beside one that is. Only the head learns; the
+For speech rewards where no recogniser is at hand, and as a second opinion next to one. Only the head learns; the
 encoder's frames are computed once for each clip::
 
     judge = train_character_ctc(clips, texts, sample_rate=16_000, steps=400, seed=0)
@@ -39,7 +39,7 @@ RATE = 16_000
 SHORTEST = 1600
 """Samples (0.1 s) to which shorter clips are filled with silence."""
 TOGETHER = 8
-"""Clips that the encoder hears at a time."""
+"""Clips that are encoded at a time."""
 
 
 def plain(text: str) -> str:
@@ -57,10 +57,10 @@ class Head(nn.Module):
         self.between = nn.Conv1d(hidden, hidden, 7, padding=3)
         self.labels = nn.Linear(hidden, 2 * (len(CHARACTERS) + 1))
 
-    def forward(self, heard: Tensor) -> Tensor:
-        x = nn.functional.gelu(self.before(heard.transpose(1, 2)))
+    def forward(self, frames: Tensor) -> Tensor:
+        x = nn.functional.gelu(self.before(frames.transpose(1, 2)))
         x = (x + nn.functional.gelu(self.between(x))).transpose(1, 2)
-        return self.labels(x).reshape(len(x), 2 * heard.shape[1], -1)
+        return self.labels(x).reshape(len(x), 2 * frames.shape[1], -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,9 @@ class CharacterCTC:
 
     @torch.no_grad()
     def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
-        return [_text(self.head(heard[None])[0]) if len(heard) else "" for heard in hear(waveforms, sample_rate)]
+        return [
+            _text(self.head(frames[None])[0]) if len(frames) else "" for frames in encode_clips(waveforms, sample_rate)
+        ]
 
     def save(self, folder: str | Path) -> None:
         """config.json and head.safetensors; the encoder comes with the package."""
@@ -104,13 +106,13 @@ def train_character_ctc(
     seed: int = 0,
     progress: Callable[[int, float], None] | None = None,
 ) -> CharacterCTC:
-    """A recogniser of clips like these. `progress(step, loss)` is told about every step.
+    """A recogniser of clips like these. `progress(step, loss)` is called after every step.
 
     Raises ValueError for a text without letters and for one that is longer than its clip allows.
     """
     targets = [torch.tensor([CHARACTERS.index(c) + 1 for c in plain(text)]) for text in texts]
-    heard = hear(waveforms, sample_rate)
-    for text, target, frames in zip(texts, targets, heard, strict=True):
+    frames_of_clips = encode_clips(waveforms, sample_rate)
+    for text, target, frames in zip(texts, targets, frames_of_clips, strict=True):
         if not len(target):
             raise ValueError(f"text {text!r} has no letters to recognise; leave its clip out")
         needed = len(target) + int((target[1:] == target[:-1]).sum())
@@ -119,16 +121,16 @@ def train_character_ctc(
     rng = random.Random(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        head = Head(heard[0].shape[1])
+        head = Head(frames_of_clips[0].shape[1])
     optimizer = torch.optim.AdamW(head.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
     for step in range(steps):
-        batch = rng.choices(range(len(heard)), k=batch_size)
-        labels = head(pad_sequence([heard[i] for i in batch], batch_first=True)).log_softmax(-1)
+        batch = rng.choices(range(len(frames_of_clips)), k=batch_size)
+        labels = head(pad_sequence([frames_of_clips[i] for i in batch], batch_first=True)).log_softmax(-1)
         loss = nn.functional.ctc_loss(
             labels.transpose(0, 1),
             torch.cat([targets[i] for i in batch]),
-            torch.tensor([2 * len(heard[i]) for i in batch]),
+            torch.tensor([2 * len(frames_of_clips[i]) for i in batch]),
             torch.tensor([len(targets[i]) for i in batch]),
             blank=BLANK,
         )
@@ -143,9 +145,9 @@ def train_character_ctc(
 
 
 @torch.no_grad()
-def hear(waveforms: Sequence[Waveform], sample_rate: int) -> list[Tensor]:
+def encode_clips(waveforms: Sequence[Waveform], sample_rate: int) -> list[Tensor]:
     """The encoder's frames [F, 384] of each clip; none for no samples."""
-    policy = _ear()
+    policy = _encoder()
     assert policy.extractor is not None
     wavs = prepared(waveforms, sample_rate, RATE)
     out = [torch.zeros(0, 384)] * len(wavs)
@@ -153,23 +155,23 @@ def hear(waveforms: Sequence[Waveform], sample_rate: int) -> list[Tensor]:
     for start in range(0, len(audible), TOGETHER):
         part = audible[start : start + TOGETHER]
         mels = [log_mel(policy.extractor, at_least(wavs[i], SHORTEST)) for i in part]
-        for i, heard in zip(part, policy.backbone.encode_audio(policy.model, mels), strict=True):
-            out[i] = heard
+        for i, frames in zip(part, policy.backbone.encode_audio(policy.model, mels), strict=True):
+            out[i] = frames
     return out
 
 
-_EAR: list[Any] = []
+_ENCODER: list[Any] = []
 
 
-def _ear() -> Any:
+def _encoder() -> Any:
     """The bundled encoder, read once."""
-    if not _EAR:
-        _EAR.append(tiny(hidden=16, layers=1))
-        assert isinstance(_EAR[0].backbone, QwenOmni)
-    return _EAR[0]
+    if not _ENCODER:
+        _ENCODER.append(tiny(hidden=16, layers=1))
+        assert isinstance(_ENCODER[0].backbone, QwenOmni)
+    return _ENCODER[0]
 
 
 def _text(labels: Tensor) -> str:
     best = labels.argmax(-1)
-    kept = best[torch.cat([best.new_ones(1, dtype=torch.bool), best[1:] != best[:-1]])]
-    return " ".join("".join(CHARACTERS[i - 1] for i in kept.tolist() if i != BLANK).split())
+    collapsed = best[torch.cat([best.new_ones(1, dtype=torch.bool), best[1:] != best[:-1]])]
+    return " ".join("".join(CHARACTERS[i - 1] for i in collapsed.tolist() if i != BLANK).split())

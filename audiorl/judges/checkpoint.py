@@ -54,7 +54,7 @@ def quietly() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-def beside(loader: Any, path: str | Path, what: str) -> Any:
+def load_processor(loader: Any, path: str | Path, what: str) -> Any:
     """The tokenizer or feature extractor in a model's folder. ValueError when it is missing or damaged."""
     try:
         return loader.from_pretrained(str(path))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from audiorl.config import torch_device
-from audiorl.judges.checkpoint import beside, load_judge
+from audiorl.judges.checkpoint import load_judge, load_processor
 from audiorl.judges.protocol import Waveform
 from audiorl.judges.waves import Wave, at_least, by_length, prepared
 
@@ -24,8 +24,8 @@ SHORTEST = 1600
 class CTC:
     """The most probable label of each frame, repeats and blanks removed. Source: Graves et al. 2006.
 
-    Models whose first convolution normalises over time (Wav2Vec2 base, HuBERT base) hear each clip alone: the silence
-    that fills a batch would be heard too. The others hear batches with a mask.
+    Models whose first convolution normalises over time (Wav2Vec2 base, HuBERT base) get each clip alone: the silence
+    that fills a batch would change their output. The others get batches with a mask.
     """
 
     path: str
@@ -46,8 +46,8 @@ class CTC:
         from transformers import AutoModelForCTC, AutoTokenizer, Wav2Vec2FeatureExtractor
 
         model = load_judge(AutoModelForCTC, self.path, torch_device(self.device))
-        extractor = beside(Wav2Vec2FeatureExtractor, self.path, "feature extractor")
-        return model, extractor, beside(AutoTokenizer, self.path, "tokenizer")
+        extractor = load_processor(Wav2Vec2FeatureExtractor, self.path, "feature extractor")
+        return model, extractor, load_processor(AutoTokenizer, self.path, "tokenizer")
 
     def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
         model, extractor, tokenizer = self.parts
@@ -55,7 +55,7 @@ class CTC:
         texts = [""] * len(waves)
         for batch in by_length(waves, batch_size(model, self.batch_size)):
             for place, ids in zip(batch, self._labels([waves[i] for i in batch]), strict=True):
-                # The tokenizer removes repeats, then blanks; told to skip special tokens it would drop blanks first.
+                # The tokenizer removes repeats, then blanks; with skip_special_tokens it would drop blanks first.
                 texts[place] = tokenizer.decode(ids).strip()
         return texts
 
@@ -69,7 +69,7 @@ class CTC:
 
 
 def batch_size(model: Any, wanted: int) -> int:
-    """1 for models that would hear the silence which fills a batch."""
+    """1 for models whose output the silence that fills a batch would change."""
     return wanted if getattr(model.config, "feat_extract_norm", "group") == "layer" else 1
 
 
@@ -77,14 +77,14 @@ def inputs(model: Any, extractor: Any, waves: Sequence[Wave], shortest: int) -> 
     """The keyword arguments of the model for clips of at least `shortest` samples."""
     filled = [at_least(wav, shortest) for wav in waves]
     mask = len(filled) > 1
-    found = extractor(
+    features = extractor(
         filled,
         sampling_rate=extractor.sampling_rate,
         padding=True,
         return_attention_mask=mask,
         return_tensors="pt",
     )
-    return {key: t.to(model.device, model.dtype if t.is_floating_point() else None) for key, t in found.items()}
+    return {key: t.to(model.device, model.dtype if t.is_floating_point() else None) for key, t in features.items()}
 
 
 def frames(model: Any, samples: int) -> int:

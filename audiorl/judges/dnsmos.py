@@ -39,5 +39,5 @@ class DNSMOS:
             raise ImportError("DNSMOS needs speechmos and librosa: pip install 'audiorl[speech]'") from error
         waves = prepared(waveforms, sample_rate, RATE)
         refuse_empty(waves)
-        found: list[dict[str, Any]] = [dnsmos.run(np.clip(wav, -1.0, 1.0), RATE) for wav in waves]
-        return [float(values[_KEYS[self.scale]]) for values in found]
+        scores: list[dict[str, Any]] = [dnsmos.run(np.clip(wav, -1.0, 1.0), RATE) for wav in waves]
+        return [float(values[_KEYS[self.scale]]) for values in scores]

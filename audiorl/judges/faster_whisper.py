@@ -16,7 +16,7 @@ RATE = 16_000
 
 @dataclass(frozen=True)
 class FasterWhisper:
-    """Greedy transcripts at temperature 0, without retries or the text before. Clips are heard one by one.
+    """Greedy transcripts at temperature 0, without retries or the text before. Clips are transcribed one by one.
 
     `compute_type` as CTranslate2 names it; "default" is that of the folder.
     """

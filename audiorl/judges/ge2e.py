@@ -81,11 +81,11 @@ class GE2E:
         waves = prepared(waveforms, sample_rate, RATE)
         refuse_empty(waves)
         device = self.network.linear.weight.device
-        found = []
+        embeddings = []
         for wav in waves:
             parts = self.network(torch.from_numpy(partials(wav)).to(device))
-            found.append(nn.functional.normalize(parts.mean(0), dim=-1).cpu().numpy())
-        return np.stack(found) if found else np.zeros((0, self.network.linear.out_features), np.float32)
+            embeddings.append(nn.functional.normalize(parts.mean(0), dim=-1).cpu().numpy())
+        return np.stack(embeddings) if embeddings else np.zeros((0, self.network.linear.out_features), np.float32)
 
 
 def partials(wav: Wave) -> NDArray[np.float32]:

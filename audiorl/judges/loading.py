@@ -82,7 +82,7 @@ def model_type(path: str | Path) -> str:
         config: Any = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file}: not JSON ({error}); copy the folder again") from error
-    found = config.get("model_type") if isinstance(config, dict) else None
-    if not isinstance(found, str):
+    model_type = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(model_type, str):
         raise ValueError(f"{file}: no model_type; it is no model's configuration")
-    return found
+    return model_type

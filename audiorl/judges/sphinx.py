@@ -40,5 +40,5 @@ class PocketSphinx:
         self.decoder.start_utt()
         self.decoder.process_raw(samples.tobytes(), no_search=False, full_utt=True)
         self.decoder.end_utt()
-        found = self.decoder.hyp()
-        return found.hypstr if found else ""
+        hypothesis = self.decoder.hyp()
+        return hypothesis.hypstr if hypothesis else ""

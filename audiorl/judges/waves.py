@@ -34,7 +34,7 @@ def refuse_empty(waves: Sequence[Wave]) -> None:
     """ValueError naming the first waveform without samples, for judges that have no answer to nothing."""
     for number, wav in enumerate(waves):
         if not len(wav):
-            raise ValueError(f"waveform {number}: holds no samples; there is nobody to hear")
+            raise ValueError(f"waveform {number}: holds no samples; give a recording with speech")
 
 
 def at_least(wav: Wave, samples: int) -> Wave:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from audiorl.config import torch_device
-from audiorl.judges.checkpoint import beside, load_judge, quietly
+from audiorl.judges.checkpoint import load_judge, load_processor, quietly
 from audiorl.judges.protocol import Waveform
 from audiorl.judges.waves import Wave, by_length, prepared
 
@@ -23,8 +23,8 @@ PROMPT = 4
 class Whisper:
     """Greedy transcripts without timestamps, in float32 on the CPU and float16 on a GPU.
 
-    Clips of up to 30 s are heard in batches; longer ones alone, window by window, as the paper describes for long-form
-    transcription but without retries at higher temperatures, which are random. A multilingual model guesses the
+    Clips of up to 30 s are transcribed in batches; longer ones alone, window by window, as the paper describes for
+    long-form transcription but without retries at higher temperatures, which are random. A multilingual model guesses the
     language of each clip unless it is given. Source: Radford et al. 2022.
     """
 
@@ -48,11 +48,11 @@ class Whisper:
         from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
 
         model = load_judge(WhisperForConditionalGeneration, self.path, torch_device(self.device))
-        extractor = beside(WhisperFeatureExtractor, self.path, "feature extractor")
-        tokenizer = beside(WhisperTokenizer, self.path, "tokenizer")
-        known = getattr(model.generation_config, "lang_to_id", None) or {}
-        if self.language and known and f"<|{self.language}|>" not in known:
-            codes = ", ".join(sorted(token.strip("<|>") for token in known))
+        extractor = load_processor(WhisperFeatureExtractor, self.path, "feature extractor")
+        tokenizer = load_processor(WhisperTokenizer, self.path, "tokenizer")
+        languages = getattr(model.generation_config, "lang_to_id", None) or {}
+        if self.language and languages and f"<|{self.language}|>" not in languages:
+            codes = ", ".join(sorted(token.strip("<|>") for token in languages))
             raise ValueError(f"{self.path}: no language {self.language!r}; it knows {codes}")
         return model, extractor, tokenizer
 
@@ -80,9 +80,9 @@ class Whisper:
             return_attention_mask=True,
             **({"truncation": False, "padding": "longest"} if long else {}),
         ).to(model.device)
-        asked: dict[str, Any] = {"return_timestamps": True} if long else {}
+        options: dict[str, Any] = {"return_timestamps": True} if long else {}
         if getattr(model.generation_config, "is_multilingual", False):
-            asked |= {"language": self.language, "task": "transcribe"}
+            options |= {"language": self.language, "task": "transcribe"}
         with quietly():  # it warns about arguments that it passes to itself
             ids = model.generate(
                 features.input_features.to(model.dtype),
@@ -90,6 +90,6 @@ class Whisper:
                 num_beams=1,
                 do_sample=False,
                 max_new_tokens=min(self.max_new_tokens, model.config.max_target_positions - PROMPT),
-                **asked,
+                **options,
             )
         return [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]

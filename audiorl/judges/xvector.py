@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from audiorl.config import torch_device
-from audiorl.judges.checkpoint import beside, load_judge
+from audiorl.judges.checkpoint import load_judge, load_processor
 from audiorl.judges.ctc import inputs
 from audiorl.judges.protocol import Waveform
 from audiorl.judges.waves import prepared, refuse_empty
@@ -26,8 +26,8 @@ SHORTEST = 8000
 class XVector:
     """The model's embedding at length 1. Source: Snyder et al. 2018, on self-supervised features.
 
-    Clips are heard one by one: in a padded batch transformers pools frames of padding, since it forgets the dilation of
-    the time-delay layers when it counts them.
+    Clips are encoded one by one: in a padded batch transformers pools frames of padding, since it forgets the
+    dilation of the time-delay layers when it counts them.
     """
 
     path: str
@@ -43,7 +43,7 @@ class XVector:
         from transformers import AutoModelForAudioXVector, Wav2Vec2FeatureExtractor
 
         model = load_judge(AutoModelForAudioXVector, self.path, torch_device(self.device))
-        return model, beside(Wav2Vec2FeatureExtractor, self.path, "feature extractor")
+        return model, load_processor(Wav2Vec2FeatureExtractor, self.path, "feature extractor")
 
     @torch.no_grad()
     def embed(self, waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[Any]:
@@ -52,6 +52,6 @@ class XVector:
         refuse_empty(waves)
         out = np.zeros((len(waves), model.config.xvector_output_dim), np.float32)
         for i, wav in enumerate(waves):
-            found = model(**inputs(model, extractor, [wav], SHORTEST)).embeddings[0].float()
-            out[i] = torch.nn.functional.normalize(found, dim=-1).cpu().numpy()
+            embedding = model(**inputs(model, extractor, [wav], SHORTEST)).embeddings[0].float()
+            out[i] = torch.nn.functional.normalize(embedding, dim=-1).cpu().numpy()
         return out

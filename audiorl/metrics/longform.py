@@ -16,7 +16,7 @@ from audiorl.metrics.resegment import chunks
 
 @dataclass(frozen=True)
 class ReferenceSegment:
-    """A stretch of a stream and its reference translation; `start` and `duration` in ms."""
+    """A segment of a stream and its reference translation; `start` and `duration` in ms."""
 
     start: float
     duration: float

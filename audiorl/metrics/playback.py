@@ -1,4 +1,4 @@
-"""When chunks of speech output are heard: each starts when it is ready and the chunk before it has been played."""
+"""When chunks of speech output play: each starts when it is ready and the chunk before it has been played."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def play(delays: Sequence[float], durations: Sequence[float]) -> list[Interval]:
     if len(delays) != len(durations):
         raise ValueError(f"{len(delays)} delays but {len(durations)} durations")
     intervals: list[Interval] = []
-    heard = 0.0
+    end = 0.0
     for delay, duration in zip(delays, durations, strict=True):
-        start = max(heard, delay)
+        start = max(end, delay)
         intervals.append((start, duration))
-        heard = start + duration
+        end = start + duration
     return intervals
 
 

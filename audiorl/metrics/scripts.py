@@ -38,7 +38,7 @@ SCRIPTS: dict[str, str] = {
 UNSPACED = "".join(SCRIPTS[s] for s in ("han", "kana", "thai", "lao", "myanmar", "khmer"))
 
 _UNIT = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
-_SPACE_BESIDE_UNSPACED = re.compile(rf"(?<=[{UNSPACED}])\s+|\s+(?=[{UNSPACED}])")
+_SPACE_NEXT_TO_UNSPACED = re.compile(rf"(?<=[{UNSPACED}])\s+|\s+(?=[{UNSPACED}])")
 _SCRIPT_PATTERNS = {name: re.compile(f"[{ranges}]") for name, ranges in SCRIPTS.items()}
 
 
@@ -52,8 +52,8 @@ def units(text: str) -> list[str]:
 
 
 def join_unspaced(text: str) -> str:
-    """Drop whitespace beside characters of scripts written without spaces; it carries no meaning there."""
-    return _SPACE_BESIDE_UNSPACED.sub("", text)
+    """Drop whitespace next to characters of scripts written without spaces; it carries no meaning there."""
+    return _SPACE_NEXT_TO_UNSPACED.sub("", text)
 
 
 def script_counts(text: str) -> dict[str, int]:

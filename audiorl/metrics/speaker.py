@@ -46,14 +46,14 @@ class VoiceCosines:
 def voice_cosines(embeddings: Sequence[NDArray[Any] | None], speakers: Sequence[str]) -> VoiceCosines:
     """Of turns with these embeddings, spoken by these speakers; every pair of turns counts once.
 
-    None is a turn in which nobody can be heard. A pair with one counts as the worst: 0 by the same speaker, 1 by two.
+    None is a turn without audible speech. A pair with one counts as the worst: 0 by the same speaker, 1 by two.
     """
     if len(embeddings) != len(speakers):
         raise ValueError(f"voice_cosines: {len(embeddings)} embeddings but {len(speakers)} speakers")
-    found: dict[bool, list[float]] = {True: [], False: []}
+    cosines: dict[bool, list[float]] = {True: [], False: []}
     for i, one in enumerate(speakers):
         for j in range(i):
             same, a, b = one == speakers[j], embeddings[i], embeddings[j]
-            found[same].append(float(not same) if a is None or b is None else cosine(a, b))
-    intra, inter = (sum(f) / len(f) if f else math.nan for f in (found[True], found[False]))
+            cosines[same].append(float(not same) if a is None or b is None else cosine(a, b))
+    intra, inter = (sum(f) / len(f) if f else math.nan for f in (cosines[True], cosines[False]))
     return VoiceCosines(intra, inter)

@@ -42,7 +42,7 @@ Saved = AudioPolicy | Restorable
 
 
 def save_checkpoint(folder: Path, model: Saved, trainer: TrainerState, meta: Mapping[str, Any]) -> None:
-    """Write beside `folder`, flush to disk, rename: a crash at any moment leaves the old state or the new one."""
+    """Write to a temporary folder, flush to disk, rename: a crash at any moment leaves the old state or the new one."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -54,8 +54,8 @@ def save_checkpoint(folder: Path, model: Saved, trainer: TrainerState, meta: Map
         save_file(flat, partial / "trainer.safetensors")
         (partial / "trainer.json").write_text(json.dumps(dict(meta), indent=1))
         files = [file for file in sorted(partial.rglob("*")) if file.is_file()]
-        found = {str(file.relative_to(partial)): [file.stat().st_size, _crc32(file)] for file in files}
-        (partial / MANIFEST).write_text(json.dumps(found, indent=1))
+        checksums = {str(file.relative_to(partial)): [file.stat().st_size, _crc32(file)] for file in files}
+        (partial / MANIFEST).write_text(json.dumps(checksums, indent=1))
         for file in [*files, partial / MANIFEST]:
             flush_to_disk(file)
     except Exception as error:
@@ -138,8 +138,8 @@ def read_json(path: Path) -> Any:
 
 def _no_room(error: Exception) -> bool:
     """Whether a disk, quota or file size limit is exhausted; Rust libraries say so with exceptions of their own."""
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    code = int(found[1]) if found else getattr(error, "errno", None)
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    code = int(match[1]) if match else getattr(error, "errno", None)
     return code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -251,8 +251,8 @@ class Run:
     def write_result(self, name: str, results: Mapping[str, Any]) -> None:
         """Set one entry of eval.json."""
         path = self.dir / "eval.json"
-        known = read_json(path) if path.exists() else {}
-        write_json(path, known | {name: dict(results)})
+        entries = read_json(path) if path.exists() else {}
+        write_json(path, entries | {name: dict(results)})
 
     def _write_state(self) -> None:
         self._state["seq"] = self._seq

@@ -83,9 +83,9 @@ class Progress:
 
     def _values(self) -> Iterator[tuple[str, str]]:
         for label, names, form in _SHOWN:
-            found = next((self._last[n] for n in names if n in self._last), None)
-            if found is not None:
-                yield label, form.format(found)
+            value = next((self._last[n] for n in names if n in self._last), None)
+            if value is not None:
+                yield label, form.format(value)
 
     def _count(self) -> str:
         return f"{self._step}/{self.total}" if self.max_seconds is None else str(self._step)

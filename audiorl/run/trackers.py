@@ -3,7 +3,7 @@
 Every tracker gets the curve of every metric, at the line number (`seq`) of metrics.jsonl, and at the steps whose
 rollouts are written a table of rollouts (prompt, text, reward and its parts, advantage) with audio players. Which
 trackers a run has is not part of its recipe: `audiorl train … --log wandb` and `audiorl resume … --log tensorboard`
-choose anew. A library is imported only when its tracker is opened.
+choose independently. A library is imported only when its tracker is opened.
 
 Where they write: TensorBoard to RUN/tensorboard; W&B to your account, or to RUN/wandb with WANDB_MODE=offline; Trackio
 to its own folder (TRACKIO_DIR); MLflow to MLFLOW_TRACKING_URI, or to RUN/mlflow.db without it. The project is "audiorl"

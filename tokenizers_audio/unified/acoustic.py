@@ -11,7 +11,7 @@ from tokenizers_audio.unified.spectrum import Analysis, MelSynthesis, Synthesis
 
 
 class AcousticEncoder(Chain):
-    """[B, 1, F · hop] samples -> [B, acoustic_dim, F]. Frame f has heard the samples up to its own end."""
+    """[B, 1, F · hop] samples -> [B, acoustic_dim, F]. Frame f depends on the samples up to its own end."""
 
     def __init__(self, config: UnifiedConfig):
         channels, act = config.channels, activation(config.activation)

@@ -106,6 +106,6 @@ def kmeans(vectors: Tensor, count: int, generator: torch.Generator, iterations: 
         centres = sums / uses.clamp_min(1)[:, None]
         empty = (uses == 0).nonzero()[:, 0]
         if len(empty):
-            drawn = torch.randint(len(vectors), (len(empty),), generator=generator)
-            centres[empty] = vectors[drawn.to(vectors.device)]
+            replacements = torch.randint(len(vectors), (len(empty),), generator=generator)
+            centres[empty] = vectors[replacements.to(vectors.device)]
     return centres

@@ -37,7 +37,7 @@ class UnifiedConfig:
     spectrum_hop: int | None = None
     """Samples between the spectra that the acoustic branch begins and ends with; None for a branch on samples.
 
-    Spectra make a network that is small and quick to train. The encoder then hears magnitudes only: phases are not
+    Spectra make a network that is small and quick to train. The encoder then sees magnitudes only: phases are not
     coded, the decoder makes up its own.
     """
     window: int = 960
@@ -51,7 +51,7 @@ class UnifiedConfig:
     """Where the semantic branch gets its features: log-mel statistics, or a frozen HuBERT, WavLM or Wav2Vec2."""
     semantic_dim: int = 256
     semantic_block: int = 25
-    """Frames that a speech model hears at once, after as many that it has heard before: the encoder's latency."""
+    """Frames that the speech model encodes at once, with as many before them as context: the encoder's latency."""
     mels: int = 80
     lookahead: int = 1
     """Frames of codes beyond its own that a decoded frame may depend on: the decoder's latency."""
@@ -107,9 +107,9 @@ class UnifiedConfig:
         """Raises ValueError naming a field that is missing, unknown or wrong."""
         names = {f.name for f in dataclasses.fields(cls)}
         given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        for kind, found in (("is missing", names - given.keys()), ("is not known", given.keys() - names)):
-            if found:
-                raise ValueError(f"{where}: {min(found)!r} {kind}; the file is damaged or of another version")
+        for kind, keys in (("is missing", names - given.keys()), ("is not known", given.keys() - names)):
+            if keys:
+                raise ValueError(f"{where}: {min(keys)!r} {kind}; the file is damaged or of another version")
         try:
             return cls(**given)
         except (TypeError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Our tokenizer: what is said and how it sounds in one row of codes.
 
-Two encoders hear the samples, an acoustic and (unless it is switched off) a semantic one. What they say of a frame is
+Two encoders read the samples, an acoustic and (unless it is switched off) a semantic one. What they say of a frame is
 put side by side, mapped to a small vector and quantised; from the codes one decoder predicts the semantic features, the
 other the samples. The layout is that of X-Codec (arXiv 2408.17175) and Higgs Audio V2; all of it is causal, except that
 the acoustic decoder waits for `lookahead` frames.
@@ -59,7 +59,7 @@ class Reconstruction:
     predicted: Tensor | None
     features: Tensor | None
     mels: Tensor | None = None
-    heard: Tensor | None = None
+    target_mels: Tensor | None = None
 
 
 class UnifiedTokenizer(nn.Module):
@@ -112,7 +112,7 @@ class UnifiedTokenizer(nn.Module):
 
     @property
     def identity(self) -> str:
-        """Computed anew each time: weights may be in training."""
+        """Computed at every call, because weights may be in training."""
         return identity("unified", self.sample_rate, self.frame_rate, self.levels, self.codebook_size, self)
 
     def with_codebooks(self, count: int) -> UnifiedTokenizer:
@@ -213,21 +213,21 @@ class UnifiedTokenizer(nn.Module):
             predicted = self.semantic_decoder(self.to_semantic(vectors.transpose(1, 2)).transpose(1, 2))
         said = self._said(pad(vectors, (0, skip)), None)
         out = self.decoder.voice(said, None)[:, 0, skip * hop :] if sound or self.mels is None else None
-        mels, heard = (None, None) if self.mels is None else self._compared(said, wav)
-        return Reconstruction(out, quantized, latents, predicted, features, mels, heard)
+        mels, target_mels = (None, None) if self.mels is None else self._compared(said, wav)
+        return Reconstruction(out, quantized, latents, predicted, features, mels, target_mels)
 
     def _compared(self, said: Tensor, wav: Tensor) -> tuple[Tensor, Tensor]:
         """The log-mels [B, mels, steps] that the decoder said of wav [B, F · hop], and those that it has."""
         assert self.mels is not None and self.config.spectrum_hop is not None
         step, size = self.config.spectrum_hop, self.config.window
         with torch.no_grad():
-            heard = self.mels(pad(wav, (0, size - step)).unfold(-1, size, step)).transpose(1, 2)
-        return said[..., self.config.lookahead * self.config.hop // step :], heard
+            target_mels = self.mels(pad(wav, (0, size - step)).unfold(-1, size, step)).transpose(1, 2)
+        return said[..., self.config.lookahead * self.config.hop // step :], target_mels
 
     @torch.no_grad()
     def begin(self, wav: Tensor, generator: torch.Generator) -> Tensor:
         """For a decoder that says log-mels: set the straight ways to their best on wav [B, F · hop], and the networks
-        beside them to silence. Returns the latents [N, D] of these recordings."""
+        parallel to them to silence. Returns the latents [N, D] of these recordings."""
         if self.mels is None:
             raise ValueError("only a tokenizer whose decoder says log-mels has a beginning of its own")
         hop, late = self.config.hop, self.config.lookahead
@@ -238,8 +238,8 @@ class UnifiedTokenizer(nn.Module):
         self.decoder.silence()
         latents, _ = self.latents_of(pad(wav, (past, ahead)), None)
         pairs = self.patch_decoder.pairs(pad(latents, (1, late)))[:, late:]
-        _, heard = self._compared(torch.zeros(0), wav)
-        wanted = heard.unflatten(2, (-1, self.patch_decoder.steps)).permute(0, 2, 3, 1).flatten(2)
+        _, target_mels = self._compared(torch.zeros(0), wav)
+        wanted = target_mels.unflatten(2, (-1, self.patch_decoder.steps)).permute(0, 2, 3, 1).flatten(2)
         # The last frames lack what comes after them.
         ends = wav.shape[-1] // hop - max(late, 1)
         least_squares(self.patch_decoder.map, pairs[:, :ends].flatten(0, 1), wanted[:, :ends].flatten(0, 1))

@@ -30,8 +30,8 @@ class PatchEncoder(nn.Module):
 
     def patches(self, wav: Tensor, cache: Cache | None) -> Tensor:
         """[B, T] samples -> [B, F, S · M]"""
-        heard = with_past(self, wav, self.size - self.step, cache).unfold(-1, self.size, self.step)
-        return self._mels[0](heard).unflatten(1, (-1, self.steps)).flatten(2)
+        windows = with_past(self, wav, self.size - self.step, cache).unfold(-1, self.size, self.step)
+        return self._mels[0](windows).unflatten(1, (-1, self.steps)).flatten(2)
 
     def forward(self, wav: Tensor, cache: Cache | None = None) -> Tensor:
         with torch.no_grad():

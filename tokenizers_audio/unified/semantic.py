@@ -60,7 +60,7 @@ class MelStatistics(nn.Module):
 class SpeechModelFeatures(nn.Module):
     """The mean of all hidden states of a frozen speech model, thinned out to the codec's frames: [B, D, F].
 
-    Every block is heard with the one before it and one frame after it, which bounds the attention of the model:
+    Every block is encoded with the one before it and one frame after it, which bounds the attention of the model:
     latency is a block and a frame.
     """
 
@@ -79,7 +79,7 @@ class SpeechModelFeatures(nn.Module):
         self.channels = int(about.hidden_size)
         self.block = config.semantic_block
         self.past, self.ahead = self.block * config.hop, config.hop
-        self.normalise = about.feat_extract_norm == "layer"  # the others do not hear the loudness anyway
+        self.normalise = about.feat_extract_norm == "layer"  # the others ignore the loudness anyway
         self.hop, self.rates = config.hop, (config.sample_rate, rate)
 
     def train(self, mode: bool = True) -> SpeechModelFeatures:
@@ -90,11 +90,11 @@ class SpeechModelFeatures(nn.Module):
         own = self.block * self.hop
         windows = wide(wav).unfold(-1, self.past + own + self.ahead, own)
         count = windows.shape[1]
-        heard = resample(windows.flatten(0, 1), *self.rates)
+        waves = resample(windows.flatten(0, 1), *self.rates)
         if self.normalise:
-            heard = (heard - heard.mean(-1, keepdim=True)) / (heard.var(-1, keepdim=True, correction=0) + 1e-7).sqrt()
+            waves = (waves - waves.mean(-1, keepdim=True)) / (waves.var(-1, keepdim=True, correction=0) + 1e-7).sqrt()
         with full_precision(wav):
-            states = self.model(heard, output_hidden_states=True).hidden_states
+            states = self.model(waves, output_hidden_states=True).hidden_states
         mean = torch.stack(states).mean(0)[:, :: self.every]
         first = self.past // self.hop
         return mean[:, first : first + self.block].unflatten(0, (-1, count)).flatten(1, 2).transpose(1, 2)
@@ -118,9 +118,9 @@ class SemanticDecoder(Chain):
 
 def load_speech_model(path: str | Path) -> PreTrainedModel:
     """A HuBERT, WavLM or Wav2Vec2 from a local folder or hub id."""
-    known = read_config(path)["model_type"]
-    if known not in SPEECH_MODELS:
-        raise ValueError(f"{path}: a {known} model; the semantic branch takes {', '.join(SPEECH_MODELS)}")
+    model_type = read_config(path)["model_type"]
+    if model_type not in SPEECH_MODELS:
+        raise ValueError(f"{path}: a {model_type} model; the semantic branch takes {', '.join(SPEECH_MODELS)}")
     return load_model(AutoModel, path)
 
 

@@ -114,8 +114,8 @@ class PeakPhases(nn.Module):
         owner = torch.where((owner < 0) | (owner >= bins), places, owner)  # no peak at all
         advance = self.turn * (places + torch.where(peak, offset, 0.0))
         step = advance.gather(-1, owner) + math.pi * ((places - owner) % 2)
-        known = None if cache is None else cache.get(self)
-        phase = torch.zeros_like(magnitudes[:, 0]) if known is None else known
+        last_phase = None if cache is None else cache.get(self)
+        phase = torch.zeros_like(magnitudes[:, 0]) if last_phase is None else last_phase
         phases = torch.empty_like(magnitudes)
         for t in range(magnitudes.shape[1]):
             phase = (phase.gather(-1, owner[:, t]) + step[:, t]) % (2 * math.pi)

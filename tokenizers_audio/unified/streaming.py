@@ -40,7 +40,7 @@ class UnifiedStreaming:
 
     def __init__(self, tokenizer: BlockTokenizer):
         self.tokenizer = tokenizer
-        self._heard: Tensor
+        self._buffer: Tensor
         self._samples: int
         self._frames: int
         self._start_encoding()
@@ -52,10 +52,10 @@ class UnifiedStreaming:
         if wav.ndim != 1:
             raise ValueError(f"a stream takes [T] samples, mono, got {list(wav.shape)}")
         check_wav(wav)
-        self._heard = torch.cat([self._heard, wav.to(self._heard)])
+        self._buffer = torch.cat([self._buffer, wav.to(self._buffer)])
         self._samples += len(wav)
         block, past, ahead = self.tokenizer.blocks
-        ready = (len(self._heard) - past - ahead) // (block * self.tokenizer.config.hop)
+        ready = (len(self._buffer) - past - ahead) // (block * self.tokenizer.config.hop)
         return self._codes(max(ready, 0) * block)
 
     @torch.no_grad()
@@ -65,7 +65,7 @@ class UnifiedStreaming:
         block, past, ahead = self.tokenizer.blocks
         left = -(-self._samples // hop) - self._frames
         whole = -(-left // block) * block
-        self._heard = torch.nn.functional.pad(self._heard, (0, past + whole * hop + ahead - len(self._heard)))
+        self._buffer = torch.nn.functional.pad(self._buffer, (0, past + whole * hop + ahead - len(self._buffer)))
         codes = self._codes(whole)[:, :left]
         self._start_encoding()
         return codes
@@ -76,7 +76,7 @@ class UnifiedStreaming:
         check_codes(codes, self.tokenizer.num_codebooks, self.tokenizer.codebook_size, "[Q, F]")
         if not codes.shape[1]:
             return torch.zeros(0, device=self.tokenizer.device)
-        self._told = True
+        self._decoded = True
         return self._wav(self.tokenizer.quantizer.decode(codes[None].to(self.tokenizer.device, torch.int64)))
 
     @torch.no_grad()
@@ -84,7 +84,7 @@ class UnifiedStreaming:
         """[T''] the remaining samples, after the last codes."""
         config, weight = self.tokenizer.config, self.tokenizer.fuse.weight
         wav = torch.zeros(0, device=self.tokenizer.device)
-        if self._told and config.lookahead:
+        if self._decoded and config.lookahead:
             wav = self._wav(weight.new_zeros(1, config.codebook_dim, config.lookahead))
         self._start_decoding()
         return wav
@@ -95,8 +95,8 @@ class UnifiedStreaming:
         if not frames:
             return torch.zeros(tokenizer.num_codebooks, 0, dtype=torch.long, device=tokenizer.device)
         length = frames * tokenizer.config.hop
-        codes = tokenizer.codes_of(self._heard[None, : past + length + ahead], self._encoder_cache)[0]
-        self._heard = self._heard[length:].clone()
+        codes = tokenizer.codes_of(self._buffer[None, : past + length + ahead], self._encoder_cache)[0]
+        self._buffer = self._buffer[length:].clone()
         self._frames += frames
         return codes
 
@@ -108,10 +108,10 @@ class UnifiedStreaming:
 
     def _start_encoding(self) -> None:
         self._encoder_cache: Cache = {}
-        self._heard = self.tokenizer.fuse.weight.new_zeros(self.tokenizer.blocks[1])
+        self._buffer = self.tokenizer.fuse.weight.new_zeros(self.tokenizer.blocks[1])
         self._samples = self._frames = 0
 
     def _start_decoding(self) -> None:
         self._decoder_cache: Cache = {}
         self._skip = self.tokenizer.config.lookahead * self.tokenizer.config.hop
-        self._told = False
+        self._decoded = False

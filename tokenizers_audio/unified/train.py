@@ -160,7 +160,7 @@ class Trainer:
         return {"loss": float(total.detach()), **named, **metrics, "quantizing": float(levels is not None)}
 
     def state(self) -> State:
-        """Everything beside the tokenizer's own weights that the next step depends on."""
+        """Everything that the next step depends on, except the tokenizer's own weights."""
         out: State = {
             "progress": {
                 "steps_done": torch.tensor(self.steps_done),
@@ -197,8 +197,8 @@ class Trainer:
     def _losses(self, wav: Tensor, out: Reconstruction, adversarial: bool) -> dict[str, Tensor]:
         """Unweighted, by the names of `LossWeights`."""
         losses: dict[str, Tensor] = {}
-        if out.mels is not None and out.heard is not None:
-            losses["mel"] = 2 * (out.mels.float() - out.heard).abs().mean()  # in log10, as below
+        if out.mels is not None and out.target_mels is not None:
+            losses["mel"] = 2 * (out.mels.float() - out.target_mels).abs().mean()  # in log10, as below
         elif out.wav is not None:
             losses["stft"], losses["mel"] = self.spectral(wav, out.wav)
         if out.features is not None and out.predicted is not None:
@@ -227,8 +227,8 @@ class Trainer:
         self.judge.zero_grad()
         loss.backward()
         own = dict(self.discriminator.named_parameters())
-        found = _update(self.judge, own, self.config, self.steps_done)
-        return {"discriminator/loss": float(loss.detach()), "discriminator/grad_norm": found["grad_norm"]}
+        update = _update(self.judge, own, self.config, self.steps_done)
+        return {"discriminator/loss": float(loss.detach()), "discriminator/grad_norm": update["grad_norm"]}
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.tokenizer.device.type, torch.bfloat16, enabled=self.config.autocast)
@@ -239,9 +239,9 @@ class Trainer:
         levels = torch.full((batch,), count)
         if self.tokenizer.config.quantizer == "residual" and self.config.codebook_dropout:
             generator = self._random("levels", own=True)
-            drawn = torch.randint(1, count + 1, (batch,), generator=generator)
+            fewer_levels = torch.randint(1, count + 1, (batch,), generator=generator)
             fewer = torch.rand(batch, generator=generator) < self.config.codebook_dropout
-            levels = torch.where(fewer, drawn, levels)
+            levels = torch.where(fewer, fewer_levels, levels)
         return levels
 
     def _wait_for_start(self, latents: Tensor) -> None:
