@@ -24,8 +24,8 @@ class Whisper:
     """Greedy transcripts without timestamps, in float32 on the CPU and float16 on a GPU.
 
     Clips of up to 30 s are transcribed in batches; longer ones alone, window by window, as the paper describes for
-    long-form transcription but without retries at higher temperatures, which are random. A multilingual model guesses the
-    language of each clip unless it is given. Source: Radford et al. 2022.
+    long-form transcription but without retries at higher temperatures, which are random. A multilingual model guesses
+    the language of each clip unless it is given. Source: Radford et al. 2022.
     """
 
     path: str
