@@ -1,0 +1,312 @@
+"""Each command in README.md and docs/ names what exists; what can run here runs, with tiny options where it takes long.
+
+bash runs every shell block with stand-ins for the programs, which write down their arguments. So loops, variables and
+quotes are those of bash, and what is checked is what a program would get.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import json
+import os
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from audiorl import cli
+from audiorl.cli.codec import Decode, Encode
+from audiorl.cli.plan import Options as PlanOptions
+from audiorl.options import names, parse, parse_known
+from audiorl.recipe.loader import load_recipe, parse_config
+from audiorl.recipe.scripts import find_script, scripts
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PROGRAMS = ("audiorl", "python", "python3", "torchrun", "make", "pip", "simuleval", "vllm", "ray")
+STAND_IN = """#!/bin/sh
+printf '%s\\0' {name} "$@" >> "$RECORD"; printf '\\n' >> "$RECORD"
+"""
+Argv = list[str]
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [text for language, text in FENCE.findall(page.read_text()) if language in languages]
+
+
+def shell_blocks(page: Path) -> list[str]:
+    indented = re.findall(r"^    ((?:OMP_\S+ )?(?:python|audiorl) .*)$", page.read_text(), re.MULTILINE)
+    return [*blocks(page, "", "sh", "bash"), *indented]
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list[Argv]]:
+    """What the programs would get, by page."""
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "bin").mkdir()
+    for name in PROGRAMS:
+        stand_in = folder / "bin" / name
+        stand_in.write_text(STAND_IN.format(name=name))
+        stand_in.chmod(0o755)
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "bin" / "activate").write_text("")
+    found: dict[Path, list[Argv]] = {}
+    for page in PAGES:
+        record = folder / f"{page.stem}.jsonl"
+        record.write_text("")
+        environment = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "RECORD": str(record)}
+        for block in shell_blocks(page):
+            bash = ["bash", "-eu", "-c", block]
+            done = subprocess.run(bash, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{page.name}: {block}\n{done.stderr}"
+        found[page] = [line.split("\0") for line in record.read_text().split("\0\n")[:-1]]
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_and_their_options_exist(page: Path, commands: dict[Path, list[Argv]]) -> None:
+    for argv in commands[page]:
+        try:
+            check(argv)
+        except (Exception, SystemExit) as error:
+            raise AssertionError(f"{page.name}: {' '.join(argv)}: {error}") from error
+
+
+def test_the_pages_have_commands(commands: dict[Path, list[Argv]]) -> None:
+    audiorl = {argv[1] for argvs in commands.values() for argv in argvs if argv[0] == "audiorl"}
+    assert audiorl == set(cli.COMMANDS)
+
+
+def check(argv: Argv) -> None:
+    """Raise unless the program, the file or recipe, and all options exist."""
+    program, *args = argv
+    if program == "audiorl":
+        check_audiorl(*args)
+    elif program == "torchrun":
+        assert args[2:4] == ["-m", "audiorl.cli"]
+        check_audiorl(*args[4:])
+    elif program == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert args[0] in targets
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        for extra in re.findall(r"\[([\w,-]+)\]", " ".join(args)):
+            assert set(extra.split(",")) <= set(extras)
+    elif program in ("python", "python3") and args[0].endswith(".py"):
+        source = (ROOT / args[0]).read_text()
+        for option in options_of(args):
+            name = option.removeprefix("--").replace("-", "_")
+            assert option in source or re.search(rf"^    {name}: ", source, re.MULTILINE), option
+    elif program == "simuleval":
+        module, _, name = args[args.index("--agent-class") + 1].rpartition(".")
+        assert ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text().count(f"class {name}")
+    else:
+        assert (program, args[0]) in (("python", "-c"), ("python3", "-m"), ("vllm", "serve"), ("ray", "start"))
+
+
+def check_audiorl(command: str, *args: str) -> None:
+    assert command in cli.COMMANDS, command
+    if {"--help", "-h"} & set(args):
+        assert command != "train" or find_script("recipes", args[0])
+    elif command == "train" or (command, args[:1]) == ("codec", ("train",)):
+        check_train(["codec", *args[1:]] if command == "codec" else list(args))
+    elif command == "eval":
+        find_script("eval", args[0])
+        parse(importlib.import_module(f"eval.{args[0]}").Options, args[1:], prog=args[0])
+    elif command == "rewards":
+        parse(cli._union({"score": cli.Score, "serve": cli.Serve}), args, prog="rewards")
+    elif command == "codec":
+        parse(cli._union({"encode": Encode, "decode": Decode}), args, prog="codec")
+    elif command == "doctor":
+        assert not args or args[0] == "--plan"
+        if args:
+            parse(PlanOptions, args[1:], prog="plan")
+    else:
+        parse(cli.COMMANDS[command][0], args, prog=command)
+
+
+def check_train(args: list[str]) -> None:
+    name = args[0] if args[0] != "my_recipe.py" else "mmau-grpo"
+    options, rest = parse_known(cli.Train, [name, *args[1:]], prog="train")
+    assert options.out is not None
+    options.runtime.check()
+    start = [f"--{flag}" for flag in ("tiny", "full") if getattr(options, flag)]
+    parse_config(load_recipe(find_script("recipes", name)), [*start, *rest])
+
+
+def options_of(words: Sequence[str]) -> list[str]:
+    return [word.split("=")[0] for word in words if re.match(r"--[a-z]", word)]
+
+
+# ------------------------------------------------------------------------------------------------------ options in text
+
+
+@cache
+def option_names() -> frozenset[str]:
+    """Every option of every command and recipe."""
+    kinds: list[object] = [options for options, _ in cli.COMMANDS.values()]
+    kinds += [cli.Score, cli.Serve, Encode, Decode, PlanOptions]
+    kinds += [load_recipe(file).Config for file in scripts("recipes").values()]
+    kinds += [importlib.import_module(f"eval.{name}").Options for name in scripts("eval")]
+    return frozenset(f"--{path}" for kind in kinds for path, _ in names(kind))
+
+
+def test_options_in_the_text_exist() -> None:
+    known = option_names()
+    scripted = "".join(p.read_text() for folder in ("tools", "bench") for p in (ROOT / folder).glob("*.py"))
+    for page in PAGES:
+        if page.name == "changelog.md":
+            continue
+        for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", FENCE.sub("", page.read_text())):
+            for option in re.findall(r"(?<![\w-])--[a-z][\w.-]*[a-z0-9]", code):
+                path, dot, name = option.rpartition(".")
+                positive = f"{path}{dot}{name.removeprefix('no-')}" if dot else f"--{option[2:].removeprefix('no-')}"
+                ok = {option, positive} & known or f'"{option}"' in scripted or option in OTHER_PROGRAMS
+                name = option.removeprefix("--").replace("-", "_")
+                ok = ok or re.search(rf"^    {name}: ", scripted, re.MULTILINE)
+                assert ok, f"{page.name}: {option} in `{code}` is no option"
+
+
+OTHER_PROGRAMS = ("--help", "--version", "--head", "--no-use-ref-len", "--computation-aware", "--no-deps")
+
+
+# ------------------------------------------------------------------------------------------------------ Python in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_blocks_import_what_exists(page: Path) -> None:
+    for block in blocks(page, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in (
+                "audiorl",
+                "tokenizers_audio",
+            ):
+                module = importlib.import_module(str(node.module))
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{page.name}: {node.module} has no {alias.name}"
+
+
+def python_files() -> Iterator[tuple[str, str]]:
+    """Blocks that begin with the name of a file."""
+    for page in PAGES:
+        for block in blocks(page, "python"):
+            name = re.match(r"# (\w+\.py)\n", block)
+            if name:
+                yield name[1], block
+
+
+def test_reward_files_of_the_text_give_scores(tmp_path: Path) -> None:
+    from audiorl.rewards.replay import replay
+
+    recorded = ROOT / "docs" / "recorded" / "rollouts" / "step_000001.jsonl"
+    written = dict(python_files())
+    assert {"brevity.py", "ranked.py", "transcribed.py"} <= set(written)
+    for name, source in written.items():
+        (tmp_path / name).write_text(source)
+        result = replay(tmp_path / name, recorded)
+        assert len({s.total for s in result.scores if s is not None}) > 1, name
+
+
+# ------------------------------------------------------------------------------------------------------ running them
+
+
+def test_the_notebook_runs() -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(ROOT / "docs" / "rewards.ipynb", as_version=4)
+    metadata = {"metadata": {"path": str(ROOT / "docs")}}
+    done = NotebookClient(notebook, timeout=120, resources=metadata).execute()
+    printed = "".join(o.get("text", "") for cell in done.cells for o in cell.get("outputs", []))
+    assert "96 rollouts; groups: 12" in printed and "correlation of accuracy and thought" in printed
+    assert sum("image/png" in o.get("data", {}) for cell in done.cells for o in cell.get("outputs", [])) == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiny:
+    """A command of the documents, and what is different when it runs here: words replaced, words added."""
+
+    words: str
+    replace: dict[str, str] = dataclasses.field(default_factory=dict)
+    add: str = ""
+
+
+QUESTIONS, STREAMS = "questions.jsonl", "bundled:es/test"
+RUNS = (
+    Tiny("audiorl doctor"),
+    Tiny("audiorl doctor --plan qwen2.5-omni-7b --lora-rank 16 --gpu-gib 80"),
+    Tiny("audiorl train quickstart --out runs/quickstart", add="--tiny"),
+    Tiny("audiorl resume runs/q1", {"runs/q1": "runs/quickstart"}),
+    Tiny("audiorl report runs/q1", {"runs/q1": "runs/quickstart"}),
+    Tiny("audiorl train mmau-grpo --tiny --out runs/try"),
+    Tiny("audiorl train mmau-grpo --tiny --reward-file brevity.py --reward-weight 0.2 --out runs/brief"),
+    Tiny("audiorl rewards score brevity.py runs/try/rollouts/*.jsonl"),
+    Tiny("audiorl eval mmau --model runs/mmau/…", {"runs/mmau": "runs/try", "mmau-test-mini.json": QUESTIONS}),
+    Tiny("audiorl eval asr --model Qwen/…", {"Qwen/Qwen2.5-Omni-3B": "MODEL", "LibriSpeech/test-clean": "asr.jsonl"}),
+    Tiny("audiorl eval asr --score evals/asr/results.jsonl --metric cer"),
+    Tiny("audiorl export runs/mmau/checkpoints/grpo/step_001000 --out exported --merge", {"runs/mmau": "runs/try"}),
+    Tiny("audiorl codec train --out runs/codec", add="--tiny"),
+    Tiny("audiorl codec encode speech.flac --codec runs/codec/codec --out speech.safetensors"),
+    Tiny("audiorl eval codec --codecs runs/codec/codec --audio bundled:en --asr pocketsphinx …", add="--limit 2"),
+    Tiny("audiorl train simul-quickstart --out runs/simul", add="--tiny"),
+    Tiny("audiorl eval simul --model runs/simul/… --streams bundled:es/test", add="--limit 1"),
+    Tiny("audiorl eval simul --score evals/simul --language es"),
+    Tiny("audiorl train tts-quickstart --out runs/tts", add="--tiny"),
+    Tiny("audiorl eval tts --model runs/tts/… --texts texts.txt", add="--sampling.max-frames 5"),
+)
+
+
+@pytest.mark.slow
+def test_commands_run(
+    tmp_path: Path,
+    commands: dict[Path, list[Argv]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The commands of a first day, in one folder and in their order. Checkpoints are those that tiny runs leave."""
+    monkeypatch.chdir(tmp_path)
+    prepare()
+    documented = [" ".join(argv) for argvs in commands.values() for argv in argvs]
+    for tiny in RUNS:
+        start = tiny.words.split(" …")[0].replace("…", "")
+        pattern = re.escape(tiny.words).replace(re.escape("…"), r"\S*") + ("" if "…" not in tiny.words else r".*")
+        matching = [line for line in documented if re.fullmatch(pattern, line)]
+        assert matching, f"no page has the command {start}"
+        words = matching[0].split(" ")[1:] + tiny.add.split()
+        for old, new in tiny.replace.items():
+            words = [word.replace(old, new) for word in words]
+        words = [last_checkpoint(word) for word in words]
+        assert cli.main(words) in (0, None), f"{words}\n{capsys.readouterr().err}"
+
+
+def prepare() -> None:
+    """The files that the commands name."""
+    from audiorl.data.corpus import bundled_speech
+
+    for name, source in python_files():
+        Path(name).write_text(source)
+    utterances = [u for u in bundled_speech() if u.language == "en"][:2]
+    paths = [str(u.clip.path) for u in utterances]
+    rows = [
+        {"id": str(i), "audio_id": path, "question": "Which?", "choices": ["a", "b"], "answer": "a", "task": "speech"}
+        for i, path in enumerate(paths)
+    ]
+    Path(QUESTIONS).write_text(json.dumps(rows))
+    spoken = [{"audio": path, "text": u.text} for path, u in zip(paths, utterances, strict=True)]
+    Path("asr.jsonl").write_text("\n".join(map(json.dumps, spoken)))
+    Path("speech.flac").write_bytes(Path(paths[0]).read_bytes())
+    Path("texts.txt").write_text("Hello.\n")
+
+
+def last_checkpoint(word: str) -> str:
+    """`RUN/checkpoints/PHASE/step_N` with the last step that the tiny run has; MODEL is that of runs/try."""
+    word = "runs/try/checkpoints/grpo/step_0" if word == "MODEL" else word
+    phase = re.fullmatch(r"(\S+/checkpoints/\w+)/step_\d+", word)
+    return str(sorted(Path(phase[1]).glob("step_*"))[-1]) if phase else word

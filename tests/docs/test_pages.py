@@ -1,0 +1,72 @@
+"""Pages name what exists: metrics are in the glossary, options have tables with descriptions, links have targets."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+HOOK = runpy.run_path(str(ROOT / "tools" / "docs_options.py"))
+FAMILIES = (
+    "reward|response|group|rollout|policy|critic|kl|sft|preference|reward_model|process_reward|ptx|time|codebook|"
+    "discriminator|loss"
+)
+
+
+def test_the_glossary_has_every_metric() -> None:
+    glossary = (DOCS / "reference" / "metrics.md").read_text()
+    sources = [p for folder in ("rl", "train") for p in (ROOT / "audiorl" / folder).glob("*.py")]
+    sources += (ROOT / "tokenizers_audio" / "unified").glob("*.py")
+    logged = {
+        node.value
+        for source in sources
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.Constant) and re.fullmatch(rf"({FAMILIES})/[a-z_]+", str(node.value))
+    }
+    assert len(logged) > 30
+    assert sorted(name for name in logged if f"`{name}`" not in glossary) == []
+
+
+@pytest.mark.parametrize("mark", HOOK["MARK"].findall((DOCS / "reference" / "options.md").read_text()), ids="/".join)
+def test_options_have_a_table(mark: tuple[str, str, str]) -> None:
+    rows = HOOK["fields"](ROOT / mark[0], mark[1])
+    assert rows and [name for name, _, _, text in rows if not text] == []
+
+
+def test_the_hook_writes_tables(tmp_path: Path) -> None:
+    source = tmp_path / "source.py"
+    source.write_text('class Config:\n    eval_every: int | None = 3\n    """In steps; 0: never."""\n    plain: str\n')
+    expected = [
+        "| option | type | default | description |",
+        "| --- | --- | --- | --- |",
+        "| `--grpo.eval-every` | `int \\| None` | `3` | In steps; 0: never. |",
+        "| `--grpo.plain` | `str` | `required` |  |",
+    ]
+    assert HOOK["table"](source, "Config", "grpo.").splitlines() == expected
+    with pytest.raises(ValueError, match="no class Missing"):
+        HOOK["table"](source, "Missing", "")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_have_targets(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    config = (ROOT / "mkdocs.yml").read_text()
+    listed = re.findall(r"[\w/-]+\.md", config)
+    assert yaml.safe_load(config)["site_dir"] == "build/site"
+    assert sorted(listed) == sorted(str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md"))
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
