@@ -251,7 +251,6 @@ RUNS = (
     Tiny("audiorl eval mmau --model runs/mmau/…", {"runs/mmau": "runs/try", "mmau-test-mini.json": QUESTIONS}),
     Tiny("audiorl eval asr --model Qwen/…", {"Qwen/Qwen2.5-Omni-3B": "MODEL", "LibriSpeech/test-clean": "asr.jsonl"}),
     Tiny("audiorl eval asr --score evals/asr/results.jsonl --metric cer"),
-    Tiny("audiorl export runs/mmau/checkpoints/grpo/step_001000 --out exported --merge", {"runs/mmau": "runs/try"}),
     Tiny("audiorl codec train --out runs/codec", add="--tiny"),
     Tiny("audiorl codec encode speech.flac --codec runs/codec/codec --out speech.safetensors"),
     Tiny("audiorl eval codec --codecs runs/codec/codec --audio bundled:en --asr pocketsphinx …", add="--limit 2"),
@@ -259,7 +258,8 @@ RUNS = (
     Tiny("audiorl eval simul --model runs/simul/… --streams bundled:es/test", add="--limit 1"),
     Tiny("audiorl eval simul --score evals/simul --language es"),
     Tiny("audiorl train tts-quickstart --out runs/tts", add="--tiny"),
-    Tiny("audiorl eval tts --model runs/tts/… --texts texts.txt", add="--sampling.max-frames 5"),
+    Tiny("audiorl eval tts --model runs/tts/… --texts texts.txt …", add="--sampling.max-frames 5"),
+    Tiny("audiorl export runs/mmau/checkpoints/grpo/step_001000 --out exported --merge", {"runs/mmau": "runs/try"}),
 )
 
 
