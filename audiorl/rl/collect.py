@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.rewards.check import check_scores, scored_rollouts
 from audiorl.rl.weight_sync import GroupEngine
 from audiorl.types import Request, Reward, Rollout, Sample, Score
-
-T = TypeVar("T")
 
 
 class Writer(Protocol):
@@ -57,20 +56,20 @@ class Collector:
         batch, self._next = self._next, None
         return batch or self._collect(step)
 
-    def overlap(self, train: Callable[[], T], step: int, stopping: bool) -> T:
-        """Run the update of `step`; with `overlap` collect the next step's rollouts at the same time.
+    @contextmanager
+    def collect_ahead(self, step: int, stopping: bool) -> Iterator[None]:
+        """Around the update before `step`: with `RLConfig.overlap` collect the rollouts of `step` at the same time.
 
         Rollouts are not part of a checkpoint. The step after one is therefore collected after it, with the new weights,
         and a resumed run equals one that went through.
         """
-        if self._config.overlap and not stopping and _may_overlap(step + 1, self._config):
-            output, self._next = self._engine.overlap(train, partial(self._collect, step + 1))
-            return output
-        return train()
-
-
-def _may_overlap(step: int, config: RLConfig) -> bool:
-    return step % config.save_every != 0 and step < config.steps
+        config = self._config
+        if not config.overlap or stopping or step % config.save_every == 0 or step >= config.steps:
+            yield
+            return
+        with self._engine.overlap(partial(self._collect, step)) as rollouts:
+            yield
+        self._next = rollouts()
 
 
 def collect(

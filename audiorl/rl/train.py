@@ -6,7 +6,6 @@ Every step is a function of (seed, step) and the weights alone, so a resumed run
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.schedule import batch_of_step
@@ -71,7 +70,8 @@ def train_rl(
             ptx = batch_of_step(supervised, step, config.ptx_batch, seed) if config.ptx_coef else []
             batches, shares = split_batch(experiences, [experience(policy, e) for e in ptx], trainers, config)
             engine.free_gpus()
-            outputs = collector.overlap(partial(trainers.each, "step", batches), step, run.asked_to_stop)
+            with collector.collect_ahead(step + 1, run.asked_to_stop):
+                outputs = trainers.each("step", batches)
             clock.lap("train")
 
             done = step + 1

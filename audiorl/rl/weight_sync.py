@@ -9,8 +9,9 @@ then all engines are sent the weights again, and are asked again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -26,7 +27,6 @@ from audiorl.runtime.torchrun import RankError
 from audiorl.types import Request, Rollout
 
 T = TypeVar("T")
-S = TypeVar("S")
 
 ATTEMPTS = 5
 """How many times weights are sent when they do not arrive, before the run stops."""
@@ -185,24 +185,32 @@ class GroupEngine:
         if self.engines is not None and self._colocated:
             self.engines.all("sleep")
 
-    def overlap(self, train: Callable[[], T], generate: Callable[[], S]) -> tuple[T, S]:
-        """Train, and generate with the weights of before: at the same time where engines have their own processes.
+    @contextmanager
+    def overlap(self, generate: Callable[[], T]) -> Iterator[Callable[[], T]]:
+        """Generate with the weights as they are while the block trains; the given function then returns the result.
 
-        `generate` must not call the trainers. Returns the results of both.
+        At the same time where engines have their own processes, else before the block. `generate` must not call the
+        trainers.
         """
         if self.engines is None:
             rollouts = generate()
-            return train(), rollouts
+            yield lambda: rollouts
+            return
+        engines = self.engines
+
+        def result() -> T:
+            try:
+                return future.result()
+            except StaleWeights:  # an engine was replaced meanwhile and has other weights
+                self._send(engines)
+                return generate()
+
         self._training = True
         try:
-            trained, generating = _both(train, generate)
+            with _in_background(generate) as future:
+                yield result
         finally:
             self._training = False
-        try:
-            return trained, generating.result()
-        except StaleWeights:
-            self._send(self.engines)
-            return trained, generate()
 
     def close(self) -> None:
         """After the phase."""
@@ -213,7 +221,8 @@ class GroupEngine:
         """Send the weights until all engines have them. The groups count the processes that die meanwhile."""
         for _ in range(ATTEMPTS):
             self._connect(engines)
-            sent, received = _both(lambda: self.trainers.first("send"), lambda: engines.all("receive", self._version))
+            with _in_background(lambda: engines.all("receive", self._version)) as received:
+                sent = self.trainers.first("send")
             reasons = [reason for reason in [*received.result(), sent] if reason]
             if not reasons:
                 return
@@ -227,25 +236,25 @@ class GroupEngine:
                 return
 
 
-def _both(here: Callable[[], T], there: Callable[[], S]) -> tuple[T, Future[S]]:
-    """Run both at once, `there` in a thread, and return when both have ended. Ctrl-C does not wait for the thread."""
-    future: Future[S] = Future()
+@contextmanager
+def _in_background(function: Callable[[], T]) -> Iterator[Future[T]]:
+    """Run `function` in a thread, which has ended when the block has. Ctrl-C does not wait for the thread."""
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            future.set_result(there())
+            future.set_result(function())
         except BaseException as error:
             future.set_exception(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        result = here()
+        yield future
     except Exception:
         thread.join()
         raise
     thread.join()
-    return result, future
 
 
 def free_cached() -> None:
