@@ -160,7 +160,7 @@ class CriticConfig:
     """One linear layer on the policy's own trunk, trained with it; otherwise a copy of the policy with its own
     optimizer."""
     coef: float = 0.5
-    """Weight of the value loss beside the policy's, for a shared trunk."""
+    """Weight of the value loss relative to the policy's, for a shared trunk."""
     clip: float | None = 0.2
     """Clip range of the value loss around the old values; None: no clipping."""
     warmup_steps: int = 0
@@ -336,7 +336,7 @@ class PreferenceConfig:
     length_normalized: bool = False
     """Mean instead of summed token log-probs (the per-token form of IPO); for dpo, cdpo, ipo and r-dpo."""
     sft_coef: float = 0.0
-    """Weight of the chosen answer's negative log-likelihood, a mean over tokens, beside the loss (RPO)."""
+    """Weight of the chosen answer's negative log-likelihood, a mean over tokens, added to the loss (RPO)."""
     sort: bool = False
     """Batches of pairs of similar length."""
     micro_batch_tokens: int = 8192

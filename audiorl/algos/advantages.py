@@ -124,11 +124,11 @@ def whiten(x: Tensor, mask: Tensor, reduce: Callable[[Tensor], Tensor] | None = 
     than two entries, or equal ones, give 0.
     """
     mask = mask.bool()
-    kept = torch.where(mask, x, 0.0).double()
+    masked = torch.where(mask, x, 0.0).double()
     reduce = reduce or (lambda t: t)
-    count, total = reduce(torch.stack([mask.sum().double(), kept.sum()]))
+    count, total = reduce(torch.stack([mask.sum().double(), masked.sum()]))
     mean = total / count.clamp(min=1)
-    centred = torch.where(mask, kept - mean, 0.0)
+    centred = torch.where(mask, masked - mean, 0.0)
     variance = reduce((centred**2).sum()) / (count - 1).clamp(min=1)
     return (centred / (variance + eps).sqrt()).to(x.dtype)
 

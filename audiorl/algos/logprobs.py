@@ -85,7 +85,7 @@ class _LogProbs(torch.autograd.Function):
         # The largest logit and the target's; with z = (logit - largest) / temperature also Σ e^z and Σ z·e^z.
         peak = torch.full(targets.shape, torch.finfo(exact).min, dtype=exact, device=hidden.device)
         total, moment, chosen = (torch.zeros_like(peak) for _ in range(3))
-        kept: dict[tuple[int, int], Tensor] = {}
+        saved_logits: dict[tuple[int, int], Tensor] = {}
         with torch.autocast(hidden.device.type, enabled=False):
             for q, first, columns in _columns(weight, targets, chunk):
                 w = weight[columns].to(product)
@@ -105,13 +105,13 @@ class _LogProbs(torch.autograd.Function):
                     chosen[at] = torch.where(inside, logits.gather(1, local[:, None])[:, 0].to(exact), chosen[at])
                     keep -= logits.nbytes
                     if keep >= 0:
-                        kept[columns.start, rows.start] = logits
+                        saved_logits[columns.start, rows.start] = logits
         counted = targets != IGNORE
         log_total = total.log()
         entropy = torch.where(counted, log_total - moment / total, 0.0)
         ctx.save_for_backward(hidden, weight, targets, peak, total, entropy)
         # Not saved tensors: the backward pass consumes them, and a second one computes them again.
-        ctx.kept, ctx.product, ctx.temperature, ctx.chunk = kept, product, temperature, chunk
+        ctx.saved_logits, ctx.product, ctx.temperature, ctx.chunk = saved_logits, product, temperature, chunk
         ctx.set_materialize_grads(False)
         return torch.where(counted, (chosen - peak) / temperature - log_total, 0.0), entropy
 
@@ -119,7 +119,7 @@ class _LogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, peak, total, entropy = ctx.saved_tensors
-        kept, product, temperature = ctx.kept, ctx.product, ctx.temperature
+        saved_logits, product, temperature = ctx.saved_logits, ctx.product, ctx.temperature
         h = hidden.to(product)
         counted = targets != IGNORE
         zero = torch.zeros_like(peak)
@@ -136,7 +136,7 @@ class _LogProbs(torch.autograd.Function):
                 w = weight[columns].to(product)
                 for rows in _rows(targets, ctx.chunk):
                     at = rows, q
-                    logits = kept.pop((columns.start, rows.start), None)
+                    logits = saved_logits.pop((columns.start, rows.start), None)
                     z = _below(h[rows] @ w.t() if logits is None else logits, peak[at], temperature)
                     del logits
                     if grads[1] is None:

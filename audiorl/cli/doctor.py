@@ -35,7 +35,7 @@ class Check:
     group: str
     name: str
     state: State
-    found: str
+    detail: str
     advice: str = ""
 
 
@@ -168,15 +168,15 @@ def check_accelerator() -> list[Check]:
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(index)
-            found = f"{torch.cuda.get_device_name(index)}, {_gb(free)} of {_gb(total)} free"
-            checks.append(Check(group, f"cuda:{index}", "ok", found))
+            detail = f"{torch.cuda.get_device_name(index)}, {_gb(free)} of {_gb(total)} free"
+            checks.append(Check(group, f"cuda:{index}", "ok", detail))
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         checks.append(Check(group, "bf16", "ok" if bf16 else "missing", "in hardware" if bf16 else "train in fp32"))
         checks.append(Check(group, "attention", "ok", "SDPA"))
     else:
-        found = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+        detail = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
         advice = "" if torch.version.cuda is None else "torch has CUDA but sees no GPU: check the driver"
-        checks.append(Check(group, "CPU", "info" if not advice else "missing", found, advice))
+        checks.append(Check(group, "CPU", "info" if not advice else "missing", detail, advice))
         native = any(torch.cpu.get_capabilities().get(k) for k in ("amx_bf16", "avx512_bf16"))
         checks.append(Check(group, "bf16", "info", "in hardware" if native else "works, not in hardware"))
         checks.append(Check(group, "attention", "ok", "SDPA, each span of a packed row on its own"))
@@ -254,7 +254,7 @@ def _gb(size: float) -> str:
 
 def _table(checks: list[Check]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
-    for column in ("mark", "name", "found", "advice"):
+    for column in ("mark", "name", "detail", "advice"):
         table.add_column(column, overflow="fold", no_wrap=column in ("mark", "name"))
     group = ""
     for check in checks:
@@ -262,5 +262,5 @@ def _table(checks: list[Check]) -> Table:
             group = check.group
             table.add_row("", f"[bold]{group}[/]")
         # Text, not markup: "audiorl[gpu]" would be read as a style.
-        table.add_row(_MARKS[check.state], check.name, Text(check.found), Text(check.advice, style="dim"))
+        table.add_row(_MARKS[check.state], check.name, Text(check.detail), Text(check.advice, style="dim"))
     return table

@@ -40,8 +40,8 @@ def by_span(decoder: Any) -> Iterator[bool]:
 
     A kernel with a mask computes all T² products of a row, however few of them count.
     """
-    with _replaced(decoder, "audiorl_by_span") as taken:
-        yield taken
+    with _replaced(decoder, "audiorl_by_span") as replaced:
+        yield replaced
 
 
 @contextmanager
@@ -59,11 +59,11 @@ def _replaced(decoder: Any, name: str) -> Iterator[bool]:
     config = decoder.config
     before = config._attn_implementation
     sliding = any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ())
-    taken = before == "sdpa" and not sliding and decoder.get_input_embeddings().weight.device.type == "cpu"
-    if taken:
+    replaced = before == "sdpa" and not sliding and decoder.get_input_embeddings().weight.device.type == "cpu"
+    if replaced:
         config._attn_implementation = name
     try:
-        yield taken
+        yield replaced
     finally:
         config._attn_implementation = before
 

@@ -84,9 +84,9 @@ def _speech_tokens(policy: AudioPolicy) -> tuple[int, ...]:
     """The ids that open speech, stand for a frame and close it."""
     tokenizer = policy.tokenizer
     reserved = {
-        int(found[1]): t
+        int(match[1]): t
         for t in tokenizer.get_added_vocab()
-        if (found := re.fullmatch(r"<\|reserved_special_token_(\d+)\|>", t))
+        if (match := re.fullmatch(r"<\|reserved_special_token_(\d+)\|>", t))
     }
     if len(reserved) >= len(_TOKENS):
         chosen = [reserved[number] for number in sorted(reserved)[-len(_TOKENS) :]]
@@ -94,9 +94,9 @@ def _speech_tokens(policy: AudioPolicy) -> tuple[int, ...]:
     tokenizer.add_tokens(list(_TOKENS), special_tokens=True)
     ids = tuple(int(tokenizer.convert_tokens_to_ids(t)) for t in _TOKENS)
     decoder = policy.backbone.decoder(policy.model)
-    known = decoder.get_input_embeddings().weight.shape[0]
-    if max(ids) >= known:  # large models have rows to spare
+    rows = decoder.get_input_embeddings().weight.shape[0]
+    if max(ids) >= rows:  # large models have rows to spare
         policy.model.resize_token_embeddings(max(ids) + 1, mean_resizing=False)
         for weight in (decoder.get_input_embeddings().weight, policy.backbone.head(policy.model).weight):
-            weight[known:] = weight[:known].mean(0)
+            weight[rows:] = weight[:rows].mean(0)
     return ids

@@ -69,7 +69,7 @@ class DualLayer(GradientCheckpointingLayer):
         self.audio_mlp = mlp
 
     def forward(self, hidden_states: Tensor, routing: Routing | None = None, **kwargs: Any) -> Tensor:
-        """[B, L, H] -> [B, L, H]. What transformers' model passes beside `routing` is for the attention."""
+        """[B, L, H] -> [B, L, H]. What transformers' model passes in addition to `routing` is for the attention."""
         if routing is None and "audio_token_mask" in kwargs:
             raise ValueError("this Higgs model is routed: call it through its policy, which says what is a frame")
         kwargs.pop("audio_token_mask", None)  # made by comparing embeddings, which cannot tell

@@ -76,7 +76,7 @@ def export(checkpoint: str | Path, out: str | Path, merge: bool = False, push: s
 
 
 def _copy_speech_output(base: str, out: Path) -> bool:
-    """Put the talker and its vocoder beside the thinker in `out`. Says whether `base` still has them."""
+    """Add the talker and its vocoder to the thinker in `out`. Says whether `base` still has them."""
     folder = _local(base)
     weights = {} if folder is None else _speech_weights(folder)
     if folder is None or not weights:
@@ -92,8 +92,8 @@ def _copy_speech_output(base: str, out: Path) -> bool:
 def _edit_config(folder: Path, changes: Mapping[str, Any]) -> None:
     """Set keys of config.json; None takes a key out."""
     config = json.loads((folder / "config.json").read_text()) | dict(changes)
-    kept = {key: value for key, value in config.items() if value is not None or key not in changes}
-    (folder / "config.json").write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+    remaining = {key: value for key, value in config.items() if value is not None or key not in changes}
+    (folder / "config.json").write_text(json.dumps(remaining, indent=2, sort_keys=True) + "\n")
 
 
 def _local(base: str) -> Path | None:

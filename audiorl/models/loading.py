@@ -23,7 +23,7 @@ from transformers.utils import logging
 from audiorl.config import ModelConfig, torch_device
 
 SPEECH_OUTPUT = ("talker.", "token2wav.", "code2wav.")
-"""What checkpoints of a whole Omni model hold beside the thinker."""
+"""What checkpoints of a whole Omni model hold in addition to the thinker."""
 
 
 def checkpoint_dtype(config: ModelConfig) -> torch.dtype | str:
@@ -86,7 +86,7 @@ def load_model(
 def _structure(model_class: Any, path: str | Path) -> PreTrainedModel:
     with torch.device("meta"):
         model: PreTrainedModel = model_class(model_class.config_class.from_pretrained(str(path)))
-    with suppress(OSError):  # not every model has one beside it
+    with suppress(OSError):  # not every model folder has one
         model.generation_config = GenerationConfig.from_pretrained(str(path))
     return model
 
@@ -104,16 +104,16 @@ def _built(base: Any, build: Callable[[Any], None]) -> Any:
 
 
 def load_frontend(path: str | Path) -> tuple[PreTrainedTokenizerBase, WhisperFeatureExtractor]:
-    """The tokenizer and the feature extractor beside a model. Raises ValueError when one is missing or damaged."""
-    return load_tokenizer(path), _beside(path, "feature extractor", WhisperFeatureExtractor)
+    """The tokenizer and the feature extractor in a model's folder. Raises ValueError when one is missing or damaged."""
+    return load_tokenizer(path), _load_processor(path, "feature extractor", WhisperFeatureExtractor)
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model. Raises ValueError when it is missing or damaged."""
-    return _beside(path, "tokenizer", AutoTokenizer)
+    """The tokenizer in a model's folder. Raises ValueError when it is missing or damaged."""
+    return _load_processor(path, "tokenizer", AutoTokenizer)
 
 
-def _beside(path: str | Path, what: str, loader: Any) -> Any:
+def _load_processor(path: str | Path, what: str, loader: Any) -> Any:
     try:
         return loader.from_pretrained(str(path))
     except (ValueError, OSError) as error:

@@ -30,10 +30,10 @@ class StepJudge:
 
     def __init__(self, policy: AudioPolicy, marker: str, good: str, bad: str):
         def ids(text: str) -> list[int]:
-            found = list(policy.tokenizer.encode(text, add_special_tokens=False))
-            if not found:
+            tokens = list(policy.tokenizer.encode(text, add_special_tokens=False))
+            if not tokens:
                 raise ValueError(f"the text {text!r} has no token")
-            return found
+            return tokens
 
         self.policy = policy
         self.marker = ids(marker)

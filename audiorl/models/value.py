@@ -36,7 +36,7 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            # ZeRO holds the head in the trunk's dtype, beside its float32 master.
+            # ZeRO holds the head in the trunk's dtype and keeps a float32 master.
             weight, bias = self.linear.weight.float(), self.linear.bias.float()
             return nn.functional.linear(hidden.float(), weight, bias).squeeze(-1)
 
@@ -100,7 +100,7 @@ class ValueModel(nn.Module):
         self.trunk.load_weights({name: w for name, w in weights.items() if not name.startswith(_HEAD)})
 
     def save(self, folder: str | Path) -> None:
-        """The trunk's folder (see `AudioPolicy.save`) with the head beside it."""
+        """The trunk's folder (see `AudioPolicy.save`) with the head in the same folder."""
         self.trunk.save(folder)
         save_file({n: p.detach().contiguous() for n, p in self.head.named_parameters()}, Path(folder) / HEAD_FILE)
 
@@ -149,7 +149,7 @@ def score_answers(model: ValueModel, examples: Sequence[Example], budget: int = 
     experiences = [experience(model.trunk, e, e.sample.id) for e in examples]
     scores = [0.0] * len(examples)
     for indices in micro_batches(experiences, budget):
-        found = model.scores(pack_experiences([experiences[i] for i in indices]))
-        for i, value in zip(indices, found.tolist(), strict=True):
+        values = model.scores(pack_experiences([experiences[i] for i in indices]))
+        for i, value in zip(indices, values.tolist(), strict=True):
             scores[i] = value
     return scores

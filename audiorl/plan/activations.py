@@ -79,7 +79,7 @@ def layer_bytes(shape: Shape, pack: Pack, precision: Precision, attention: Atten
     t, c = pack.tokens, precision.compute
     a, k = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     # Under a mask keys are repeated for every query head. Span by span a response has its own copy of the keys
-    # that it sees, and the pieces of the output are kept beside the whole.
+    # that it sees, and the pieces of the output are stored in addition to the whole.
     keys = {"mask": 2 * t * a, "span": 2 * (t + pack.copied) * k, "flash": 2 * t * k}[attention]
     masks = {"mask": t * t, "span": pack.pairs, "flash": 0}[attention]
     attended = c * ((3 if attention == "span" else 2) * t * a + keys + masks) + 4 * shape.heads * t
@@ -114,12 +114,12 @@ def _inputs(shape: Shape, precision: Precision) -> float:
 
 def _feed_forward(shape: Shape, c: int) -> float:
     """Per token, of all experts that it goes through; with experts also what is gathered for them and weighed."""
-    kept = (3 if shape.rank else 4) * shape.intermediate
+    saved = (3 if shape.rank else 4) * shape.intermediate
     if shape.experts > 1:
-        kept += (1 if shape.rank else 2) * shape.hidden
+        saved += (1 if shape.rank else 2) * shape.hidden
     if shape.codes:
-        kept += 2 * shape.hidden  # rows sorted by kind and put back
-    return c * shape.experts * kept
+        saved += 2 * shape.hidden  # rows sorted by kind and put back
+    return c * shape.experts * saved
 
 
 def decoder_bytes(shape: Shape, pack: Pack, precision: Precision, attention: Attention, checkpointing: bool) -> float:
@@ -133,7 +133,7 @@ def decoder_bytes(shape: Shape, pack: Pack, precision: Precision, attention: Att
 
 
 def working_bytes(shape: Shape, pack: Pack, precision: Precision) -> float:
-    """What one layer needs beside what is kept, in a pass without gradients or on the way back: an estimate."""
+    """What one layer needs on top of what is stored, in a pass without gradients or on the way back: an estimate."""
     wide = 3 * shape.experts * shape.intermediate + 2 * shape.hidden
     return pack.tokens * (precision.compute * wide + 8 * shape.hidden)
 

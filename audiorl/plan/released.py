@@ -1,6 +1,6 @@
 """Configurations of released models, so that one can plan for a model before downloading it.
 
-The numbers are those of the config.json beside each checkpoint; what is left out is the default of transformers' class.
+The numbers are those of the config.json of each checkpoint; what is left out is the default of transformers' class.
 They were checked against what the authors say of their models: Qwen2.5-Omni's decoder has the 7.6 B parameters of
 Qwen2.5-7B (arXiv 2503.20215), Qwen3-Omni's encoders 650 M and 540 M and its thinker 30 B (arXiv 2509.17765), Higgs
 Audio V2 a 3.6 B decoder with 2.2 B in its audio FFNs (its model card).

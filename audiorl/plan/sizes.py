@@ -47,7 +47,7 @@ _FAMILIES: dict[str, tuple[Any, Any, Any]] = {
     "higgs_audio_v2": (HiggsAudioV2Config, HiggsAudioV2ForConditionalGeneration, Higgs),
     **{kind: (model.config_class, model, TextDecoder) for kind, model in MODELS.items()},
 }
-_HEARS = {QwenOmni: (50.0, 25.0, 0.0), Qwen3Omni: (12.5, 12.5, 0.0), Qwen2Audio: (50.0, 25.0, 30.0)}
+_WITH_AUDIO = {QwenOmni: (50.0, 25.0, 0.0), Qwen3Omni: (12.5, 12.5, 0.0), Qwen2Audio: (50.0, 25.0, 30.0)}
 """Frames a second inside of the tower, audio tokens a second, and the seconds that each clip is padded to."""
 
 
@@ -66,7 +66,7 @@ class Tower:
 
 @dataclass(frozen=True)
 class Shape:
-    """What memory depends on beside the number of parameters. A decoder of `layers` equal layers."""
+    """What memory depends on, other than the number of parameters. A decoder of `layers` equal layers."""
 
     kind: str
     layers: int
@@ -120,20 +120,24 @@ def size_of(model: str, config: ModelConfig, codebooks: int = 0, codebook_size: 
 
 
 def skeleton(
-    found: dict[str, Any], config: ModelConfig, codebooks: int = 0, codebook_size: int = 1024, where: str = "config"
+    raw_config: dict[str, Any],
+    config: ModelConfig,
+    codebooks: int = 0,
+    codebook_size: int = 1024,
+    where: str = "config",
 ) -> AudioPolicy:
     """A policy of the real classes on the meta device, from the content of a config.json, with a stand-in tokenizer."""
-    kind = str(found.get("model_type"))
+    kind = str(raw_config.get("model_type"))
     if kind not in _FAMILIES:
         raise ValueError(f"{where}: model_type {kind!r} is not one that audiorl trains ({', '.join(_FAMILIES)})")
     config_class, model_class, backbone_class = _FAMILIES[kind]
-    values = {k: v for k, v in found.get("thinker_config", found).items() if k != "model_type"}
+    values = {k: v for k, v in raw_config.get("thinker_config", raw_config).items() if k != "model_type"}
     try:
         size = config_class(**values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}/config.json: {config_class.__name__} does not take it: {error}") from error
     with torch.device("meta"):
-        model, backbone, speech = _build(size, model_class, backbone_class, found, codebooks, codebook_size)
+        model, backbone, speech = _build(size, model_class, backbone_class, raw_config, codebooks, codebook_size)
         tokenizer = backbone.tokenizer if hasattr(backbone, "tokenizer") else _stand_in()
         return AudioPolicy(model, tokenizer, None, backbone, config, speech)
 
@@ -149,7 +153,7 @@ def _read(model: str) -> dict[str, Any]:
 
 
 def _build(
-    size: Any, model_class: Any, backbone_class: Any, found: dict[str, Any], codebooks: int, codebook_size: int
+    size: Any, model_class: Any, backbone_class: Any, raw_config: dict[str, Any], codebooks: int, codebook_size: int
 ) -> tuple[PreTrainedModel, Backbone, FrameLayout | None]:
     if backbone_class is Higgs:
         model = model_class(size, use_text_head=True)
@@ -158,7 +162,7 @@ def _build(
         return model, Higgs(_llama_stand_in()), _layout(size.num_codebooks, last - 1)
     model = model_class(size)
     backbone = TextDecoder(_stand_in()) if backbone_class is TextDecoder else backbone_class()
-    speech = FrameLayout(**found[CONFIG_KEY]) if CONFIG_KEY in found else None
+    speech = FrameLayout(**raw_config[CONFIG_KEY]) if CONFIG_KEY in raw_config else None
     if codebooks and speech is None:
         speech = _layout(codebooks, codebook_size)
     if speech is not None:
@@ -250,7 +254,7 @@ def _shape(policy: AudioPolicy) -> Shape:
 
 
 def _tower(policy: AudioPolicy) -> Tower | None:
-    rates = _HEARS.get(type(policy.backbone))
+    rates = _WITH_AUDIO.get(type(policy.backbone))
     if rates is None:
         return None
     c = policy.backbone.audio_encoder(policy.model).config

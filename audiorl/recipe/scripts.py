@@ -47,8 +47,8 @@ def find_script(kind: Kind, name: str | Path) -> Path:
         if not Path(name).is_file():
             raise ValueError(f"{name}: no such {_WORDS[kind]}; give its name or the path of a Python file")
         return Path(name)
-    known = scripts(kind)
-    file = known.get(str(name).replace("_", "-"))
+    files = scripts(kind)
+    file = files.get(str(name).replace("_", "-"))
     if file is None:
         raise UnknownScript(kind, str(name))
     return file
@@ -56,9 +56,9 @@ def find_script(kind: Kind, name: str | Path) -> Path:
 
 def listing(kind: Kind) -> str:
     """A line for each: its name and the first line of its docstring."""
-    known = scripts(kind)
-    width = max(map(len, known), default=0)
-    return "\n".join(f"  {name:{width}}  {summary(file)}" for name, file in known.items())
+    files = scripts(kind)
+    width = max(map(len, files), default=0)
+    return "\n".join(f"  {name:{width}}  {summary(file)}" for name, file in files.items())
 
 
 def summary(file: Path) -> str:

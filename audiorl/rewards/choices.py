@@ -18,11 +18,11 @@ def normalize_text(text: str) -> str:
     """
     text = re.sub(r"['’]", "", unicodedata.normalize("NFKC", text).casefold())  # joins: don't -> dont
     padded = f" {text} "
-    kept = (
+    characters = (
         char if char in "%#" or not unicodedata.category(char).startswith("P") or _numeric(before, char, after) else " "
         for before, char, after in zip(padded, padded[1:], padded[2:], strict=False)
     )
-    return " ".join("".join(kept).split())
+    return " ".join("".join(characters).split())
 
 
 def _numeric(before: str, char: str, after: str) -> bool:

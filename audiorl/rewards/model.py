@@ -75,7 +75,7 @@ class ProcessModelReward:
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         steps = [self.steps(r.text) for r in rollouts]
-        filled = [i for i, found in enumerate(steps) if found]
+        filled = [i for i, parsed in enumerate(steps) if parsed]
         judged = self.judge.judge([(rollouts[i].sample, steps[i]) for i in filled], self.max_batch_tokens)
         scores = [Score(0.0, {"mean": 0.0})] * len(rollouts)
         for i, values in zip(filled, judged, strict=True):

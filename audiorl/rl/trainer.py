@@ -285,7 +285,7 @@ class Trainer:
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """What a resumed run needs beside the weights; the reference is the policy that the phase began with."""
+        """What a resumed run needs on top of the weights; the reference is the policy that the phase began with."""
         out: State = {
             "optimizer": self.optimizer.state(),
             "progress": {"steps": torch.tensor(self.steps), "kl_beta": torch.tensor(self.kl.beta, dtype=torch.float64)},

@@ -39,9 +39,9 @@ class World:
         """Every rank's value, by rank."""
         if self.size == 1:
             return [value]
-        found: list[T | None] = [None] * self.size
-        dist.all_gather_object(found, value)
-        return found  # type: ignore[return-value]
+        values: list[T | None] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values  # type: ignore[return-value]
 
     def gather_list(self, values: Sequence[T]) -> tuple[list[T], slice]:
         """All ranks' values in one list, and where this rank's own are in it."""

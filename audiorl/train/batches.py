@@ -38,7 +38,7 @@ def gather(experiences: Sequence[Experience], name: str, device: torch.device) -
 
 
 def widened(streams: Sequence[Tensor]) -> list[Tensor]:
-    """Streams [L] beside streams [L, Q]: all [L, Q], with zeros behind column 0."""
+    """Streams [L] packed with streams [L, Q]: all [L, Q], with zeros behind column 0."""
     width = max((s.shape[1] for s in streams if s.dim() == 2), default=0)
     return [s if s.dim() == 2 or not width else nn.functional.pad(s[:, None], (0, width - 1)) for s in streams]
 
@@ -54,7 +54,7 @@ def logprobs_by_code(out: PolicyOutput) -> Tensor:
 
 
 def gather_code_mask(experiences: Sequence[Experience], device: torch.device) -> Tensor | None:
-    """[N, Q] bool, the codes that were drawn (a text token's column 0); None when no experience has frames."""
+    """[N, Q] bool, the codes that were sampled (a text token's column 0); None when no experience has frames."""
     if all(e.code_mask is None for e in experiences):
         return None
     code_mask = [e.loss_mask[e.loss_mask] if e.code_mask is None else e.code_mask[e.loss_mask] for e in experiences]
@@ -73,7 +73,7 @@ def frames(experiences: Sequence[Experience], device: torch.device) -> Tensor | 
 
 
 def idle_batch(policy: AudioPolicy) -> PackedBatch:
-    """A pass through `policy` that says nothing: one token after another, nothing heard."""
+    """A pass through `policy` that says nothing: one token after another, no audio."""
     end = policy.end_id
     return pack_experiences([Experience(torch.tensor([end, end]), torch.tensor([False, True]), prompt_length=1)])
 
@@ -98,7 +98,7 @@ def fill(
         check_finite(part, flat, name)
         for i, values in zip(indices, flat.split(counts(part)), strict=True):
             if experiences[i].codes is None and values.dim() == 2:
-                values = values[:, 0]  # a text beside frames: its log-probs keep the shape [L] in any other pack
+                values = values[:, 0]  # a text packed with frames: its log-probs keep the shape [L] in any other pack
             stream = torch.zeros(len(experiences[i]), *values.shape[1:])
             stream[experiences[i].loss_mask] = values
             filled[i] = experiences[i].replace(**{name: stream})

@@ -244,9 +244,9 @@ def measure_codec(
     tokenizer: AudioTokenizer,
     clips: Sequence[AudioClip],
     texts: Sequence[str] = (),
-    heard: int = 8,
+    saved: int = 8,
 ) -> dict[str, Any]:
-    """Measure once, as a phase of the run: the entry NAME of eval.json, and `heard` copies to listen to.
+    """Measure once, as a phase of the run: the entry NAME of eval.json, and the first `saved` copies as WAV files.
 
     Copies and originals are eval/NAME/*.wav, named by the lines of eval/NAME.jsonl.
     """
@@ -258,7 +258,7 @@ def measure_codec(
         for number, (clip, copy) in enumerate(zip(clips, copies, strict=True)):
             row: dict[str, Any] = {"id": f"{number:03d} {Path(clip_name(clip)).stem}"}
             row |= {"text": texts[number] if texts else "", "mel_distance": copy.mel, "stft_distance": copy.stft}
-            if number < heard:
+            if number < saved:
                 for part in ("original", "decoded"):
                     path = Path("eval") / name / f"{number:03d}_{part}.wav"
                     write_wav(run.dir / path, getattr(copy, part), tokenizer.sample_rate)

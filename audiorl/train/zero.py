@@ -37,7 +37,7 @@ from audiorl.train.adamw import adamw, check_shape, learning_rate
 BUCKET = 5 * 10**8
 """The most numbers that are summed or gathered at once; a model that is smaller is one bucket."""
 MASTER = "master"
-"""The key of float32 weights in a state, beside AdamW's own."""
+"""The key of float32 weights in a state, next to AdamW's own."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _HOLDER = "audiorl"
 _LINEAR = nn.functional.linear
@@ -46,12 +46,12 @@ _LINEAR = nn.functional.linear
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What DeepSpeed must know of a model: the module, its trained weights, its layers, and what a pass uses beside."""
+    """What DeepSpeed must know of a model: the module, its trained weights, its layers, and other weights of a pass."""
 
     module: nn.Module
     trained: Mapping[str, nn.Parameter]
     layers: Sequence[nn.Module]
-    beside: Sequence[nn.Parameter]
+    non_layer: Sequence[nn.Parameter]
 
     @classmethod
     def of(cls, model: AudioPolicy | ValueModel) -> Anatomy:
@@ -59,9 +59,9 @@ class Anatomy:
             return cls(model.model, model.trainable(), *_passed(model))
         if model.shared:
             return cls(model.head, model.trainable(), (), tuple(model.head.parameters()))
-        layers, beside = _passed(model.trunk)
+        layers, non_layer = _passed(model.trunk)
         both = nn.ModuleList([model.trunk.model, model.head])
-        return cls(both, model.trainable(), layers, (*beside, *model.head.parameters()))
+        return cls(both, model.trainable(), layers, (*non_layer, *model.head.parameters()))
 
 
 def _passed(policy: AudioPolicy) -> tuple[Sequence[nn.Module], Sequence[nn.Parameter]]:
@@ -74,8 +74,8 @@ def _passed(policy: AudioPolicy) -> tuple[Sequence[nn.Module], Sequence[nn.Param
     if backbone.audio_token is not None:
         parts += [backbone.audio_encoder(model), *backbone.projector(model)]
     inside = {id(p) for layer in decoder.layers for p in layer.parameters()}
-    beside = {id(p): p for part in parts for p in part.parameters() if id(p) not in inside}
-    return list(decoder.layers), list(beside.values())
+    non_layer = {id(p): p for part in parts for p in part.parameters() if id(p) not in inside}
+    return list(decoder.layers), list(non_layer.values())
 
 
 class ZeroOptimizer:
@@ -129,7 +129,7 @@ class ZeroOptimizer:
             own = [p for p in layer.parameters() if id(p) in self._names]
             self._hooks.append(layer.register_full_backward_hook(self._layer_done(own)))
         self._all = list(dict.fromkeys(anatomy.module.parameters()))
-        self._beside = list(dict.fromkeys(anatomy.beside))
+        self._non_layer = list(dict.fromkeys(anatomy.non_layer))
         self._gather(self._all)
 
     # -- an update -------------------------------------------------------------------------------------------------
@@ -143,8 +143,8 @@ class ZeroOptimizer:
             # Else a weight that is not in the first micro-batch would keep what it had in the update before.
             self._zero.grad_partitions_flat_buffer.zero_()
             self._zero.micro_step_id = 1
-            kept = {id(p) for p in self._beside}
-            self._release([p for p in self._all if id(p) not in kept])
+            non_layer_ids = {id(p) for p in self._non_layer}
+            self._release([p for p in self._all if id(p) not in non_layer_ids])
 
     def reduce(self) -> None:
         """After the backward pass of a micro-batch, on all ranks."""
@@ -185,8 +185,8 @@ class ZeroOptimizer:
         """Sum what some rank has a gradient for, or `everything`, and has not summed in this pass."""
         weights = list(self._parameters.values())
         own = [p.grad is not None or id(p) in self._summed for p in weights]
-        found = self._world.sum(torch.tensor(own, dtype=torch.int32, device=weights[0].device)).tolist()
-        self._sum([p for p, n in zip(weights, found, strict=True) if n or everything])
+        ranks_with_gradient = self._world.sum(torch.tensor(own, dtype=torch.int32, device=weights[0].device)).tolist()
+        self._sum([p for p, n in zip(weights, ranks_with_gradient, strict=True) if n or everything])
         with torch.no_grad():
             if self._stage < 3:
                 self._zero.setup_buckets()
@@ -253,15 +253,15 @@ class ZeroOptimizer:
         out = {"updates": torch.tensor(self.updates)}
         steps = [slot["step"] for _, slot in self._slots() if slot]
         for name, p in self._parameters.items():
-            found = {key: safe_get_full_optimizer_state(p, key) for key in MOMENTS} if steps else {}
-            if found and not bool(found["exp_avg_sq"].any()):  # never reached by any gradient
-                found = {}
-            if found:
-                found["step"] = torch.as_tensor(steps[0])
+            moments = {key: safe_get_full_optimizer_state(p, key) for key in MOMENTS} if steps else {}
+            if moments and not bool(moments["exp_avg_sq"].any()):  # never reached by any gradient
+                moments = {}
+            if moments:
+                moments["step"] = torch.as_tensor(steps[0])
             if self._low:
-                found[MASTER] = safe_get_full_fp32_param(p)
+                moments[MASTER] = safe_get_full_fp32_param(p)
             if self._world.rank == 0:
-                out |= {f"{key}.{name}": tensor.detach().cpu().clone() for key, tensor in found.items()}
+                out |= {f"{key}.{name}": tensor.detach().cpu().clone() for key, tensor in moments.items()}
         return out
 
     def load(self, state: Mapping[str, Tensor], where: str) -> None:
@@ -325,10 +325,10 @@ class _Before:
         self._parameters = [(p, set(p.__dict__)) for p in module.parameters()]
 
     def restore(self) -> None:
-        for module, known in self._modules:
-            for name in set(module.__dict__) - set(known):
+        for module, attributes in self._modules:
+            for name in set(module.__dict__) - set(attributes):
                 del module.__dict__[name]
-            module.__dict__["_parameters"] = known["_parameters"]
+            module.__dict__["_parameters"] = attributes["_parameters"]
         for parameter, names in self._parameters:
             for name in set(parameter.__dict__) - names:
                 del parameter.__dict__[name]

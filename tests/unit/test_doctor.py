@@ -44,7 +44,7 @@ def test_optional_packages_are_never_imported(monkeypatch, tmp_path):
 
 def test_a_missing_optional_part_says_what_it_adds_and_how_to_get_it():
     check = check_optional(Package("nosuch", "no_such_module_here", "speed", 'pip install "audiorl[gpu]"'))
-    assert (check.state, check.found, check.advice) == ("missing", "adds speed", 'pip install "audiorl[gpu]"')
+    assert (check.state, check.detail, check.advice) == ("missing", "adds speed", 'pip install "audiorl[gpu]"')
 
 
 def test_a_missing_required_part_is_a_problem():
@@ -107,7 +107,7 @@ def test_self_test_failure_names_error_and_place(healthy):
         raise RuntimeError("no [gpu] kernel")
 
     check = check_self_test(broken)
-    assert check.state == "problem" and check.found == "RuntimeError: no [gpu] kernel"
+    assert check.state == "problem" and check.detail == "RuntimeError: no [gpu] kernel"
     assert "test_doctor.py" in check.advice and "broken" in check.advice
     code, text = printed(self_test=broken)
     assert code == 1 and "no [gpu] kernel" in text and "1 to fix: one step" in text
@@ -115,7 +115,7 @@ def test_self_test_failure_names_error_and_place(healthy):
 
 def test_self_test_with_nan_is_a_problem():
     check = check_self_test(lambda: {"loss": float("nan"), "kl": 0.0})
-    assert check.state == "problem" and check.found == "not finite: loss"
+    assert check.state == "problem" and check.detail == "not finite: loss"
 
 
 def test_free_memory_reads_what_the_system_says(tmp_path):
@@ -126,7 +126,7 @@ def test_free_memory_reads_what_the_system_says(tmp_path):
 def test_low_room_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "free_memory", lambda: 10**9)
     memory, disk = doctor.check_room(str(tmp_path))
-    assert memory.state == "missing" and "1.0 GB free" in memory.found and "packing budget" in memory.advice
+    assert memory.state == "missing" and "1.0 GB free" in memory.detail and "packing budget" in memory.advice
     assert disk.name == "disk"
 
 
@@ -139,6 +139,6 @@ def test_cuda_devices_are_listed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Big GPU")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     checks = {c.name: c for c in doctor.check_accelerator()}
-    assert checks["cuda:1"].found == "Big GPU, 10.0 GB of 80.0 GB free"
+    assert checks["cuda:1"].detail == "Big GPU, 10.0 GB of 80.0 GB free"
     assert checks["bf16"].state == "missing"
-    assert checks["attention"].found == "SDPA"
+    assert checks["attention"].detail == "SDPA"
