@@ -1,6 +1,6 @@
 """Seconds of a training step with one and with two threads, beside a busy process and without, by OpenMP wait policy.
 
-    python bench/threads.py [--rounds 5] [--steps 30]
+    python bench/threads.py [--rounds 3] [--seconds 3]
 
 Each measurement is a process of its own, because OpenMP reads OMP_WAIT_POLICY when torch is loaded. "spinning" is
 OpenMP's default: threads that wait at a barrier use their processor until the other threads arrive. "passive" threads
@@ -28,15 +28,17 @@ torch.manual_seed(0)
 layers = [torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256), torch.nn.LayerNorm(256)]
 model = torch.nn.Sequential(*layers, *layers)
 optimizer = torch.optim.AdamW(model.parameters())
-x = torch.randn(512, 256)
+x = torch.randn(128, 256)
 def step():
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-for _ in range(3): step()
-began = time.perf_counter()
-for _ in range(int(sys.argv[2])): step()
-print((time.perf_counter() - began) / int(sys.argv[2]))
+step()
+began, steps = time.perf_counter(), 0
+while time.perf_counter() - began < float(sys.argv[2]):
+    step()
+    steps += 1
+print((time.perf_counter() - began) / steps)
 """
 CASES = {"1 thread": (1, None), "2 threads, spinning": (2, None), "2 threads, passive": (2, "passive")}
 
@@ -53,20 +55,20 @@ def busy(count: int) -> Iterator[None]:
             process.wait()
 
 
-def seconds(threads: int, policy: str | None, steps: int) -> float:
-    """Seconds of a step, measured in a new process."""
+def seconds(threads: int, policy: str | None, duration: float) -> float:
+    """Seconds of a step, measured in a new process for about `duration` seconds."""
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_NUM_THREADS")
     environment = {name: value for name, value in os.environ.items() if name not in names}
     if policy is not None:
         environment["OMP_WAIT_POLICY"] = policy
-    command = [sys.executable, "-c", STEP, str(threads), str(steps)]
+    command = [sys.executable, "-c", STEP, str(threads), str(duration)]
     return float(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each case, in turns")
-    parser.add_argument("--steps", type=int, default=30, help="steps of a measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each case, in turns")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a measurement")
     args = parser.parse_args()
     loads = {"nothing else": 0, "busy processes": os.cpu_count() or 1}
     times: dict[tuple[str, str], list[float]] = {key: [] for key in product(loads, CASES)}
@@ -74,7 +76,7 @@ def main() -> None:
         for load, count in loads.items():
             with busy(count):
                 for case, (threads, policy) in CASES.items():
-                    times[load, case].append(seconds(threads, policy, args.steps))
+                    times[load, case].append(seconds(threads, policy, args.seconds))
     table = Table("beside", "step", "seconds (median)", "best", "worst", "ratio to 1 thread")
     for (load, case), values in times.items():
         ratio = statistics.median(values) / statistics.median(times[load, "1 thread"])

@@ -216,7 +216,7 @@ def _vllm(start: ModelFile[AudioPolicy], sampling: SamplingConfig) -> VLLMEngine
     runtime, gpu = current(), torch.cuda.is_available()
     config = VLLMConfig(
         dtype="bfloat16" if start.config.autocast else "auto",
-        gpu_memory_utilization=runtime.gpu_fraction or (0.4 if runtime.shares_gpus else 0.9),
+        gpu_memory_utilization=runtime.engine_gpu_fraction,
         tensor_parallel_size=runtime.engine_gpus if runtime.engines else 1,
         sleep=gpu and runtime.shares_gpus,
     )

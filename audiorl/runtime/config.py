@@ -93,6 +93,11 @@ class RuntimeConfig:
         """Whether engines are on the trainers' GPUs."""
         return not self.engines or self.placement == "colocated"
 
+    @property
+    def engine_gpu_fraction(self) -> float:
+        """`gpu_fraction`, or its default for the placement."""
+        return self.gpu_fraction or (0.4 if self.shares_gpus else 0.9)
+
 
 _current = RuntimeConfig()
 

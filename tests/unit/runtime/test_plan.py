@@ -16,8 +16,7 @@ from transformers import DynamicCache, Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeTh
 
 from audiorl.algos.packing import attention_mask, pack_experiences
 from audiorl.cli import main
-from audiorl.cli.plan import sized, suggestions
-from audiorl.config import LoraConfig, ModelConfig
+from audiorl.config import LoraConfig, ModelConfig, RLConfig
 from audiorl.data.corpus import bundled_speech
 from audiorl.models import AudioPolicy, higgs, qwen_omni
 from audiorl.models import text as text_decoder
@@ -33,9 +32,13 @@ from audiorl.plan.activations import (
     pack_of,
     tower_bytes,
 )
-from audiorl.plan.memory import GIB, PHASES, Assumptions, Layout, make_plan, precision_of
+from audiorl.plan.layout import GIB, PHASES, Assumptions, Layout
+from audiorl.plan.memory import make_plan
+from audiorl.plan.options import PlanOptions, changed, suggestions
 from audiorl.plan.released import RELEASED
 from audiorl.plan.sizes import Shape, Size, count, size_of, skeleton
+from audiorl.plan.trainer import precision_of
+from audiorl.runtime.config import RuntimeConfig
 from audiorl.types import Experience
 from tests.conftest import TEXTS, make_dual_omni, make_omni, make_qwen2_audio, make_text
 
@@ -358,8 +361,8 @@ def test_an_engine_takes_its_fraction_and_its_parallel_ranks_share_it() -> None:
     shape = replace(TINY, heads=8, kv_heads=4, head_dim=64, layers=10)
     size = Size(shape, {"decoder layers": 2 * GIB, "audio tower": GIB // 2}, 0, 0, 0, 0, 0)
     assume = replace(NOTHING_ASSUMED, engine_workspace_gib=1.0)
-    apart: dict[str, Any] = dict(gpus=16, placement="apart", engine_gpus=8)
-    layout = Layout(gpu_gib=20, gpu_fraction=0.5, prompt_tokens=100, response_tokens=100, assume=assume, **apart)
+    dedicated: dict[str, Any] = dict(gpus=16, placement="dedicated", engine_gpus=8)
+    layout = Layout(gpu_gib=20, gpu_fraction=0.5, prompt_tokens=100, response_tokens=100, assume=assume, **dedicated)
     caches = {}
     for tp in (1, 4, 8):
         gpu = make_plan(size, replace(layout, tensor_parallel=tp)).gpus[1]
@@ -383,9 +386,9 @@ def test_a_sleeping_engine_leaves_the_trainer_its_memory() -> None:
     assert awake.totals[at("backward")] - asleep.totals[at("backward")] == 40 * GIB
 
 
-def test_apart_has_two_kinds_of_gpu() -> None:
+def test_dedicated_engines_are_another_kind_of_gpu() -> None:
     size = Size(TINY, {"decoder layers": GIB}, GIB, 0, 0, 0, 0)
-    trainer, engine = make_plan(size, Layout(gpus=8, placement="apart", engine_gpus=6, zero=3)).gpus
+    trainer, engine = make_plan(size, Layout(gpus=8, placement="dedicated", engine_gpus=6, zero=3)).gpus
     assert (trainer.count, engine.count) == (2, 6)
     assert trainer.totals[PHASES.index("generate")] < trainer.peak and trainer.cache is None
     assert engine.cache is not None and "optimizer" not in {p.name for p in engine.parts}
@@ -407,9 +410,9 @@ def test_references_and_critics() -> None:
     assert parts(ema=True)["moving average"]["sync"] == 3200
 
 
-def test_a_reference_apart_has_gpus_of_its_own() -> None:
+def test_a_separate_reference_has_its_own_gpus() -> None:
     size = Size(TINY, {"decoder layers": 1000}, 800, 0, 0, 0, 100)
-    layout = Layout(gpus=8, reference="apart", reference_gpus=2, engine="hf", assume=NOTHING_ASSUMED)
+    layout = Layout(gpus=8, reference="separate", reference_gpus=2, engine="hf", assume=NOTHING_ASSUMED)
     trainer, reference = make_plan(size, layout).gpus
     assert (trainer.count, reference.count) == (6, 2)
     assert "reference" not in {p.name for p in trainer.parts}
@@ -429,17 +432,19 @@ def test_precision_of_adapters() -> None:
     ("options", "words"),
     [
         (dict(gpus=0), "--gpus is 0; it must be at least 1"),
-        (dict(zero=2), "--zero 2 divides nothing on one trainer GPU"),
-        (dict(gpus=4, offload_optimizer=True), "--offload-optimizer is ZeRO's"),
-        (dict(gpus=8, engine_gpus=2), "--engine-gpus are for --placement apart"),
-        (dict(gpus=8, engine_gpus=8, placement="apart"), "--engine-gpus is 8 of 8 GPUs"),
-        (dict(gpus=8, engine_gpus=2, placement="apart", engine="hf"), "cannot be apart"),
-        (dict(gpus=4, nodes=2, engine_gpus=4, placement="apart", tensor_parallel=8), "lies within a node of 4 GPUs"),
-        (dict(gpus=8, tensor_parallel=2), "together, an engine shares one trainer's GPU"),
-        (dict(gpus=8, engine_gpus=3, placement="apart", tensor_parallel=2), "must fill the 3 GPUs"),
-        (dict(reference="apart"), "1 GPUs leave none to a trainer beside 1 for engines and the reference"),
-        (dict(autocast=True), "--autocast is for float32 weights"),
-        (dict(reference="lora"), "needs --lora-rank"),
+        (dict(zero=2), "--runtime.zero 2 divides nothing on one trainer GPU"),
+        (dict(gpus=4, offload_optimizer=True), "--runtime.offload is ZeRO's"),
+        (dict(gpus=8, engine_gpus=2), "--runtime.engine-gpus are for --runtime.placement dedicated"),
+        (dict(gpus=8, engine_gpus=8, placement="dedicated"), "engines have 8 of 8 GPUs"),
+        (
+            dict(gpus=4, nodes=2, engine_gpus=4, placement="dedicated", tensor_parallel=8),
+            "within a node of 4 GPUs",
+        ),
+        (dict(gpus=8, tensor_parallel=2), "--runtime.engine-gpus are for --runtime.placement dedicated"),
+        (dict(gpus=8, engine_gpus=3, placement="dedicated", tensor_parallel=2), "must fill the 3 GPUs"),
+        (dict(reference="separate"), "1 GPUs leave none to a trainer: engines and references take 1"),
+        (dict(autocast=True), "--model.autocast is for float32 weights"),
+        (dict(reference="lora"), "needs --model.lora.rank"),
         (dict(micro_batch_tokens=900), "do not hold one prompt of 600 and response of 400"),
         (dict(gpu_fraction=0.0), "--gpu-fraction is 0.0"),
         (dict(speech_share=2.0), "--speech-share is 2.0"),
@@ -455,19 +460,19 @@ def test_impossible_layouts(options: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "options", "words"),
     [
-        (TINY, dict(tensor_parallel=4), "--tensor-parallel 4 does not divide the 2 attention heads"),
+        (TINY, dict(tensor_parallel=4), "--runtime.engine-gpus 4 does not divide the 2 attention heads"),
         (
             replace(TINY, heads=12, kv_heads=3),
             dict(tensor_parallel=2),
-            "and 3 key-value heads do not divide each other",
+            "and 3 key-value heads: neither divides the other",
         ),
-        (replace(TINY, codes=8), {}, "vLLM does not serve models that write codes; take --engine hf"),
+        (replace(TINY, codes=8), {}, "vLLM does not serve models that write codes; use --runtime.engine hf"),
         (TINY, dict(speech_share=0.5), "--speech-share is for a model that writes codes"),
     ],
 )
 def test_layouts_that_do_not_go_with_a_model(shape: Shape, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        layout = Layout(gpus=8, zero=3, placement="apart", engine_gpus=4, **options)
+        layout = Layout(gpus=8, zero=3, placement="dedicated", engine_gpus=4, **options)
         make_plan(Size(shape, {"decoder layers": 10}, 10, 0, 0, 0, 0), layout)
 
 
@@ -482,19 +487,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_the_command_prints_a_table_and_a_verdict(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--plan", folder, "--engine", "hf"]) == 0
+    assert main(["doctor", "--plan", folder]) == 0
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for words in ("decoder layers", "optimizer", "activations", "tokens x", "backward", "fits"):
         assert words in out
-    assert main(["doctor", "--plan", folder, "--gpu-gib", "1"]) == 1
+    assert main(["doctor", "--plan", folder, "--gpu-gib", "0.5"]) == 1
     assert "does not fit" in capsys.readouterr().out
 
 
 def test_json_says_the_same(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--plan", folder, "--gpus", "2", "--zero", "3", "--json", "True"]) == 0
+    runtime = ["--runtime.kind", "torchrun", "--runtime.ranks", "2", "--runtime.zero", "3"]
+    assert main(["doctor", "--plan", folder, *runtime, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    layout = Layout(gpus=2, zero=3)
-    plan = make_plan(sized(folder, layout), layout)
+    options = PlanOptions(RuntimeConfig(kind="torchrun", ranks=2, zero=3))
+    plan = options.plan(options.size(folder))
     assert said["fits"] and said["gpus"][0]["peak"] == plan.gpus[0].peak
     assert sum(said["size"]["parts"].values()) == plan.size.total
     parts = said["gpus"][0]["parts"].values()
@@ -505,28 +511,69 @@ def test_what_it_suggests_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str
     """For a model of which there is only a config.json: no weights are needed."""
     wide = dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=4, vocab_size=151_936)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", **wide}))
-    arguments = ["doctor", "--plan", str(tmp_path), "--gpus", "4", "--gpu-gib", "16"]
-    assert main([*arguments, "--json", "True"]) == 1
+    arguments = [
+        "doctor",
+        "--plan",
+        str(tmp_path),
+        "--runtime.kind",
+        "torchrun",
+        "--runtime.ranks",
+        "4",
+        "--gpu-gib",
+        "10",
+    ]
+    assert main([*arguments, "--json"]) == 1
     said = json.loads(capsys.readouterr().out)["changes"]
     assert said
     for change in said:
-        assert main([*arguments, *change["options"].split(), "--json", "True"]) == 0, change
+        assert main([*arguments, *change["options"].split(), "--json"]) == 0, change
         assert json.loads(capsys.readouterr().out)["gpus"][0]["peak"] == pytest.approx(change["peak"])
 
 
 def test_hopeless_cases_say_so(folder: str) -> None:
-    layout = Layout(gpu_gib=1.0)  # less than what CUDA is assumed to need
-    assert suggestions(folder, make_plan(sized(folder, layout), layout)) == []
+    assert suggestions(folder, PlanOptions(gpu_gib=0.5)) == [], "less than what CUDA is assumed to need"
+
+
+def test_a_7b_model_with_adapters_fits_on_24_gib_as_the_documents_say() -> None:
+    """Found greedily, also from the defaults of `ModelConfig` and vLLM's place on the same GPU."""
+    options = changed(PlanOptions(gpu_gib=24), {"model.lora.rank": 16})
+    assert {"grpo.micro-batch-tokens": 4096} in [change for change, _ in suggestions("qwen2.5-omni-7b", options)]
+    worse = {"model.dtype": "float32", "model.gradient-checkpointing": False}
+    combined = suggestions("qwen2.5-omni-7b", changed(options, worse))
+    assert combined and all(len(change) > 1 and plan.fits for change, plan in combined)
+    for change, plan in combined:
+        again = changed(changed(options, worse), change)
+        assert again.plan(again.size("qwen2.5-omni-7b")).gpus == plan.gpus
+
+
+def test_a_layout_is_that_of_the_run() -> None:
+    """Six trainers, two engines of four GPUs, two references: 16 GPUs on two nodes."""
+    runtime = RuntimeConfig(
+        kind="ray", ranks=6, engines=2, engine="vllm", engine_gpus=4, references=2, zero=2, offload=True
+    )
+    options = changed(PlanOptions(runtime), {"model.lora.rank": 4, "grpo.group-size": 4, "sampling.max-new-tokens": 64})
+    layout = options.layout()
+    assert (layout.gpus, layout.nodes, layout.trainers, layout.engine_gpus, layout.tensor_parallel) == (8, 2, 6, 8, 4)
+    assert (layout.reference, layout.reference_gpus, layout.gpu_fraction, layout.zero) == ("separate", 2, 0.9, 2)
+    assert (layout.lora_rank, layout.group_size, layout.response_tokens, layout.offload_optimizer) == (4, 4, 64, True)
+    colocated = RuntimeConfig(kind="ray", ranks=2, engines=2, engine="vllm", placement="colocated")
+    layout = PlanOptions(colocated, grpo=RLConfig(advantage="gae", kl_beta=0)).layout()
+    assert (layout.placement, layout.trainers, layout.gpu_fraction) == ("colocated", 2, 0.4)
+    assert (layout.critic, layout.reference, layout.dtype) == ("own", "none", "bfloat16")
+    with pytest.raises(ValueError, match="9 GPUs, which do not fill nodes of --gpus-per-node 8"):
+        PlanOptions(RuntimeConfig(kind="ray", ranks=9)).layout()
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([], "name a model folder or one of qwen2.5-omni-3b"),
-        (["--zero", "1"], "name a model folder or one of"),
+        (["--runtime.zero", "1"], "name a model folder or one of"),
         (["qwen2.5-omni-8b"], "neither a model folder nor one of qwen2.5-omni-3b"),
-        (["qwen2.5-omni-3b", "--zero", "3"], "--zero 3 divides nothing"),
-        (["higgs-audio-v2-3b"], "take --engine hf"),
+        (["qwen2.5-omni-3b", "--runtime.zero", "3"], "--runtime.zero 3 divides nothing"),
+        (["qwen2.5-omni-3b", "--gpus", "8"], "--gpus is now --runtime.ranks, the option of the run"),
+        (["qwen2.5-omni-3b", "--runtime.ranks", "2"], "several processes need --runtime.kind torchrun or ray"),
+        (["higgs-audio-v2-3b", "--runtime.engine", "vllm"], "use --runtime.engine hf"),
         (["FOLDER"], "model_type 'bert' is not one that audiorl trains"),
     ],
 )

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from audiorl.cli import plan as plan_cli
-from audiorl.plan.memory import GIB
+from audiorl.plan import options as plan_options
+from audiorl.plan.layout import GIB
 from bench.engines import main as simulate
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -23,10 +24,10 @@ LAYOUTS = re.findall(r"^\| [^|]+ \| `(?!audiorl)([^`]+)` \| ([^|]+) \| ([^|]*) \
 
 @pytest.mark.slow
 def test_layouts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(plan_cli, "size_of", cache(plan_cli.size_of))
+    monkeypatch.setattr(plan_options, "size_of", cache(plan_options.size_of))
     assert len(LAYOUTS) > 20
     for arguments, peaks, sequences, host in LAYOUTS:
-        code = plan_cli.plan([*arguments.split(), "--json", "True"])
+        code = plan_cli.plan([*arguments.split(), "--json"])
         said = json.loads(capsys.readouterr().out)
         assert ("does not fit" in peaks) == (code == 1) == (not said["fits"])
         for gpu in said["gpus"]:
@@ -37,7 +38,7 @@ def test_layouts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
                 assert sequences.strip() == f"{gpu['cache']['sequences']} / {gpu['cache']['shared']}"
         assert host.strip() == (f"{said['host_bytes'] / GIB:.0f}" if said["host_bytes"] else "")
         for change in re.findall(r"would with `([^`]+)`", peaks):
-            assert plan_cli.plan([*arguments.split(), *change.split(), "--json", "True"]) == 0
+            assert plan_cli.plan([*arguments.split(), *change.split(), "--json"]) == 0
             capsys.readouterr()
 
 
