@@ -247,6 +247,28 @@ def _codec(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
+class Export:
+    """Write the model of a checkpoint to a folder that transformers and vLLM load, with a model card."""
+
+    checkpoint: Positional[Path]
+    """A checkpoint, such as RUN/checkpoints/grpo/step_000100."""
+    out: Path
+    """The new folder."""
+    merge: bool = False
+    """Add a low-rank adapter to the weights of its base model, instead of exporting the adapter."""
+    push: str | None = None
+    """Repository on the Hugging Face hub to upload to, such as me/my-model; by default nothing is uploaded."""
+
+
+def _export(args: list[str]) -> int:
+    options: Export = parse(Export, args or ["--help"], prog="audiorl export")
+    from audiorl.models.export import export
+
+    print(export(options.checkpoint, options.out, options.merge, options.push))
+    return 0
+
+
+@dataclass(frozen=True)
 class Doctor:
     """What is installed and what is missing, with one training step as a test; or the GPU memory that a run needs."""
 
@@ -278,5 +300,6 @@ COMMANDS: dict[str, tuple[type, Callable[[list[str]], int]]] = {
     "eval": (Eval, _eval),
     "rewards": (Rewards, _rewards),
     "codec": (Codec, _codec),
+    "export": (Export, _export),
     "doctor": (Doctor, _doctor),
 }

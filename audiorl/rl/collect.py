@@ -8,12 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import Protocol
 
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.rewards.check import check_scores, scored_rollouts
 from audiorl.rl.weight_sync import GroupEngine
-from audiorl.types import Request, Reward, Rollout, RolloutEngine, Sample, Score
+from audiorl.types import Request, Reward, Rollout, Sample, Score
+
+
+class Writer(Protocol):
+    """What is asked of an engine here: see `RolloutEngine`."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Rollout]: ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Collector:
 
 
 def collect(
-    engine: RolloutEngine, samples: Sequence[Sample], reward: Reward, step: int, config: RLConfig, seed: int
+    engine: Writer, samples: Sequence[Sample], reward: Reward, step: int, config: RLConfig, seed: int
 ) -> RolloutBatch:
     """`group_size` answers to each of `prompts_per_step` prompts.
 
@@ -112,7 +119,7 @@ def collect(
 
 
 def _generate(
-    engine: RolloutEngine, batch: Sequence[Sample], reward: Reward, n: int, seed: int, step: int, first: int
+    engine: Writer, batch: Sequence[Sample], reward: Reward, n: int, seed: int, step: int, first: int
 ) -> list[list[Rollout]]:
     requests = [Request(s, n, seed=seed, group_id=f"{step}/{i}") for i, s in enumerate(batch, first)]
     rollouts = engine.generate(requests)
@@ -120,7 +127,7 @@ def _generate(
     return [list(group) for _, group in groupby(scored, key=lambda r: r.group_id)]
 
 
-def _greedy(engine: RolloutEngine, heads: Sequence[Rollout], reward: Reward) -> list[Score | None]:
+def _greedy(engine: Writer, heads: Sequence[Rollout], reward: Reward) -> list[Score | None]:
     rollouts = engine.generate([Request(r.sample, 1, group_id=r.group_id, greedy=True) for r in heads])
     return check_scores("reward", reward(rollouts), rollouts)
 

@@ -43,8 +43,11 @@ class CodecConfig:
     """A phase that trains the tokenizer. `batch_size` counts crops over all GPUs."""
 
     batch_size: int = 32
+    """Crops per update, over all processes."""
     crop_seconds: float = 1.0
+    """Duration of a crop in seconds."""
     save_every: int = 1000
+    """Updates between checkpoints."""
     eval_every: int = 0
     """Held-out measurements during training, in steps; 0 only before and after."""
     cache_mb: int = 1024

@@ -48,7 +48,9 @@ class SpeechRewards:
     speaker: str = "microsoft/wavlm-base-plus-sv"
     """A speaker encoder by path or hub id."""
     metric: Literal["wer", "cer"] = "wer"
+    """Errors of what `asr` understands: by word (wer) or by character (cer)."""
     normalizer: Normalizer = "basic"
+    """Normalisation of both texts before they are compared; see audiorl.metrics.text."""
 
     def __post_init__(self) -> None:
         for name, weight in self.weights().items():

@@ -25,13 +25,19 @@ class UnifiedConfig:
     """
 
     sample_rate: int = 24_000
+    """Sample rate in Hz."""
     num_codebooks: int = 8
+    """Codebooks, which is codes per frame."""
     codebook_size: int = 1024
+    """Codes per codebook."""
     codebook_dim: int = 64
+    """Width of a code's vector."""
     quantizer: Literal["residual", "grouped"] = "residual"
     """`grouped` is the ablation without residual structure: as many plain quantisers side by side (product VQ)."""
     strides: tuple[int, ...] = (8, 5, 4, 2, 3)
+    """Factors by which the acoustic branch shortens the sequence, in order."""
     channels: tuple[int, ...] = (64, 128, 256, 512, 768, 1024)
+    """Channels at each resolution, one more than `strides`."""
     dilations: tuple[int, ...] = (1, 3, 9)
     """One residual unit each, at every resolution."""
     spectrum_hop: int | None = None
@@ -41,18 +47,22 @@ class UnifiedConfig:
     coded, the decoder makes up its own.
     """
     window: int = 960
+    """Samples in the window of a spectrum, with `spectrum_hop`."""
     phases: Literal["learned", "peaks"] = "learned"
     """With `spectrum_hop`: the decoder learns spectra with their phases, or it says log-mels, `mels` of them, and the
     phases are worked out from the peaks, which is understood after minutes of training."""
     activation: Literal["snake", "elu"] = "snake"
     """Of the acoustic branch. Snake suits a branch on samples, ELU one on spectra, where it is quicker too."""
     acoustic_dim: int = 256
+    """Width of the acoustic branch's output."""
     semantic: Literal["none", "mel", "model"] = "mel"
     """Where the semantic branch gets its features: log-mel statistics, or a frozen HuBERT, WavLM or Wav2Vec2."""
     semantic_dim: int = 256
+    """Width of the semantic branch's output."""
     semantic_block: int = 25
     """Frames that the speech model encodes at once, with as many before them as context: the encoder's latency."""
     mels: int = 80
+    """Mel bands of the semantic features `mel` and of the decoder with phases `peaks`."""
     lookahead: int = 1
     """Frames of codes beyond its own that a decoded frame may depend on: the decoder's latency."""
 

@@ -43,11 +43,17 @@ class LossWeights:
     """
 
     mel: float = 45.0
+    """Weight of the L1 distance of log-mel spectra."""
     stft: float = 1.0
+    """Weight of the distance of STFT magnitudes."""
     semantic: float = 100.0
+    """Weight of the distance between decoded and original semantic features."""
     commitment: float = 1.0
+    """Weight of the distance between the encoder's output and its codes."""
     adversarial: float = 1.0
+    """Weight of the discriminator's judgement."""
     feature_matching: float = 20.0
+    """Weight of the L1 distance of the discriminator's features."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +61,32 @@ class TrainConfig:
     """How the tokenizer is trained. AdamW, linear warm-up, then constant or cosine decay over `steps`."""
 
     steps: int = 400_000
+    """Number of updates."""
     lr: float = 2e-4
+    """Learning rate of the tokenizer and of the discriminator."""
     betas: tuple[float, float] = (0.8, 0.99)
+    """AdamW's decay rates of the first and the second moment."""
     weight_decay: float = 0.0
+    """AdamW's weight decay."""
     warmup_steps: int = 0
+    """Updates over which the learning rate rises linearly from 0."""
     schedule: Literal["constant", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant, or a cosine that ends at 0."""
     max_grad_norm: float = 1000.0
+    """Largest norm of the gradient; larger ones are scaled down."""
     weights: LossWeights = LossWeights()
     stft_windows: tuple[int, ...] = STFT_WINDOWS
+    """Window lengths of the STFT loss, in samples."""
     mel_windows: tuple[int, ...] = MEL_WINDOWS
+    """Window lengths of the mel loss, in samples."""
     mel_bands: tuple[int, ...] = MEL_BANDS
+    """Mel bands for each of `mel_windows`."""
     quantize_after: int = 0
     """First steps without quantisation, in which a small network finds its way sooner."""
     start_vectors: int = 8192
     """Vectors that the k-means start waits for, and clusters."""
     ema_decay: float = 0.99
+    """Decay per update of the moving averages from which codebooks are learned."""
     revive_below: float = 0.03
     """A code used less than this share of the mean begins again elsewhere."""
     codebook_dropout: float = 0.5
@@ -78,7 +95,9 @@ class TrainConfig:
     adversarial_after: int | None = 10_000
     """Steps before the discriminator joins; None leaves it out."""
     discriminator_windows: tuple[int, ...] = (2048, 1024, 512, 256)
+    """Window lengths of the discriminator's STFTs, in samples."""
     discriminator_channels: int = 32
+    """Channels of the discriminator's convolutions."""
     autocast: bool = False
     """Networks in bfloat16 over float32 weights; spectra, codebooks and losses stay in float32."""
 

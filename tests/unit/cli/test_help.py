@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import importlib.util
+import inspect
+import itertools
 import subprocess
 import sys
+import textwrap
+import types
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from rich.console import Console
 
+from audiorl import cli
 from audiorl.cli import main
 from audiorl.cli.results import print_results
+from audiorl.recipe.loader import load_recipe
+from audiorl.recipe.scripts import find_script, scripts
+from audiorl.runtime.config import RuntimeConfig
 
 COMMANDS = (
     "", "train", "resume", "report", "eval", "rewards", "rewards score", "rewards serve", "codec", "codec encode",
-    "codec decode", "doctor",
+    "codec decode", "export", "doctor",
 )  # fmt: skip
+COMMAND_OPTIONS = ("Train", "Resume", "Report", "Eval", "Score", "Serve", "Encode", "Decode", "Export", "Doctor")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -55,6 +69,69 @@ def test_help_of_a_recipe_shows_its_options_and_those_of_the_command(capsys: pyt
     for option in ("--out", "--tiny", "--runtime.ranks", "--grpo.kl-beta", "--think, --no-think", "--model.device"):
         assert option in text
     assert "(default: tiny)" in text  # the path that tiny() sets
+
+
+def option_classes(options: Any) -> Iterator[type]:
+    """The dataclass and those of its fields."""
+    members = get_args(options) if get_origin(options) in (Union, types.UnionType, Annotated) else (options,)
+    for kind in filter(dataclasses.is_dataclass, members):
+        yield kind
+        for hint in get_type_hints(kind, include_extras=True).values():
+            yield from option_classes(hint)
+
+
+def documented(kind: type) -> set[str]:
+    """The fields with a docstring, in the class or one that it extends."""
+    result = set()
+    for base in filter(dataclasses.is_dataclass, kind.__mro__):
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(node, ast.ClassDef)
+        for field, text in itertools.pairwise(node.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                result.add(ast.unparse(field.target))
+    return result
+
+
+def undocumented(options: Any) -> list[str]:
+    """Fields without a description. Those that hold another dataclass have its description."""
+    return [
+        f"{kind.__name__}.{name}"
+        for kind in option_classes(options)
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        if name not in documented(kind) and not any(option_classes(hint))
+    ]
+
+
+@dataclasses.dataclass
+class Bare:
+    runtime: RuntimeConfig
+    steps: int
+    rate: float
+    """Hz."""
+
+
+def test_a_field_without_a_description_is_noticed() -> None:
+    assert undocumented(Bare) == ["Bare.steps"]
+
+
+@pytest.mark.parametrize("recipe", scripts("recipes"))
+def test_every_option_of_a_recipe_is_described(recipe: str) -> None:
+    assert undocumented(load_recipe(recipe).Config) == []
+
+
+@pytest.mark.parametrize("evaluation", scripts("eval"))
+def test_every_option_of_an_evaluation_is_described(evaluation: str) -> None:
+    spec = importlib.util.spec_from_file_location(f"options_of_{evaluation}", find_script("eval", evaluation))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for their module
+    spec.loader.exec_module(module)
+    assert undocumented(module.Options) == []
+
+
+@pytest.mark.parametrize("name", COMMAND_OPTIONS)
+def test_every_option_of_a_command_is_described(name: str) -> None:
+    assert undocumented(getattr(cli, name)) == []
 
 
 def test_the_table_goes_from_before_to_after_to_control(tmp_path: Path) -> None:
