@@ -259,7 +259,7 @@ RUNS = (
     Tiny("audiorl eval simul --score evals/simul --language es"),
     Tiny("audiorl train tts-quickstart --out runs/tts", add="--tiny"),
     Tiny("audiorl eval tts --model runs/tts/… --texts texts.txt …", add="--sampling.max-frames 5"),
-    Tiny("audiorl export runs/mmau/checkpoints/grpo/step_001000 --out exported --merge", {"runs/mmau": "runs/try"}),
+    Tiny("audiorl export runs/mmau/checkpoints/grpo/step_001000 --out exported --merge", {"runs/mmau": "runs/try", "--merge": ""}),
 )
 
 
@@ -282,7 +282,7 @@ def test_commands_run(
         words = matching[0].split(" ")[1:] + tiny.add.split()
         for old, new in tiny.replace.items():
             words = [word.replace(old, new) for word in words]
-        words = [last_checkpoint(word) for word in words]
+        words = [last_checkpoint(word) for word in words if word]
         codes = (0, 1) if "--plan" in words else (0,)  # 1: the plan does not fit
         assert cli.main(words) in codes, f"{words}\n{capsys.readouterr().err}"
 
