@@ -3,7 +3,7 @@
 libsndfile (wav, flac, ogg, opus, mp3, aiff, w64 …) comes first: it is fast and seeks to `start` exactly. PyAV's FFmpeg
 takes over for the rest (m4a, webm, G.722, the sound of a video). Channels are averaged, soxr resamples. Unusable audio
 raises `AudioError` with one line that names the clip, what is wrong and what to do; nothing is repaired silently, since
-a policy trained on a truncated clip looks just like one that cannot hear.
+the metrics of a policy that is trained on truncated clips do not show the reason.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AudioClip:
     Exactly one of `path`, `data` (an encoded file's bytes) or `array` is set. `array` is float32, mono [T] or
     [T, channels], at `sample_rate` Hz. For `path` and `data` the file's own rate counts and `sample_rate` is what the
     manifest claims (checked on load). `start` and `duration` (seconds) select a part. `context` seconds before `start`
-    are heard with the part but give no tokens of their own: how a chunk of a stream knows what came just before it.
+    are encoded with the part but give no tokens of their own: context for a chunk of a stream.
     """
 
     path: str | None = None

@@ -6,7 +6,7 @@
 
 Every recording goes through every codec (PATH@Q takes only the first Q codebooks) and is compared with the original:
 multi-scale STFT and mel distance, SI-SDR, wideband PESQ, STOI, the speaker's similarity, and the errors that a
-recogniser makes, beside those that it makes on the originals. Then there are bitrate, frame rate, codebook use and
+recogniser makes, next to those that it makes on the originals. Then there are bitrate, frame rate, codebook use and
 entropy, and seconds of computing per second of audio. docs/speech.md says how each is computed.
 
 Writes to --out: scores.json, page.html (the table, and recordings to listen to), original/ and a folder a codec with
@@ -71,7 +71,7 @@ class Options(JudgeOptions):
     codecs: tuple[str, ...]
     """Folders or hub ids of codecs; PATH@Q for the first Q codebooks only."""
     audio: str
-    """bundled or bundled:LANGUAGE (held-out recordings of the package), a folder of audio files (with NAME.txt beside
+    """bundled or bundled:LANGUAGE (held-out recordings of the package), a folder of audio files (with NAME.txt next to
     NAME.wav where there are transcripts), or a manifest."""
     language: str | None = None
     """Language of the recordings, for a multilingual recogniser; None: it guesses, clip by clip."""
@@ -105,21 +105,21 @@ class Recording:
 
 def recordings_of(options: Options) -> list[Recording]:
     """The recordings; those that cannot be decoded are named on stderr and left out."""
-    found, skipped = [], 0
+    recordings, skipped = [], 0
     for recording in _thinned(list(_listed(options.audio)), options.limit):
         try:
             recording.clip.load(probe(recording.clip).sample_rate)
-            found.append(recording)
+            recordings.append(recording)
         except AudioError as error:
             skipped += 1
             print(f"skipped: {error}", file=sys.stderr)
-    if not found:
+    if not recordings:
         raise ValueError(f"{options.audio}: no recording to be used{f', {skipped} skipped' if skipped else ''}")
-    files = [r.file for r in found]
+    files = [r.file for r in recordings]
     if len(set(files)) < len(files):
-        twice = next(r.id for r in found if files.count(r.file) > 1)
+        twice = next(r.id for r in recordings if files.count(r.file) > 1)
         raise ValueError(f"{options.audio}: {twice!r} and another recording would share a file name; rename one")
-    return found
+    return recordings
 
 
 def _listed(audio: str) -> Iterator[Recording]:
@@ -163,13 +163,13 @@ def load_codecs(options: Options) -> dict[str, AudioTokenizer]:
     if len(set(options.codecs)) < len(options.codecs):
         raise ValueError("--codecs: one is given twice")
     short = [Path(path).name for path in options.codecs]
-    found = {}
+    codecs = {}
     for given, name in zip(options.codecs, short, strict=True):
         first = re.fullmatch(r"(.+)@(\d+)", given)
         codec = tokenizers_audio.load(first[1], num_codebooks=int(first[2])) if first else tokenizers_audio.load(given)
         label = name if short.count(name) == 1 else re.sub(r"[^\w.@-]+", "_", given.strip("/"))
-        found[ORIGINAL + "_" if label == ORIGINAL else label] = codec.to(torch_device(options.device))  # type: ignore[attr-defined]
-    return found
+        codecs[ORIGINAL + "_" if label == ORIGINAL else label] = codec.to(torch_device(options.device))  # type: ignore[attr-defined]
+    return codecs
 
 
 @dataclass(frozen=True)
@@ -210,21 +210,21 @@ def distances(original: np.ndarray, copy: np.ndarray, sample_rate: int, missing:
         "pesq": lambda: pesq_wb(original, copy, sample_rate),
         "stoi": lambda: stoi(original, copy, sample_rate),
     }
-    found: dict[str, float | None] = {}
+    values: dict[str, float | None] = {}
     for name, measure in measures.items():
         try:
             value = measure()
         except ImportError as error:
             missing.add(f"{name}: {error}")
             continue
-        found[name] = value if math.isfinite(value) else None
-    return found
+        values[name] = value if math.isfinite(value) else None
+    return values
 
 
 def evaluate_originals(
     out: Path, recordings: Sequence[Recording], judges: Judges, sample_rate: int, batch_size: int
 ) -> dict[str, Row]:
-    """Rows of the originals by id, with what was understood; each is written as FLAC beside them."""
+    """Rows of the originals by id, with what was understood; each is written as FLAC."""
 
     def evaluate(batch: Sequence[Recording]) -> list[Row]:
         waves = [r.clip.load(sample_rate) for r in batch]
@@ -328,7 +328,7 @@ def scores_of_codec(
     seconds = sum(row["seconds"] for row in rows.values())
     codes = (tokenizers_audio.load_codes(_codes_file(folder, r), codec).numpy() for r in recordings)
     uses = codebook_use(count_codes(codes, codec.num_codebooks, codec.codebook_size))
-    found: Row = {
+    scores: Row = {
         "identity": codec.identity,
         "sample_rate": codec.sample_rate,
         "frame_rate": codec.frame_rate,
@@ -345,8 +345,8 @@ def scores_of_codec(
     for name in _COLUMNS:
         values = [row[name] for row in rows.values() if row.get(name) is not None]
         if values:
-            found[name] = summarize(values)
-    return found
+            scores[name] = summarize(values)
+    return scores
 
 
 def summary(scores: Row, metric: str) -> tuple[list[str], list[list[str]]]:
@@ -384,8 +384,8 @@ def page(
     cards = []
     for recording in _thinned(list(recordings), options.pairs):
         takes = []
-        for system, found in results.items():
-            row = found[recording.id]
+        for system, system_rows in results.items():
+            row = system_rows[recording.id]
             values = {_COLUMNS[c]: row[c] for c in _COLUMNS if row.get(c) is not None}
             takes.append(Take(system, f"{system}/audio/{recording.file}", values, row.get("hypothesis")))
         cards.append(Card(recording.id, recording.text or "", tuple(takes)))

@@ -120,7 +120,7 @@ class Options:
 
 
 def score_folder(options: Options) -> dict[str, Any]:
-    """The scores of a log and what they were computed with; writes scores.json and scores.tsv beside it."""
+    """The scores of a log and what they were computed with; writes scores.json and scores.tsv into its folder."""
     folder, language = options.score, options.language
     assert folder
     if not language:
@@ -219,10 +219,10 @@ def schedule_of(options: Options, streams: Sequence[Stream], chunk_seconds: floa
     wait = re.fullmatch(r"wait-(\d+)", options.schedule)
     if not wait:
         raise ValueError(f"--schedule: {options.schedule!r}; give wait-K, such as wait-3, or offline")
-    known = [s for s in streams if s.reference]
-    if options.rate is None and not known:
+    references = [s for s in streams if s.reference]
+    if options.rate is None and not references:
         raise ValueError("--schedule wait-K: the streams have no references to take the rate from; give --rate")
-    rate = words_per_chunk(known, chunk_seconds) if options.rate is None else options.rate * chunk_seconds
+    rate = words_per_chunk(references, chunk_seconds) if options.rate is None else options.rate * chunk_seconds
     return WaitK(int(wait[1]), rate, language)
 
 
@@ -275,8 +275,8 @@ def _operating_point(
 def _warm_up(engine: RolloutEngine, stream: Stream, chunks: ChunkConfig) -> None:
     """A chunk of silence, so that no stream's times hold what the first call of all takes."""
     silence = AudioClip(array=np.zeros(round(16_000 * chunks.seconds), np.float32), sample_rate=16_000)
-    asked = replace(stream, audio=silence, seconds=chunks.seconds, units=())
-    engine.generate([Request(interpretation_sample(asked, chunks))])
+    silent = replace(stream, audio=silence, seconds=chunks.seconds, units=())
+    engine.generate([Request(interpretation_sample(silent, chunks))])
 
 
 def types_of(folder: Path, instances: list[Instance]) -> tuple[SourceType, TargetType]:
@@ -299,7 +299,7 @@ def metric_names(scores: dict[str, Any]) -> list[str]:
 
 
 def table(scores: dict[str, Any], title: str) -> Table:
-    """The scores for people: latencies in seconds (words for written sources), their aware variant beside them."""
+    """The scores for people: latencies in seconds (words for written sources), with their computation-aware variant."""
     words = scores["source_type"] == "text"
     out = Table(title=title)
     out.add_column("metric")

@@ -316,7 +316,7 @@ def table(scores: Row, title: str) -> Table:
 
 
 def page(judged: Sequence[Judged], scores: Row, options: Options) -> str:
-    """The recordings with the most errors, each beside its prompt; of conversations all turns."""
+    """The recordings with the most errors, each with its prompt; of conversations all turns."""
     groups = grouped(judged)
     rates = {name: sum((e for _, _, e in group), ErrorCounts()).rate for name, group in groups.items()}
     cards = []
@@ -345,7 +345,7 @@ def page(judged: Sequence[Judged], scores: Row, options: Options) -> str:
 
 
 def _playable(clip: AudioClip | None, out: Path) -> str | None:
-    """The file itself; of a part of one a file of its own beside the page."""
+    """The file itself; a part of one is written as a file for the page."""
     if clip is None or clip.path is None:
         return None
     if clip.duration is None and not clip.start:

@@ -69,9 +69,10 @@ def read(config: Config) -> tuple[list[Pair], list[Sample]]:
     """(training pairs, held-out questions): those of held-out pairs, where no set of questions is given."""
     think, seed = config.think, config.seed
     sets = read_sets(config.data, config, partial(bundled_pairs, think=think, seed=seed), read_pairs, think=think)
-    asked = read_sets(config.held_out, config, partial(bundled_set, think=think, seed=seed), read_samples, think=think)
-    if asked:
-        return [p for _, pairs in sets for p in pairs], [s for _, samples in asked for s in samples]
+    bundled = partial(bundled_set, think=think, seed=seed)
+    questions = read_sets(config.held_out, config, bundled, read_samples, think=think)
+    if questions:
+        return [p for _, pairs in sets for p in pairs], [s for _, samples in questions for s in samples]
     pairs, held_out = split_held_out(sets, [], config.held_out_count, config.data_seed)
     return pairs, [p.sample for p in held_out]
 

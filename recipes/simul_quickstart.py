@@ -268,10 +268,10 @@ def _robots(prompts: Sequence[Utterance], config: Config) -> Callable[[Utterance
         for _ in range(config.voices)
     ]
     spoken = iter(synthesize_many(requests, workers=config.threads))
-    known = {u.id: [next(spoken) for _ in range(config.voices)] for u in prompts}
+    takes = {u.id: [next(spoken) for _ in range(config.voices)] for u in prompts}
 
     def speak(utterance: Utterance, rng: np.random.Generator) -> np.ndarray:
-        return augment(known[utterance.id][int(rng.integers(config.voices))], rng)
+        return augment(takes[utterance.id][int(rng.integers(config.voices))], rng)
 
     return speak
 

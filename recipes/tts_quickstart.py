@@ -164,9 +164,9 @@ def tiny() -> Config:
 
 def main(config: Config, run: Run) -> None:
     torch.set_num_threads(config.threads)
-    known = recordings(config)
+    word_speech = recordings(config)
     train, practice, test = splits(config)
-    speech = [(" ".join(words), said(words, known)) for words in train]
+    speech = [(" ".join(words), said(words, word_speech)) for words in train]
     codec = trained_codec(run, [wav for _, wav in speech], config)
     recogniser = trained_recogniser(run, speech[: config.recogniser_texts], codec, config)
     judge: Recogniser = recogniser if config.judge == "recogniser" else load_recogniser(config.judge, "en")
@@ -179,7 +179,7 @@ def main(config: Config, run: Run) -> None:
     examples = [recorded_example(text, text, AudioClip(array=wav, sample_rate=RATE)) for text, wav in speech]
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
 
-    held_out = [prompt(words, known) for words in test]
+    held_out = [prompt(words, word_speech) for words in test]
     measure_speech(run, "before", policy, held_out, config.sampling, Judges(judge))
     policy = load_policy(run.checkpoint("sft"), ModelConfig(only=config.only), codec)
     speech_decoder = CodecSpeechDecoder.of(policy)
@@ -191,7 +191,7 @@ def main(config: Config, run: Run) -> None:
     )
     train_rl(
         policy,
-        [prompt(words, known) for words in practice],
+        [prompt(words, word_speech) for words in practice],
         reward,
         run,
         config=config.grpo,
@@ -209,11 +209,11 @@ def main(config: Config, run: Run) -> None:
 
 def recordings(config: Config) -> dict[str, np.ndarray]:
     """The speech [T] at RATE Hz of each word, from the first recording of it."""
-    found: dict[str, np.ndarray] = {}
+    word_speech: dict[str, np.ndarray] = {}
     for u in bundled_speech(("en",), max_seconds=2.0):
-        if plain(u.text) in WORDS[: config.words] and plain(u.text) not in found:
-            found[plain(u.text)] = trimmed(u.clip.load(RATE))
-    return found
+        if plain(u.text) in WORDS[: config.words] and plain(u.text) not in word_speech:
+            word_speech[plain(u.text)] = trimmed(u.clip.load(RATE))
+    return word_speech
 
 
 def splits(config: Config) -> tuple[list[Words], list[Words], list[Words]]:
@@ -224,21 +224,21 @@ def splits(config: Config) -> tuple[list[Words], list[Words], list[Words]]:
     wanted = max(config.train_texts, len(vocabulary)) + config.practice_texts + config.test_texts
     while len(texts) < wanted:
         texts[tuple(rng.sample(vocabulary, rng.randint(2, config.most_words)))] = None
-    found = list(texts)
-    first, last = len(found) - config.practice_texts - config.test_texts, len(found) - config.test_texts
-    return found[:first], found[first:last], found[last:]
+    drawn_texts = list(texts)
+    first, last = len(drawn_texts) - config.practice_texts - config.test_texts, len(drawn_texts) - config.test_texts
+    return drawn_texts[:first], drawn_texts[first:last], drawn_texts[last:]
 
 
-def said(words: Words, known: Mapping[str, np.ndarray]) -> np.ndarray:
+def said(words: Words, word_speech: Mapping[str, np.ndarray]) -> np.ndarray:
     """The recordings of the words one after the other, [T] at RATE Hz."""
     gap = np.zeros(round(GAP * RATE), np.float32)
-    return np.concatenate([part for word in words for part in (known[word], gap)][:-1])
+    return np.concatenate([part for word in words for part in (word_speech[word], gap)][:-1])
 
 
-def prompt(words: Words, known: Mapping[str, np.ndarray]) -> Sample:
+def prompt(words: Words, word_speech: Mapping[str, np.ndarray]) -> Sample:
     """The text to say, and how long it lasts when the person says it."""
     text = " ".join(words)
-    return speech_sample(text, text, metadata={"reference_seconds": len(said(words, known)) / RATE})
+    return speech_sample(text, text, metadata={"reference_seconds": len(said(words, word_speech)) / RATE})
 
 
 def trained_codec(run: Run, waves: Sequence[np.ndarray], config: Config) -> UnifiedTokenizer:

@@ -68,15 +68,12 @@ ALLOWED: dict[tuple[str, str], str] = {}
 # Files and folders that still use such words; to be emptied.
 NOT_DONE: tuple[str, ...] = (
     "audiorl/cli",
-    "audiorl/evaluation",
     "audiorl/plan",
     "audiorl/recipe",
     "audiorl/rollout",
     "audiorl/simulst",
     "audiorl/tts",
     "docs",
-    "eval",
-    "recipes",
 )
 
 

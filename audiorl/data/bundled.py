@@ -58,7 +58,7 @@ def bundled_languages(
     held_out: float = 0.27,
     max_phrases: int | None = None,
 ) -> list[Sample]:
-    """Which language is spoken? No phrase of "test", a fraction `held_out` of all recordings, is heard in "train"."""
+    """Which language is spoken? No phrase of "test", a fraction `held_out` of all recordings, is in "train"."""
     if split not in ("train", "test"):
         raise ValueError(f'split must be "train" or "test", got {split!r}')
     train, test = split_by_key(language_phrases(max_seconds, max_phrases), held_out, seed=0)  # one split for all seeds
@@ -95,7 +95,7 @@ def bundled_set(name: str, think: bool = True, seed: int = 0) -> list[Sample]:
 
 
 def bundled_examples(name: str, think: bool = True, seed: int = 0) -> list[tuple[Sample, str]]:
-    """Each sample of a set with the turn to learn: the answer, after what was heard if `think`.
+    """Each sample of a set with the turn to learn: the answer, after the first words of the speech if `think`.
 
     >>> bundled_examples("bundled:languages/train")[0][1]
     '<think>agent logged</think><answer>English</answer>'

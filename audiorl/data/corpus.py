@@ -91,7 +91,7 @@ def parallel(utterances: Iterable[Utterance], source: str, target: str) -> list[
 def split_by_key(
     utterances: Sequence[Utterance], held_out_fraction: float, seed: int = 0
 ) -> tuple[list[Utterance], list[Utterance]]:
-    """(training, held-out) utterances such that nothing held out was heard or read in training.
+    """(training, held-out) utterances such that no text held out is in training.
 
     All languages of a key stay together, and so do keys with an equal text ("second" is digits/h-2, a rank, and
     second, a time): wording is compared without case, accents and punctuation. The held-out side is the

@@ -60,7 +60,7 @@ def native(row: Row, style: Style) -> Sample:
 
 
 def avqa(row: Row, style: Style) -> Sample:
-    """AVQA and MusicBench as published. AVQA's questions speak of a video, of which the model hears the audio only."""
+    """AVQA and MusicBench as published. AVQA's questions speak of a video, of which the model gets the audio only."""
     data = dict(row.data)
     if "video_name" in data and isinstance(data.get("question_text"), str):
         data["question_text"] = about_audio(data["question_text"])

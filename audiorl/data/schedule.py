@@ -36,7 +36,7 @@ def sorted_batch_of_step(
 
 
 def rough_length(sample: Sample, *answers: str) -> int:
-    """About how many tokens a prompt and its answers make, without hearing it: good enough to sort by."""
+    """About how many tokens a prompt and its answers make, from the length of its audio: good enough to sort by."""
     characters = sum(len(c) for m in sample.messages for c in m.content if isinstance(c, str))
     return int(25 * sum(seconds(c) for c in sample.audio)) + (characters + sum(map(len, answers))) // 4
 

@@ -38,7 +38,7 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one speaker of a conversation says; `audio` is where it can be heard."""
+    """What one speaker of a conversation says; `audio` is its recording."""
 
     speaker: str
     text: str

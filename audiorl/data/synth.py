@@ -1,8 +1,8 @@
 """Synthetic speech from text with espeak-ng: hundreds of "speakers", dozens of languages, no system package.
 
 The library and its voices come in the `espeakng-loader` wheel. It is formant synthesis: intelligible, robotic, a few
-hundred times faster than real time on one core. Good for teaching a model the words before it hears people, and for
-tests that need speech of a known text::
+hundred times faster than real time on one core. Use it to teach a model the words before it is trained on recordings of
+people, and for tests that need speech of a known text::
 
     wav = synthesize("The conference is now locked.", "en", voice="en-us+f3", speed=170, pitch=60)   # [T] at 16 kHz
 

@@ -5,7 +5,7 @@
         --source-segment-size 960 --source wavs.txt --target references.txt --output results --quality-metrics BLEU
 
 `--source-segment-size` is the chunk in ms that the policy was trained with; `--device` is where it lives. Audio of any
-rate and number of channels is heard as the rest of audiorl hears it. `python -m eval.simul --score results` computes
+rate and number of channels is read as in the rest of audiorl. `python -m eval.simul --score results` computes
 the same scores and more, `python -m eval.simul --model …` does without SimulEval.
 
 SimulEval pins an older tqdm than `datasets` can use, and works with ours all the same; `make install` does this:
@@ -50,13 +50,18 @@ class InterpreterAgent(SpeechToTextAgent):  # type: ignore[misc]
         parser.add_argument("--model", required=True, help="folder or hub id of a speech language model")
         parser.add_argument("--source-language", required=True, help="ISO code")
         parser.add_argument("--target-language", required=True, help="ISO code")
-        parser.add_argument("--context", type=float, default=ChunkConfig().context, help="seconds heard before a chunk")
-        parser.add_argument("--max-new-tokens", type=int, default=48, help="most tokens after one chunk")
+        parser.add_argument(
+            "--context",
+            type=float,
+            default=ChunkConfig().context,
+            help="seconds encoded before a chunk",
+        )
+        parser.add_argument("--max-new-tokens", type=int, default=48, help="maximum number of tokens after one chunk")
 
     def reset(self) -> None:
         super().reset()
         self._interpreter: Interpreter | None = None  # until the first segment tells the sample rate
-        self._taken = self._written = 0
+        self._observed = self._written = 0
 
     def policy(self, states: Any = None) -> Action:
         states = self.states if states is None else states
@@ -71,8 +76,8 @@ class InterpreterAgent(SpeechToTextAgent):  # type: ignore[misc]
         return WriteAction(new, finished=states.source_finished) if new or states.source_finished else ReadAction()
 
     def _observe(self, states: Any) -> None:
-        new = np.asarray(states.source[self._taken :], dtype=np.float32)
-        self._taken = len(states.source)
+        new = np.asarray(states.source[self._observed :], dtype=np.float32)
+        self._observed = len(states.source)
         if not len(new):
             return
         if self._interpreter is None:

@@ -35,10 +35,10 @@ def load_speaking(model: str | Path, codec: str | Path | None = None, device: st
 
 def _codec_above(model: Path) -> Path:
     folders = [model, *model.resolve().parents[:3]] if model.is_dir() else []
-    found = next((f / "codec" for f in folders if (f / "codec" / "config.json").is_file()), None)
-    if found is None:
-        raise ValueError(f"{model}: no folder codec/ beside it; name the audio tokenizer of its codes with --codec")
-    return found
+    codec = next((f / "codec" for f in folders if (f / "codec" / "config.json").is_file()), None)
+    if codec is None:
+        raise ValueError(f"{model}: no folder codec/ in it or above it; name its audio tokenizer with --codec")
+    return codec
 
 
 def generate_speech(
@@ -82,9 +82,9 @@ def generate_speech(
 def _forget_lost(folder: Path) -> None:
     """Take the rows whose recordings are gone out of the file."""
     rows = finished_rows(folder / ROWS)
-    kept = {id: row for id, row in rows.items() if not row["seconds"] or (folder / f"{id}.wav").is_file()}
-    if len(kept) < len(rows):
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept.values())
+    present = {id: row for id, row in rows.items() if not row["seconds"] or (folder / f"{id}.wav").is_file()}
+    if len(present) < len(rows):
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in present.values())
         partial = folder / f".{ROWS}.partial"
         partial.write_text(lines, encoding="utf-8")
         os.replace(partial, folder / ROWS)

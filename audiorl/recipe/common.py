@@ -212,14 +212,14 @@ def split_held_out(sets: Sets[T], held_out: Sets[T], count: int, seed: int = 0) 
     """(training rows, held-out rows): where no set is held out, `count` training rows are, see `stratified`."""
     if not sets:
         raise ValueError("name what to train on: --data FILE … (or --data bundled)")
-    rest, drawn = ([item for _, items in part for item in items] for part in (sets, held_out))
+    rest, measured_rows = ([item for _, items in part for item in items] for part in (sets, held_out))
     if not held_out:
-        rest, drawn = stratified(sets, count, seed)
-    for use, part in (("train on", rest), ("measure on", drawn)):
+        rest, measured_rows = stratified(sets, count, seed)
+    for use, part in (("train on", rest), ("measure on", measured_rows)):
         if not part:
             rows = sum(len(items) for _, items in sets)
             raise ValueError(f"nothing left to {use}: {rows} rows read, {count} of them held out")
-    return rest, drawn
+    return rest, measured_rows
 
 
 def stratified(sets: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[T]]:
@@ -232,13 +232,13 @@ def stratified(sets: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[
     strata: dict[tuple[str, str], list[int]] = {}
     for i, (name, item) in enumerate(rows):
         strata.setdefault((name, identity(item)[1]), []).append(i)
-    drawn: set[int] = set()
+    chosen_indices: set[int] = set()
     for (name, task), members, quota in zip(strata, strata.values(), _quotas(strata, count), strict=True):
-        chosen = _drawn({i: identity(rows[i][1])[0] for i in members}, quota, seed)
+        chosen = _draw({i: identity(rows[i][1])[0] for i in members}, quota, seed)
         print(f"held out: {len(chosen)} of {len(members)} rows of {name}{task and f', {task}'}", flush=True)
-        drawn |= chosen
+        chosen_indices |= chosen
     items = [item for _, item in rows]
-    return [item for i, item in enumerate(items) if i not in drawn], [items[i] for i in sorted(drawn)]
+    return [item for i, item in enumerate(items) if i not in chosen_indices], [items[i] for i in sorted(chosen_indices)]
 
 
 def _quotas(strata: dict[tuple[str, str], list[int]], count: int) -> list[int]:
@@ -257,17 +257,17 @@ def _draw_key(id: str, seed: int) -> bytes:
     return hashlib.sha256(f"{seed}:{id}".encode()).digest()
 
 
-def _drawn(id_of: dict[int, str], quota: int, seed: int) -> set[int]:
+def _draw(id_of: dict[int, str], quota: int, seed: int) -> set[int]:
     """Indices of at least `quota` rows, all of an id or none."""
     groups: dict[str, list[int]] = {}
     for i, id in id_of.items():
         groups.setdefault(id, []).append(i)
-    drawn: set[int] = set()
+    chosen_indices: set[int] = set()
     for id in sorted(groups, key=lambda id: _draw_key(id, seed)):
-        if len(drawn) >= quota:
+        if len(chosen_indices) >= quota:
             break
-        drawn |= set(groups[id])
-    return drawn
+        chosen_indices |= set(groups[id])
+    return chosen_indices
 
 
 def check_ptx(paths: Sequence[str], *trainings: RLConfig) -> None:

@@ -53,7 +53,7 @@ class SpeechConfig(RecipeConfig):
     judge_speaker: str | None = None
     """A speaker encoder that compares their voices, too."""
     language: str | None = None
-    """What multilingual recognisers hear, such as en; by default they guess."""
+    """Language for multilingual recognisers, such as en; None: they guess."""
     normalizer: Normalizer = "basic"
     """What is left out when the judge's text is compared."""
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=750)

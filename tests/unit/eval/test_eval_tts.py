@@ -105,7 +105,7 @@ def test_seed_tts_eval_by_hand(tts: ModuleType, meta: Path, tmp_path: Path, caps
     printed = capsys.readouterr()
     assert "56.25" in printed.out and "counted as wrong: c: missing" in printed.err and "d.wav" in printed.err
     page = (tmp_path / "scores" / "page.html").read_text()
-    assert page.index("c · WER 100.0%") < page.index("a · WER 0.0%") and "nothing was said" in page
+    assert page.index("c · WER 100.0%") < page.index("a · WER 0.0%") and "no audio" in page
     assert "<b>once" not in page and page.count("<audio") == 4 + 2  # four prompts and what was generated
 
 
@@ -322,7 +322,7 @@ def test_checkpoints_that_cannot_speak(tts: ModuleType, meta: Path, tmp_path: Pa
     save_model(tmp_path / "alone" / "a" / "b" / "c" / "d")
     for model, message in (
         (tmp_path / "text", "text: writes text only; give a model that speaks"),
-        (tmp_path / "alone" / "a" / "b" / "c" / "d", "no folder codec/ beside it; name the audio tokenizer"),
+        (tmp_path / "alone" / "a" / "b" / "c" / "d", "no folder codec/ in it or above it; name its audio tokenizer"),
     ):
         with pytest.raises(ValueError, match=message):
             tts.run(tts.Options(model=str(model), meta=meta, out=tmp_path / "s"))
