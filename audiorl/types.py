@@ -31,7 +31,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -428,15 +428,28 @@ class SpeechDecoder(Protocol):
 
 
 class RolloutEngine(Protocol):
-    """Writes rollouts. `policy_version` counts weight updates received."""
+    """Generates rollouts: `HFEngine` and `VLLMEngine` in one process, `GroupEngine` with all engines of a run.
 
-    policy_version: int
+    How its weights follow the trainer's is the engine's own affair; those of one process have `update_weights`.
+    """
 
     def generate(self, requests: Sequence[Request]) -> list[Rollout]:
         """All rollouts of all requests, request by request, index ascending."""
         ...
 
-    def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None: ...
+
+@runtime_checkable
+class Sleep(Protocol):
+    """The capability of an engine to free its GPU memory. Asleep it neither generates nor takes weights."""
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether this one was made so that it can."""
+        ...
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
 
 
 class Policy(Protocol):

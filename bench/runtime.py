@@ -160,7 +160,7 @@ class Peer:
         self.sender.send(self.held)
 
     def receive(self, version: int) -> None:
-        self.receiver.update(self, version)
+        self.receiver.update(self.update_weights, version)
 
 
 def transfer_times(make: Callable[[], Weights], rounds: int) -> dict[str, list[float]]:

@@ -13,14 +13,13 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
-from torch import Tensor
 
 from audiorl.config import SamplingConfig
 from audiorl.data.rollout_rows import read_rollouts, rollout_row
@@ -65,13 +64,9 @@ class _Scheduled:
 
     engine: RolloutEngine
     schedule: Schedule | None
-    policy_version: int = 0
 
     def generate(self, requests: Sequence[Request]) -> list[Rollout]:
         return self.engine.generate([replace(r, schedule=self.schedule) for r in requests])
-
-    def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        self.engine.update_weights(weights, version)
 
 
 def interpret_into(

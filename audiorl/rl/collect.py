@@ -8,19 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Protocol
 
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.rewards.check import check_scores, scored_rollouts
 from audiorl.rl.weight_sync import GroupEngine
-from audiorl.types import Request, Reward, Rollout, Sample, Score
-
-
-class Writer(Protocol):
-    """What is asked of an engine here: see `RolloutEngine`."""
-
-    def generate(self, requests: Sequence[Request]) -> list[Rollout]: ...
+from audiorl.types import Request, Reward, Rollout, RolloutEngine, Sample, Score
 
 
 @dataclass(frozen=True)
@@ -73,7 +66,7 @@ class Collector:
 
 
 def collect(
-    engine: Writer, samples: Sequence[Sample], reward: Reward, step: int, config: RLConfig, seed: int
+    engine: RolloutEngine, samples: Sequence[Sample], reward: Reward, step: int, config: RLConfig, seed: int
 ) -> RolloutBatch:
     """`group_size` answers to each of `prompts_per_step` prompts.
 
@@ -119,7 +112,7 @@ def collect(
 
 
 def _generate(
-    engine: Writer, batch: Sequence[Sample], reward: Reward, n: int, seed: int, step: int, first: int
+    engine: RolloutEngine, batch: Sequence[Sample], reward: Reward, n: int, seed: int, step: int, first: int
 ) -> list[list[Rollout]]:
     requests = [Request(s, n, seed=seed, group_id=f"{step}/{i}") for i, s in enumerate(batch, first)]
     rollouts = engine.generate(requests)
@@ -127,7 +120,7 @@ def _generate(
     return [list(group) for _, group in groupby(scored, key=lambda r: r.group_id)]
 
 
-def _greedy(engine: Writer, heads: Sequence[Rollout], reward: Reward) -> list[Score | None]:
+def _greedy(engine: RolloutEngine, heads: Sequence[Rollout], reward: Reward) -> list[Score | None]:
     rollouts = engine.generate([Request(r.sample, 1, group_id=r.group_id, greedy=True) for r in heads])
     return check_scores("reward", reward(rollouts), rollouts)
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -24,7 +24,7 @@ from audiorl.rollout.weight_transfer import SyncError, WeightReceiver
 from audiorl.runtime.local import Group
 from audiorl.runtime.ray_cluster import import_ray
 from audiorl.runtime.torchrun import RankError
-from audiorl.types import Request, Rollout
+from audiorl.types import Request, Rollout, Sleep
 
 T = TypeVar("T")
 
@@ -42,18 +42,6 @@ class WeightSource(NamedTuple):
     """How many engines receive."""
     number: int = 0
     """Which of them this engine is."""
-
-
-@runtime_checkable
-class Sleeper(Protocol):
-    """An engine that can free its GPU memory, as `VLLMEngine` does. Asleep it neither generates nor takes weights."""
-
-    @property
-    def can_sleep(self) -> bool: ...
-
-    def sleep(self) -> None: ...
-
-    def wake(self) -> None: ...
 
 
 class EngineWorker:
@@ -85,7 +73,7 @@ class EngineWorker:
             return "an engine has no connection for weights"
         self._wake()
         try:
-            self._receiver.update(self._engine, version)
+            self._receiver.update(self._engine.update_weights, version)
         except SyncError as error:
             self._disconnect(str(error))
             return str(error)
@@ -101,13 +89,13 @@ class EngineWorker:
 
     def sleep(self) -> None:
         """Free GPU memory for a colocated trainer, if the engine can."""
-        if isinstance(self._engine, Sleeper) and self._engine.can_sleep and not self._asleep:
+        if isinstance(self._engine, Sleep) and self._engine.can_sleep and not self._asleep:
             self._engine.sleep()
             self._asleep = True
         free_cached()
 
     def _wake(self) -> None:
-        if self._asleep and isinstance(self._engine, Sleeper):
+        if self._asleep and isinstance(self._engine, Sleep):
             self._engine.wake()
         self._asleep = False
 

@@ -1,23 +1,23 @@
-"""Weights on their way from a trainer to engines in other processes.
+"""Sending weights from a trainer to engines in other processes.
 
-A `WeightSender` and its receivers have a process group of their own: gloo between CPUs, NCCL between GPUs. Tensors
-travel in buckets, each after a header that says what is in it; a receiver gives them out one by one and keeps none, so
-that an engine never holds two copies. In the end every receiver confirms, or says why it cannot.
+A `WeightSender` and its receivers have a process group of their own: gloo between CPUs, NCCL between GPUs. Tensors are
+broadcast in buckets, each after a header with its names, shapes and types. A receiver yields them one by one and stores
+none, so that an engine never holds two copies. At the end every receiver confirms, or sends the reason why it cannot.
 
     sender = WeightSender(receivers=2)                                 # the trainer's rank 0
     receiver = WeightReceiver(sender.address, number, receivers=2)     # engine `number`, 0 or 1, elsewhere
-    sender.send(policy.weights())           and at the same time       receiver.update(engine, version)
+    sender.send(policy.weights())      and at the same time     receiver.update(engine.update_weights, version)
 
-After an error the group is closed: make a new one. It listens on this machine alone unless it is given another host;
-whoever reaches it can read the weights, so keep it inside of a private network.
+After an error the group is closed; make a new one. The sender listens on this machine only unless it is given another
+host. Whoever reaches that address can read the weights, so keep it inside a private network.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ from audiorl.runtime.torchrun import listening_store
 
 Backend = Literal["gloo", "nccl"]
 BUCKET = 64 * 2**20
-"""Bytes of tensors that travel at once."""
+"""Bytes of tensors in one broadcast."""
 LOOPBACK = "127.0.0.1"
 JOIN_TIMEOUT_SECONDS = 60.0
 """Seconds that receivers have to come once there are weights for them: they are asked at the same time."""
@@ -36,12 +36,6 @@ JOIN_TIMEOUT_SECONDS = 60.0
 
 class SyncError(RuntimeError):
     """Weights did not arrive, at one receiver or at all."""
-
-
-class Follower(Protocol):
-    """An engine that takes weights one after the other, as `HFEngine` and `VLLMEngine` do."""
-
-    def update_weights(self, weights: Weights, version: int) -> None: ...
 
 
 class _Peer:
@@ -99,9 +93,9 @@ class _Peer:
 
 
 class WeightSender(_Peer):
-    """The one that has the weights. Making it does not wait for anybody.
+    """The trainer's side. Making it does not wait for the receivers.
 
-    `timeout`: seconds that one side waits for another. `host`: the address of this machine that receivers reach.
+    timeout: seconds that one side waits for the other. host: the address of this machine that receivers connect to.
     """
 
     def __init__(
@@ -125,13 +119,13 @@ class WeightSender(_Peer):
         return f"{self._host}:{self._port}"
 
     def send(self, weights: Weights) -> None:
-        """Give every receiver these tensors; returns when all have confirmed.
+        """Send these tensors to every receiver; returns when all have confirmed.
 
-        Raises SyncError that names the receivers that are missing, ended, or could not take the weights.
+        Raises SyncError that names the receivers that did not join, ended, or could not load the weights.
         """
         self._check_open()
         try:
-            self._wait_for("joined", "did not come to take weights", min(JOIN_TIMEOUT_SECONDS, self._timeout))
+            self._wait_for("joined", "did not join to receive weights", min(JOIN_TIMEOUT_SECONDS, self._timeout))
             self._store.set(self._key("go"), "")
             if self._group is None:
                 self._connect()
@@ -142,7 +136,7 @@ class WeightSender(_Peer):
         except BaseException as error:
             reason = self._reason() or (str(error) if isinstance(error, SyncError) else None)
             self._store.set("failed", reason or f"the sender: {type(error).__name__}: {error}")
-            self._store.set(self._key("go"), "")  # those that wait for it shall not wait longer
+            self._store.set(self._key("go"), "")  # receivers that wait for it stop waiting
             self.close(reason or str(error))
             if isinstance(error, RuntimeError):  # SyncErrors too; a broken connection is one without a reason
                 raise SyncError(reason or f"a receiver ended or broke off while weights were sent ({error})") from error
@@ -158,7 +152,7 @@ class WeightSender(_Peer):
             self._broadcast(torch.cat(parts))
 
     def _wait_for(self, what: str, missing: str, seconds: float) -> None:
-        """All receivers' key `what`. Raises SyncError naming those without it in time, or the first that failed."""
+        """Wait until all receivers have set key `what`. Raises SyncError naming those that have not."""
         keys = [self._key(what, k) for k in range(self.receivers)]
         try:
             self._store.wait(keys, timedelta(seconds=seconds))
@@ -174,7 +168,7 @@ class WeightSender(_Peer):
             raise SyncError(reason)
 
     def _reason(self) -> str | None:
-        """What the first receiver that failed has to say."""
+        """The reason of the first receiver that failed."""
         for k in range(self.receivers):
             if self._store.check([self._key("refused", k)]):
                 return f"receiver {k}: {self._store.get(self._key('refused', k)).decode(errors='replace')}"
@@ -208,9 +202,9 @@ class WeightReceiver(_Peer):
         self._address = address
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors that the sender sends next, one by one; what they are kept in is given up after each bucket.
+        """The tensors that the sender sends next, one by one; a bucket's memory is freed before the next one comes.
 
-        A caller that stops early or fails breaks off the transfer for all, and the sender learns of it.
+        A caller that stops early ends the transfer for all receivers, and the sender raises SyncError.
         """
         self._check_open()
         try:
@@ -219,7 +213,7 @@ class WeightReceiver(_Peer):
                 yield from bucket
                 del bucket
         except GeneratorExit:
-            self._refuse("stopped taking weights before their end")
+            self._refuse("stopped receiving weights before the last one")
             raise
         except RuntimeError as error:
             reason = str(error) if isinstance(error, SyncError) else self._why(error)
@@ -228,10 +222,10 @@ class WeightReceiver(_Peer):
         self._tell("done", "")
         self._round += 1
 
-    def update(self, engine: Follower, version: int) -> None:
-        """Give the engine the weights that come next. What it has against them becomes the sender's error, too."""
+    def update(self, update_weights: Callable[[Weights, int], None], version: int) -> None:
+        """Call `update_weights`, an engine's, with the weights that the sender sends next. Its error is sent back."""
         try:
-            engine.update_weights(self.weights(), version)
+            update_weights(self.weights(), version)
         except SyncError:
             raise
         except Exception as error:
@@ -254,16 +248,16 @@ class WeightReceiver(_Peer):
         self._broadcast(length)
         header = torch.zeros(int(length), dtype=torch.uint8, device=self._device)
         self._broadcast(header)
-        found = [(n, shape, getattr(torch, dtype)) for n, shape, dtype in json.loads(bytes(header.cpu().tolist()))]
-        if not found:
+        entries = [(n, shape, getattr(torch, dtype)) for n, shape, dtype in json.loads(bytes(header.cpu().tolist()))]
+        if not entries:
             return []
-        sizes = [torch.Size(shape).numel() * dtype.itemsize for _, shape, dtype in found]
+        sizes = [torch.Size(shape).numel() * dtype.itemsize for _, shape, dtype in entries]
         flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
         self._broadcast(flat)
-        # A tensor's place among the bytes may not suit its type: each gets its own.
+        # An offset among the bytes may not be aligned for a tensor's type: copy each tensor.
         return [
             (name, part.clone().view(dtype).view(shape))
-            for part, (name, shape, dtype) in zip(flat.split(sizes), found, strict=True)
+            for part, (name, shape, dtype) in zip(flat.split(sizes), entries, strict=True)
         ]
 
     def _refuse(self, reason: str) -> None:
@@ -282,7 +276,7 @@ class WeightReceiver(_Peer):
             raise SyncError(reason) from error
 
     def _why(self, error: RuntimeError) -> str:
-        """What the sender says of a broken transfer, if it still can."""
+        """The sender's reason for a broken transfer, if it can still be reached."""
         try:
             if self._store.check(["failed"]):
                 return self._store.get("failed").decode(errors="replace")

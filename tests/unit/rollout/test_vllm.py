@@ -74,10 +74,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def save_whole(policy: AudioPolicy, folder: Path) -> None:
-    """A Qwen3-Omni thinker as it lies in a checkpoint of the whole model."""
+    """A Qwen3-Omni thinker in a checkpoint with a weight of a talker."""
     policy.save(folder)
-    weights = {f"thinker.{name}": w for name, w in load_file(folder / "model.safetensors").items()}
-    weights["talker.codec_head.weight"] = torch.zeros(3, 3)
+    weights = load_file(folder / "model.safetensors") | {"talker.codec_head.weight": torch.zeros(3, 3)}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     Qwen3OmniMoeConfig(thinker_config=policy.model.config.to_dict()).save_pretrained(folder)
 

@@ -57,7 +57,7 @@ def receive(address: str, number: int, receivers: int, rounds: int, timeout: flo
         receiver = WeightReceiver(address, number, receivers, timeout=timeout)
         engine = Taker(names)
         for version in range(rounds):
-            receiver.update(engine, version)
+            receiver.update(engine.update_weights, version)
             out.put((number, same(engine.got, weights(version))))
     except (SyncError, ValueError) as error:
         out.put((number, f"{type(error).__name__}: {error}"))

@@ -91,9 +91,9 @@ def _other_address() -> str:
 def test_a_receiver_that_does_not_come_is_named(start: Start, context: Any) -> None:
     sender = WeightSender(3, timeout=3.0)
     out = receivers(start, context, sender, 1, {1: set(weights(0))})
-    with pytest.raises(SyncError, match=r"receiver 0, 2 of 3 did not come to take weights within 3 s"):
+    with pytest.raises(SyncError, match=r"receiver 0, 2 of 3 did not join to receive weights within 3 s"):
         sender.send(weights(0))
-    assert "receiver 0, 2 of 3 did not come" in reports(out, 1)[1][0]
+    assert "receiver 0, 2 of 3 did not join" in reports(out, 1)[1][0]
     with pytest.raises(SyncError, match="closed"):
         sender.send(weights(0))
 
