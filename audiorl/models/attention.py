@@ -1,7 +1,7 @@
-"""Attention as transformers' "sdpa" computes it, without work that its CPU kernels would do for nothing.
+"""Attention as transformers' "sdpa" computes it, with less work on the CPU.
 
-Both functions below take the place of "sdpa" in a decoder for the length of a `with` block, on the CPU only and where
-every layer attends to everything before it; elsewhere nothing changes. Results are the same up to rounding.
+`by_span` and `ungrouped` replace "sdpa" in a decoder inside a `with` block, on the CPU only and where every layer has
+full attention; elsewhere they change nothing. Results are the same up to rounding.
 
 Shapes: B rows, T tokens of a packed row, D head width.
 """
@@ -20,11 +20,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 Spans = Sequence[tuple[int, int, int, int]]
-"""Of a packed row: (first row, row behind the last, the same of its parent, or of nothing)."""
+"""Per span (start, end, start of its parent, end of its parent) as row indices; the parent is (0, 0) without one."""
 
 
 def spans_of(span_ids: Tensor, span_parents: Tensor) -> Spans:
-    """The spans of a `PackedBatch`, whose rows lie together: sequence [T], parent [number of spans]."""
+    """The spans of a `PackedBatch`: span_ids [T], span_parents [number of spans]. A span's rows are contiguous."""
     ends = torch.bincount(span_ids, minlength=len(span_parents)).cumsum(0).tolist()
     starts = [0, *ends[:-1]]
     return [
@@ -36,9 +36,9 @@ def spans_of(span_ids: Tensor, span_parents: Tensor) -> Spans:
 
 @contextmanager
 def by_span(decoder: Any) -> Iterator[bool]:
-    """Attention of a packed row span by span; says whether the decoder takes `spans` in place of a mask.
+    """Attention of a packed row span by span. Yields whether the decoder takes `spans` in place of a mask.
 
-    A kernel with a mask computes all T² products of a row, however few of them count.
+    A kernel with a mask computes all T² products of a row, also those that are masked.
     """
     with _replaced(decoder, "audiorl_by_span") as replaced:
         yield replaced

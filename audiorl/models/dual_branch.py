@@ -1,6 +1,6 @@
-"""Teaching a model that writes text to speak: a second branch for frames (see `dual.py`), code embeddings, a code head.
+"""Extending a text model so that it speaks: a second branch for frames (`dual_ffn.py`), code embeddings, a code head.
 
-Without frames in a batch the results of such a model stay bit for bit what they were.
+For a batch without frames the results stay the same bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def dualize(policy: AudioPolicy, codebooks: int, codebook_size: int, seed: int =
     Every layer gets norms and a feed-forward block for frames that begin as copies of the text's; the embeddings of
     codes and the head that writes them begin random, fixed by `seed`. Speech begins, goes on and ends with reserved
     tokens that the tokenizer has, or with new ones. Nothing else changes for prompts and answers without frames.
-    Decoders of Llama, Qwen2, Qwen3 and Qwen2.5-Omni's thinker can be dualized, alone or inside of a model that hears.
+    Decoders of Llama, Qwen2, Qwen3 and Qwen2.5-Omni's thinker can be dualized, with or without an audio encoder.
     """
     if policy.speech is not None:
         raise ValueError("the model speaks already")

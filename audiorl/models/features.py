@@ -1,4 +1,4 @@
-"""From waveforms to the log-mel frames that the Whisper-style audio towers hear."""
+"""From waveforms to the log-mel frames that Whisper-style audio encoders take."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def log_mels(extractor: WhisperFeatureExtractor, wavs: Sequence[np.ndarray]) -> 
 
 
 def flat_mels(mels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Clips side by side, as the Omni towers take them: ([mel bins, all frames], lengths [clips])."""
+    """Clips side by side, as the Omni audio encoders take them: ([mel bins, all frames], lengths [clips])."""
     return torch.cat(list(mels), dim=1), torch.tensor([m.shape[1] for m in mels])

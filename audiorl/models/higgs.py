@@ -1,7 +1,7 @@
 """Higgs Audio V2: a Llama decoder with a second branch for frames (DualFFN), a text head and a head of codes.
 
-It hears and speaks through one codec: a clip in a prompt, the voice to speak in for example, is a speech in frames.
-Its layers are exchanged for ours with the same weights (`dual.py`); checkpoints keep their names.
+Its input and output audio goes through one codec: a clip in a prompt, for example the voice to speak in, is frames.
+Its layers are replaced by ours with the same weights (`dual_ffn.py`); checkpoints keep their names.
 
 How it ends speech follows `tokenizers_audio.delay`. transformers' own generation differs in two points: a codebook's
 EOS is forced one row later than the delay pattern puts it, so that where the model does not write it by itself there is

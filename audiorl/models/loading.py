@@ -110,7 +110,10 @@ def load_frontend(path: str | Path) -> tuple[PreTrainedTokenizerBase, WhisperFea
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a model's folder. Raises ValueError when it is missing or damaged."""
-    return _load_processor(path, "tokenizer", AutoTokenizer)
+    tokenizer: PreTrainedTokenizerBase = _load_processor(path, "tokenizer", AutoTokenizer)
+    if tokenizer.vocab_size < 256:  # without files some classes give an empty one, and every byte has a token
+        raise ValueError(f"{path}: the tokenizer cannot be read: its files hold no vocabulary")
+    return tokenizer
 
 
 def _load_processor(path: str | Path, what: str, loader: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Qwen2-Audio: a Whisper-style tower over fixed 30 s windows, a linear projector and a Qwen2 decoder."""
+"""Qwen2-Audio: a Whisper-style audio encoder over fixed 30 s windows, a linear projector and a Qwen2 decoder."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Qwen2Audio:
         window = self._window(model)
         if frames > window:
             raise ValueError(
-                f"audio of {frames / 100:.1f} s is longer than the {window / 100:.0f} s that Qwen2-Audio hears; "
+                f"audio of {frames / 100:.1f} s is longer than the {window / 100:.0f} s that Qwen2-Audio encodes; "
                 "cut the clip with start and duration"
             )
         after_conv, tokens = self.audio_encoder(model)._get_feat_extract_output_lengths(torch.tensor(frames))

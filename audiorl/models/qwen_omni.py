@@ -37,7 +37,7 @@ from audiorl.models.tiny import tiny_tokenizer
 from audiorl.types import Message
 
 MIN_FRAMES = 3
-"""The towers pool four 10 ms frames into one audio token; shorter clips give none."""
+"""The audio encoders pool four 10 ms frames into one audio token; shorter clips give none."""
 
 
 class QwenOmni:
@@ -197,8 +197,8 @@ def tiny(
 ) -> AudioPolicy:
     """A Qwen2.5-Omni thinker small enough for two CPU cores, of the same class as the real one.
 
-    Its audio tower is the encoder of Whisper tiny.en (7.6 M parameters) when `whisper` is true, otherwise two random
-    layers of width 32, for tests that need speed and not hearing. Its tokenizer is a byte-level BPE of `vocab_size`
+    Its audio encoder is that of Whisper tiny.en (7.6 M parameters) when `whisper` is true, otherwise two random
+    layers of width 32, for tests of anything but what is understood. Its tokenizer is a byte-level BPE of `vocab_size`
     learned from `texts`. Decoder weights are random and depend on `seed` only.
     """
     tokenizer = tiny_tokenizer(texts, vocab_size)
@@ -258,7 +258,7 @@ def tiny(
 
 
 def load_whisper_encoder(audio_encoder: nn.Module) -> None:
-    """Fill a tower of Whisper-tiny's shape with the bundled encoder weights; only the projector stays random."""
+    """Fill an audio encoder of Whisper-tiny's shape with the bundled weights; the projector stays random."""
     with as_file(files("audiorl") / "assets" / "whisper_tiny_en" / "encoder.safetensors") as path:
         weights = load_file(path)
     missing, unexpected = audio_encoder.load_state_dict({k: v.float() for k, v in weights.items()}, strict=False)

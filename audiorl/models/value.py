@@ -42,7 +42,7 @@ class ValueHead(nn.Module):
 
 
 class ValueModel(nn.Module):
-    """A trunk and a value head. The trunk is a policy of its own, or the one that acts (`shared`)."""
+    """A trunk and a value head. The trunk is a separate policy, or with `shared` the one that is trained."""
 
     def __init__(self, trunk: AudioPolicy, spread: float = 0.0, shared: bool = False):
         super().__init__()

@@ -1,7 +1,7 @@
 """Rollouts with the transformers model itself: the engine that runs everywhere.
 
 Each prompt is encoded and prefilled once; its key-value cache then serves all n samples. Rows that have finished leave
-the batch as soon as half of it is idle. What a row writes, tokens or frames, is decided by a sampler (`samplers.py`).
+the batch as soon as half of it is idle. A sampler decides what each row gets next, a token or a frame (`samplers.py`).
 
 Shapes: R prompts, B = sum of n rows, S cached length, H decoder width.
 """
@@ -31,7 +31,7 @@ from audiorl.types import Request, Rollout, Segment, StopReason
 
 @dataclass
 class _Row:
-    """One rollout being written."""
+    """One rollout in progress."""
 
     request: Request
     index: int
@@ -45,7 +45,7 @@ class _Row:
 
 
 class _RoomyLayer(DynamicLayer):
-    """Keys and values [B, heads, S, D] with room for more: a new token is written behind them, nothing is copied."""
+    """Keys and values [B, heads, S, D] in larger buffers: new tokens are written after the last one without a copy."""
 
     def __init__(self, prefilled: DynamicLayer, rows: Tensor, room: int):
         super().__init__()
@@ -219,7 +219,7 @@ def answered(
     stop_reason: StopReason,
     policy_version: int,
 ) -> Rollout:
-    """The rollout of one segment: a prompt and what was written after it."""
+    """The rollout of one segment: a prompt and the answer in `buffer`."""
     segment = Segment(
         prompt_ids=prompt.ids,
         prompt_codes=prompt.codes,

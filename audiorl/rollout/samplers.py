@@ -1,14 +1,14 @@
-"""What is written next: a token from the text head, or, in speech, a frame of codes.
+"""Sampling the next row of a rollout: a token from the text head, or in speech a frame of codes.
 
 A sampler holds the state of the rollouts of one decoding loop. `TextSampler` serves models that write text,
 `SpeechSampler` those that also speak, where every rollout is in one of three modes::
 
-    text    a token is drawn; `begin_id` opens speech
-    frame   the delay pattern's next row: its open codes are drawn, the rest is forced (`tokenizers_audio.delay.step`)
+    text    a token is sampled; `begin_id` opens speech
+    frame   the delay pattern's next row: its open codes are sampled, the rest is forced (`tokenizers_audio.delay.step`)
     end     `end_id` is forced after the row that is all EOS, then text again
 
-Speech that reaches `max_frames` ends as if EOS had been drawn there. A rollout's random numbers are its own, one a
-token and one a code, so it does not depend on its batch.
+Speech that reaches `max_frames` ends as if EOS had been sampled there. A rollout has its own random numbers, one per
+token and one per code, so it does not depend on its batch.
 
 Shapes: R rollouts, B of them in a step, H decoder width, V vocabulary, Q codebooks, W frames of a window.
 """
@@ -31,19 +31,19 @@ from tokenizers_audio import delay
 
 @dataclass(frozen=True)
 class RolloutKey:
-    """Whose rollout it is: what fixes its random numbers, and how it is to be written."""
+    """What fixes the random numbers of a rollout (seed, sample name, index), and how it is sampled."""
 
     seed: int
     name: str
     index: int
     greedy: bool = False
     spoken: bool = False
-    """The prompt has opened speech, and the answer ends with it."""
+    """Whether the prompt has opened speech; the answer then ends with it."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepOutput:
-    """One row of each rollout: ids [B], logprobs [B]; in speech logprobs [B, Q] and drawn [B, Q].
+    """One row of each rollout: ids [B], logprobs [B]; in speech logprobs [B, Q] and code_mask [B, Q].
 
     codes [B, Q] (-1 where a row is no frame) are None when none of them is.
     """
@@ -60,7 +60,7 @@ class StepOutput:
         return {"inputs_embeds": policy.embed_rows(ids[:, None], codes), **policy.routed(codes)}
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """(id, logprob), or (id, logprobs, codes or None, drawn), of each rollout, as numbers."""
+        """(id, logprob), or (id, logprobs, codes or None, code_mask), of each rollout, as numbers."""
         ids, logprobs = self.ids.tolist(), self.logprobs.tolist()
         if self.code_mask is None:
             return list(zip(ids, logprobs, strict=True))
@@ -70,7 +70,7 @@ class StepOutput:
 
 @dataclass
 class SegmentBuffer:
-    """What one rollout has written of a segment."""
+    """The rows of a segment that is being sampled."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
@@ -85,7 +85,7 @@ class SegmentBuffer:
             self.code_mask.append(code_mask)
 
     def fields(self) -> dict[str, Any]:
-        """ids, logprobs and, where there are frames, codes and drawn: fields of a `Segment`."""
+        """ids, logprobs and, where there are frames, codes and code_mask: fields of a `Segment`."""
         ids, logprobs = torch.tensor(self.ids, dtype=torch.long), torch.tensor(self.logprobs)
         if not self.code_mask:
             return {"ids": ids, "logprobs": logprobs}
@@ -97,19 +97,19 @@ class SegmentBuffer:
 
 
 class Sampler(Protocol):
-    """State of the R rollouts of one loop, which names them by their place `i` among them."""
+    """State of the R rollouts of one decoding loop. `i` and `active` are indices into them."""
 
     @property
     def max_rows(self) -> int:
-        """Rows that any of them can have at most."""
+        """The most rows that any of them can have."""
         ...
 
     def step(self, hidden: Tensor, active: Tensor, going: Tensor | None = None) -> StepOutput:
-        """The next row of rollouts `active` [B] from hidden states [B, H]; those `going` [B] may not end the turn."""
+        """The next row of rollouts `active` [B] from hidden states [B, H]; `going` [B]: may not end yet."""
         ...
 
     def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
-        """Whether rollout i ends with the last row of its `buffer`."""
+        """Why rollout i ends with the last row of its `buffer`; None if it goes on."""
         ...
 
 
@@ -118,7 +118,7 @@ def sampler_for(policy: AudioPolicy, config: SamplingConfig, keys: Sequence[Roll
 
 
 def max_rows(policy: AudioPolicy, config: SamplingConfig, spoken: bool = False) -> int:
-    """How many an answer or a turn can have, a `spoken` answer or any other."""
+    """The most rows of an answer or a turn; `spoken`: of an answer that is speech from the start."""
     if policy.speech is None:
         return config.max_new_tokens
     one_speech = config.max_frames + policy.speech.codebooks + 2
@@ -136,12 +136,12 @@ class TextSampler:
         self._head = policy.backbone.head(policy.model)
         self._noise = torch.stack([uniforms(k.seed, k.name, k.index, config.max_new_tokens) for k in keys]).to(device)
         self._greedy = torch.tensor([config.temperature == 0 or k.greedy for k in keys], device=device)
-        self._written = 0
+        self._steps = 0
 
     def step(self, hidden: Tensor, active: Tensor, going: Tensor | None = None) -> StepOutput:
         here = active.to(hidden.device)
-        noise = self._noise[here, self._written]
-        self._written += 1
+        noise = self._noise[here, self._steps]
+        self._steps += 1
         return StepOutput(*_token(self._head(hidden), self._policy, self._config, noise, self._greedy[here], going))
 
     def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
@@ -153,19 +153,19 @@ class TextSampler:
 def _token(
     logits: Tensor, policy: AudioPolicy, config: SamplingConfig, noise: Tensor, greedy: Tensor, going: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [B] and log-probs [B] from logits [B, V]. A token that was forbidden to `going` counts in the latter."""
+    """Tokens [B] and log-probs [B] from logits [B, V]. `going` [B] may not take a stop token; log-probs ignore that."""
     logprobs = filtered_logprobs(logits, config)
-    offered = logprobs
+    allowed = logprobs
     if going is not None and bool(going.any()):
         ends = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
         ends[list(policy.stop_ids)] = True
-        offered = logprobs.masked_fill(going.to(logits.device)[:, None] & ends, -torch.inf)
-    tokens = choose(offered, noise, greedy)
+        allowed = logprobs.masked_fill(going.to(logits.device)[:, None] & ends, -torch.inf)
+    tokens = choose(allowed, noise, greedy)
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
 
 
 class SpeechSampler:
-    """The state of the modes is kept on the CPU, where the loop decides by it."""
+    """See the module. The state of the modes is on the CPU, where the loop reads it."""
 
     def __init__(self, policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]):
         assert policy.speech is not None
@@ -185,12 +185,12 @@ class SpeechSampler:
             .view(count, frame_rows, layout.codebooks)
             .to(device)
         )
-        self._tokens = torch.zeros(count, dtype=torch.long)  # drawn so far
+        self._tokens = torch.zeros(count, dtype=torch.long)  # sampled so far
         self._frames = torch.zeros(count, dtype=torch.long)  # rows of frames so far
         self._row = torch.full((count,), -1)  # the next row of this speech, -1 in text
         self._closing = torch.zeros(count, dtype=torch.bool)  # `end_id` is next
         self._limit = torch.zeros(count, dtype=torch.long)  # the row in which codebook 0 ends at the latest …
-        self._end = torch.zeros(count, dtype=torch.long)  # … and in which it does, as far as is known
+        self._end = torch.zeros(count, dtype=torch.long)  # … and in which it does, if no earlier EOS is sampled
         self._just_closed = torch.zeros(count, dtype=torch.bool)
         self._recent = torch.full((count, config.ras_window, layout.codebooks), -1)
         self._open(torch.tensor([i for i, k in enumerate(keys) if k.spoken], dtype=torch.long))
@@ -205,11 +205,11 @@ class SpeechSampler:
         code_mask = torch.zeros(count, width, dtype=torch.bool)
         codes = None
         if bool(in_text.any()):
-            tokens, of_tokens = self._write_tokens(hidden, active, in_text, going)
+            tokens, of_tokens = self._sample_tokens(hidden, active, in_text, going)
             ids[in_text], logprobs[in_text, 0], code_mask[in_text, 0] = tokens, of_tokens, True
         if bool(in_frame.any()):
             codes = torch.full((count, width), -1)
-            codes[in_frame], logprobs[in_frame], code_mask[in_frame] = self._write_frames(hidden, active, in_frame)
+            codes[in_frame], logprobs[in_frame], code_mask[in_frame] = self._sample_frames(hidden, active, in_frame)
             ids[in_frame] = self._layout.ids(codes[in_frame])
         self._close(active[closing])
         self._open(active[in_text & (ids == self._layout.begin_id)])
@@ -221,7 +221,7 @@ class SpeechSampler:
             return None
         if self._just_closed[i]:
             if self._end[i] == self._limit[i]:
-                return "length"  # nobody drew an EOS
+                return "length"  # no EOS was sampled
             if self._spoken[i]:
                 return "eos"
         elif buffer.ids[-1] in self._policy.stop_ids:
@@ -231,7 +231,7 @@ class SpeechSampler:
     # -- modes -----------------------------------------------------------------------------------------------------
 
     def _open(self, rollouts: Tensor) -> None:
-        """Speech begins, with the frames that are left."""
+        """Speech begins, with the frames that remain of `max_frames`."""
         self._row[rollouts] = 0
         self._limit[rollouts] = (self._config.max_frames - self._frames[rollouts]).clamp(min=0) + 1
         self._end[rollouts] = self._limit[rollouts]
@@ -240,11 +240,11 @@ class SpeechSampler:
     def _close(self, rollouts: Tensor) -> None:
         self._row[rollouts], self._closing[rollouts] = -1, False
 
-    def _write_tokens(
+    def _sample_tokens(
         self, hidden: Tensor, active: Tensor, where: Tensor, going: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         rollouts = active[where]
-        # A rollout that has ended may still be in the batch: what it gets there is left out.
+        # A rollout that has ended may still be in the batch; its rows are discarded.
         number = self._tokens[rollouts].clamp(max=self._config.max_new_tokens - 1)
         self._tokens[rollouts] += 1
         here, number = rollouts.to(hidden.device), number.to(hidden.device)
@@ -254,8 +254,8 @@ class SpeechSampler:
         tokens, logprobs = _token(logits, self._policy, self._config, noise, greedy, going)
         return tokens.cpu(), logprobs.float().cpu()
 
-    def _write_frames(self, hidden: Tensor, active: Tensor, where: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes, log-probs and what was drawn, [n, Q] each, of the n rollouts that are in speech."""
+    def _sample_frames(self, hidden: Tensor, active: Tensor, where: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes, log-probs and code_mask, [n, Q] each, of the n rollouts that are in speech."""
         layout, rollouts = self._layout, active[where]
         number = self._frames[rollouts].clamp(max=self._code_noise.shape[1] - 1)
         here = rollouts.to(hidden.device)
@@ -282,7 +282,7 @@ class SpeechSampler:
         return codes, logprobs.masked_fill(~code_mask, 0.0), code_mask
 
     def _often(self, rollouts: Tensor) -> Tensor:
-        """[n, Q, size] bool: the codes that stand too often in the window of their codebook."""
+        """[n, Q, size] bool: the codes that occur too often in the window of their codebook."""
         window = self._recent[rollouts].transpose(1, 2)  # [n, Q, W]
         counted = (window >= 0) & (window != self._layout.bos) & (window != self._layout.eos)
         counts = torch.zeros(*window.shape[:2], self._layout.size, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Choosing the next token. One uniform number a token, so a sample depends on its seed and never on its batch.
+"""Choosing the next token by one uniform number, so that a rollout depends on its seed and not on its batch.
 
 Shapes: B rows, V vocabulary.
 """
@@ -56,6 +56,6 @@ def uniforms(seed: int, sample_id: str, index: int, count: int) -> Tensor:
 
 
 def seed_of(seed: int, sample_id: str, index: int) -> int:
-    """One rollout's own seed, 63 bits."""
+    """The seed of one rollout, 63 bits."""
     digest = hashlib.blake2b(f"{seed}\0{sample_id}\0{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,4 +1,4 @@
-"""What rollouts said, as sound: their codes through the codec.
+"""The speech of rollouts as waveforms: their codes through the codec.
 
 Shapes: T samples, Q codebooks, F frames.
 """
@@ -22,20 +22,22 @@ Wave = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class CodecSpeechDecoder:
-    """Decodes rollouts, each once and for as long as it is kept. It is the `SpeechDecoder` of `audiorl.rewards.speech`.
+    """Decodes rollouts with a codec, each once; the waveforms are cached as long as the rollout exists.
 
-    Speech that was cut off is heard up to its last complete frame.
+    Speech that was cut off is decoded up to its last complete frame.
     """
 
     codec: AudioTokenizer
     layout: FrameLayout
-    _kept: WeakKeyDictionary[Rollout, list[Wave]] = field(default_factory=WeakKeyDictionary, init=False, repr=False)
+    _cache: WeakKeyDictionary[Rollout, list[Wave]] = field(default_factory=WeakKeyDictionary, init=False, repr=False)
 
     @classmethod
     def of(cls, policy: AudioPolicy) -> CodecSpeechDecoder:
-        """The voice of a policy that speaks. Raises ValueError where it has no codec."""
+        """The decoder of a policy that speaks. Raises ValueError where it has no codec."""
         if policy.speech is None or policy.codec is None:
-            raise ValueError("the policy has no voice: it needs to be dualized, or to be Higgs, and set_codec")
+            raise ValueError(
+                "the policy has no speech decoder: dualize it or take Higgs, and give it a codec (set_codec)"
+            )
         return cls(policy.codec, policy.speech)
 
     @property
@@ -43,15 +45,15 @@ class CodecSpeechDecoder:
         return self.codec.sample_rate
 
     def waveform(self, rollout: Rollout) -> Wave | None:
-        """Everything the rollout said, float32 [T]; None if it said nothing."""
-        said = [wav for wav in self.by_segment(rollout) if len(wav)]
-        return np.concatenate(said) if said else None
+        """All speech of the rollout, float32 [T]; None if it has none."""
+        waves = [wav for wav in self.by_segment(rollout) if len(wav)]
+        return np.concatenate(waves) if waves else None
 
     def by_segment(self, rollout: Rollout) -> list[Wave]:
-        """What it said in each segment, float32 [T]; T = 0 for nothing."""
-        if rollout not in self._kept:
-            self._kept[rollout] = [self._decoded(s) for s in rollout.segments]
-        return self._kept[rollout]
+        """The speech of each segment, float32 [T]; T = 0 for none."""
+        if rollout not in self._cache:
+            self._cache[rollout] = [self._decoded(s) for s in rollout.segments]
+        return self._cache[rollout]
 
     def _decoded(self, segment: Segment) -> Wave:
         if segment.codes is None:
@@ -60,5 +62,5 @@ class CodecSpeechDecoder:
         if not speeches:
             return np.zeros(0, np.float32)
         with torch.no_grad():
-            said = [self.codec.decode(codes[None])[0] for codes in speeches]
-        return torch.cat(said).float().cpu().numpy()
+            waves = [self.codec.decode(codes[None])[0] for codes in speeches]
+        return torch.cat(waves).float().cpu().numpy()

@@ -1,9 +1,9 @@
 """Segmented rollouts: a chunk of audio arrives, the policy writes until it ends its turn, the next chunk arrives.
 
-Everything that has been heard and written stays in one key-value cache, in which the token at position p of a row lies
-in column p: rows may have different lengths, and nothing is ever computed twice. All streams of a batch take their
-turns together; after the first token of a turn only those that speak go on. In any turn, a model that has learned to
-may add speech to its text (`sampler.py`).
+All observed and sampled tokens stay in one key-value cache. The token at position p of a row is in column p, so that
+rows may have different lengths and nothing is computed twice. All streams of a batch take their turns together; after
+the first token of a turn only those that write on are decoded. A model that speaks may add speech to the text of any
+turn (`samplers.py`).
 
 Shapes: B rows, L new tokens, S cached columns, H decoder width, Q codebooks.
 """
@@ -72,18 +72,18 @@ class StreamDecoder:
         cache = _Cache(self._decoder.config)
         first = [Row(p, 0) for p in plans]
         hidden = self._observe(first, cache)
-        # The first chunk is heard once for all rollouts of a request.
+        # The first chunk is encoded once for all rollouts of a request.
         repeat = torch.tensor([i for i, p in enumerate(plans) for _ in range(p.request.n)])
         cache, hidden = cache.select(repeat.to(hidden.device)), hidden[repeat.to(hidden.device)]
         rows = [Row(p, k, length=first[i].length) for i, p in enumerate(plans) for k in range(p.request.n)]
         living = rows
-        hearing = 0.0
+        encode_seconds = 0.0
         while True:
             turn = living[0].turn
-            hearing += sum(p.hearing[turn] for p in plans if turn < len(p.hearing))
-            self._speak(living, cache, hidden)
+            encode_seconds += sum(p.encode_seconds[turn] for p in plans if turn < len(p.encode_seconds))
+            self._write_turn(living, cache, hidden)
             for row in living:
-                row.close(self.policy, self.policy_version, hearing + time.perf_counter() - began)
+                row.close(self.policy, self.policy_version, encode_seconds + time.perf_counter() - began)
             keep = [b for b, row in enumerate(living) if row.turn < len(row.plan.chunks)]
             if not keep:
                 return rows
@@ -129,7 +129,7 @@ class StreamDecoder:
         hidden: Tensor = out.last_hidden_state
         return hidden
 
-    def _speak(self, rows: Sequence[Row], cache: _Cache, hidden: Tensor) -> None:
+    def _write_turn(self, rows: Sequence[Row], cache: _Cache, hidden: Tensor) -> None:
         """One turn of every row: tokens until the turn ends or has its most tokens."""
         device = self.policy.device
         sampler = sampler_for(self.policy, self.sampling, [row.key() for row in rows])
@@ -143,13 +143,13 @@ class StreamDecoder:
             written = sampler.step(hidden, active, forced[active])
             for i, now in zip(active.tolist(), written.rows(), strict=True):
                 if rows[i].stop_reason is None:
-                    self._take(rows[i], sampler, i, now, allowed[i])
+                    self._append(rows[i], sampler, i, now, allowed[i])
             going = torch.tensor([rows[i].stop_reason is None for i in active.tolist()])
             if not bool(going.any()):
                 break
             keep = torch.arange(len(active))
             if int(going.sum()) * 2 <= len(active):
-                # Those that have ended their turn wait; a turn's first token ends most of them.
+                # Rows that have ended their turn leave the batch; most end with the first token.
                 if part is not cache:
                     cache.write_back(part, active.to(device))
                 active, keep = active[going], keep[going]
@@ -162,7 +162,7 @@ class StreamDecoder:
         if part is not cache:
             cache.write_back(part, active.to(device))
 
-    def _take(self, row: Row, sampler: Sampler, i: int, now: tuple[Any, ...], words: int | None) -> None:
+    def _append(self, row: Row, sampler: Sampler, i: int, now: tuple[Any, ...], words: int | None) -> None:
         """A turn's row as the sampler gives it; it ends with a token, never in the middle of speech."""
         if words is not None and row.plan.count(self.policy.decode([*row.buffer.ids, now[0]])) > words:
             row.stop_reason = "stop"  # the token would begin one word too many
@@ -173,7 +173,7 @@ class StreamDecoder:
 
 
 class LiveStream:
-    """One stream as it happens: each turn is interpreted when it comes. Writes what `StreamDecoder` would.
+    """One live stream: each turn is interpreted when it comes. Gives the segments that `StreamDecoder` gives.
 
     `sample` holds the messages; its turns are those to come.
     """
@@ -195,7 +195,7 @@ class LiveStream:
 
     @torch.no_grad()
     def observe(self, turn: Turn) -> Segment:
-        """What the policy writes after this turn. Emit times count the seconds spent in here."""
+        """The segment that the policy writes after this turn. Emit times count the seconds spent in here."""
         training = self._policy.model.training
         self._policy.model.eval()  # in training mode, gradient checkpointing would switch the cache off
         try:
@@ -209,7 +209,7 @@ class LiveStream:
         request = replace(plan.request, sample=replace(sample, turns=(*sample.turns, turn)))
         self._row.plan = replace(plan, request=request, chunks=[*plan.chunks, self._policy.chunk_ids(turn.audio)])
         with self._policy.autocast(), ungrouped(self._policy.backbone.decoder(self._policy.model)):
-            self._decoder._speak([self._row], self._cache, self._decoder._observe([self._row], self._cache))
+            self._decoder._write_turn([self._row], self._cache, self._decoder._observe([self._row], self._cache))
         self._seconds += time.perf_counter() - began
         self._row.close(self._policy, self._decoder.policy_version, self._seconds)
         return self._row.segments[-1]
@@ -217,13 +217,12 @@ class LiveStream:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a request will hear: its messages, the token ids of each turn's chunk, and the seconds that the audio tower
-    took for each."""
+    """The inputs of a request: its prompt, the token ids of each turn's chunk, and the seconds each took."""
 
     request: Request
     prompt: Prompt
     chunks: list[Tensor]
-    hearing: list[float] = field(default_factory=list)
+    encode_seconds: list[float] = field(default_factory=list)
 
     def count(self, text: str) -> int:
         assert self.request.schedule is not None
@@ -231,18 +230,18 @@ class Plan:
 
 
 def plan_of(policy: AudioPolicy, request: Request) -> Plan:
-    """Hears all turns, whose times are kept: a chunk's own tokens depend on nothing that comes later."""
-    chunks, hearing = [], []
+    """Encodes the audio of all turns and times it. A chunk's tokens do not depend on later chunks."""
+    chunks, encode_seconds = [], []
     for turn in request.sample.turns:
         began = time.perf_counter()
         chunks.append(policy.chunk_ids(turn.audio))
-        hearing.append(time.perf_counter() - began)
-    return Plan(request, policy.prompt(request.sample), chunks, hearing)
+        encode_seconds.append(time.perf_counter() - began)
+    return Plan(request, policy.prompt(request.sample), chunks, encode_seconds)
 
 
 @dataclass
 class Row:
-    """One rollout being written. `length` rows of it are in the cache; the token `unread` was written after them."""
+    """One rollout in progress. `length` rows of it are in the cache; `unread` is the sampled token that is not yet."""
 
     plan: Plan
     index: int

@@ -1,8 +1,8 @@
 """Rollouts with vLLM: continuous batching and paged attention, with weights of its own that follow the trainer's.
 
 The engine reads prompts with the policy's own code, by a policy without weights (device "meta"), and gives vLLM token
-ids and mel frames. So prompts, chunks of streams and what is heard of them are those of `HFEngine`. Rollouts differ
-from its by their random numbers, and log-probs by what other kernels round.
+ids and mel frames. So prompts, chunks of streams and their features are those of `HFEngine`. Rollouts differ from
+its rollouts by their random numbers, and log-probs by the rounding of other kernels.
 
 vLLM's workers are given `audiorl.rollout.vllm_worker`, which is where weights are loaded.
 """
@@ -62,25 +62,26 @@ CPU_STEP_TOKENS = 4096
 
 @dataclass(frozen=True)
 class VLLMConfig:
-    """How vLLM holds a model. What is only for GPUs has no effect without one."""
+    """How vLLM runs a model. Options for GPUs have no effect without one."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto` keeps what the checkpoint says."""
     gpu_memory_utilization: float = 0.9
-    """The share of the GPU for weights and cache together; less where a trainer is on it too."""
+    """Fraction of the GPU's memory for weights and cache; less where a trainer shares the GPU."""
     tensor_parallel_size: int = 1
+    """GPUs that one engine is spread over."""
     sleep: bool = False
-    """Be able to leave the GPU to a trainer (`VLLMEngine.sleep`)."""
+    """Make `VLLMEngine.sleep` possible: weights are offloaded to CPU memory, the KV cache is discarded."""
     enforce_eager: bool = False
-    """No CUDA graphs: a faster start, slower tokens."""
+    """Without CUDA graphs: starts faster, generates slower."""
     max_model_len: int | None = None
     """Tokens of a prompt and its answer, of all turns of a stream; None: as many as the model has positions."""
     max_num_seqs: int = 256
-    """Answers that are written side by side."""
+    """Maximum number of answers generated at the same time."""
     max_clips: int = 256
-    """Clips in one prompt, a stream's chunks among them."""
+    """Maximum number of clips in one prompt; a stream's chunks count."""
     kv_cache_mb: int | None = None
-    """Memory of keys and values; None: on a GPU what is left of its share, on a CPU 64 MiB."""
+    """MiB for keys and values; None: on a GPU what remains of its fraction, on a CPU 64."""
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel_size", "max_num_seqs", "max_clips"):
@@ -119,8 +120,8 @@ class VLLMEngine:
         with _same_random_numbers():
             self._llm = _start(base, self._policy, config or VLLMConfig())
         self._broken = ""
-        self._asked = 0
-        self._hears: dict[str, tuple[Any, int]] = {}
+        self._num_questions = 0
+        self._feature_cache: dict[str, tuple[Any, int]] = {}
         if base is not folder:
             self.update_weights(served_weights(load_policy(folder)), 0)
 
@@ -135,16 +136,16 @@ class VLLMEngine:
             for streams, several in groupby(requests, key=lambda r: bool(r.sample.turns)):
                 rollouts += (self._interpret if streams else self._answer)(list(several))
         finally:
-            self._hears = {}
+            self._feature_cache = {}
         return rollouts
 
     def _answer(self, requests: Sequence[Request]) -> list[Rollout]:
         prompts = [self._policy.prompt(r.sample) for r in requests]
-        asked = [(r, k, p) for r, p in zip(requests, prompts, strict=True) for k in range(r.n)]
-        written = self._write([self._question(r, r.sample.id, k, p.ids.tolist(), p.audio) for r, k, p in asked])
+        questions = [(r, k, p) for r, p in zip(requests, prompts, strict=True) for k in range(r.n)]
+        written = self._write([self._question(r, r.sample.id, k, p.ids.tolist(), p.audio) for r, k, p in questions])
         return [
             answered(self._policy, r, k, p, buffer, reason, self.policy_version)
-            for (r, k, p), (buffer, reason) in zip(asked, written, strict=True)
+            for (r, k, p), (buffer, reason) in zip(questions, written, strict=True)
         ]
 
     def _interpret(self, requests: Sequence[Request]) -> list[Rollout]:
@@ -205,13 +206,13 @@ class VLLMEngine:
         )
         if not audio:
             return tokens_input(ids), params
-        heard = [self._features(clip) for clip in audio]
-        places = _places(ids, own, self._policy.audio_token_id, [tokens for _, tokens in heard])
+        features = [self._features(clip) for clip in audio]
+        places = _places(ids, own, self._policy.audio_token_id, [tokens for _, tokens in features])
         prompt = mm_input(
             ids,
-            MultiModalKwargsItems({"audio": [item for item, _ in heard]}),
+            MultiModalKwargsItems({"audio": [item for item, _ in features]}),
             {"audio": [clip.key for clip in audio]},
-            {"audio": [PlaceholderRange(offset, tokens) for offset, (_, tokens) in zip(places, heard, strict=True)]},
+            {"audio": [PlaceholderRange(offset, tokens) for offset, (_, tokens) in zip(places, features, strict=True)]},
         )
         return prompt, params
 
@@ -219,36 +220,36 @@ class VLLMEngine:
         """What the model is given of a clip, and how many audio tokens it becomes."""
         from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
-        if clip.key not in self._hears:
+        if clip.key not in self._feature_cache:
             mel, before = self._policy.audio.mel(clip)
             on_gpu, on_cpu = MultiModalBatchedField(), MultiModalBatchedField(keep_on_cpu=True)
             item = MultiModalKwargsItem(
                 {"mels": MultiModalFieldElem(mel, on_gpu), "skip": MultiModalFieldElem(torch.tensor(before), on_cpu)}
             )
-            self._hears[clip.key] = item, self._policy.audio.num_tokens(clip)
-        return self._hears[clip.key]
+            self._feature_cache[clip.key] = item, self._policy.audio.num_tokens(clip)
+        return self._feature_cache[clip.key]
 
     def _write(self, questions: Sequence[tuple[Any, Any]]) -> list[tuple[SegmentBuffer, StopReason]]:
         names = []
         for prompt, params in questions:
-            names.append(str(self._asked))
-            self._asked += 1
+            names.append(str(self._num_questions))
+            self._num_questions += 1
             self._llm.add_request(names[-1], prompt, params)
-        found = {}
+        outputs = {}
         try:
             while self._llm.has_unfinished_requests():
                 for out in self._llm.step():
                     if out.finished:
-                        found[out.request_id] = out.outputs[0]
+                        outputs[out.request_id] = out.outputs[0]
         except BaseException:
             self._llm.abort_request(names)
             raise
-        return [_written(found[name]) for name in names]
+        return [_written(outputs[name]) for name in names]
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
     def update_weights(self, weights: Weights, version: int) -> None:
-        """New weights by checkpoint name (`served_weights`), in place, a few at a time as they come.
+        """New weights by checkpoint name (`served_weights`), in place, a bucket at a time.
 
         Raises ValueError for a weight that the model does not have or has in another shape, and where one of several
         that vLLM keeps together is missing. After an error the engine writes nothing until it has had all weights.
@@ -276,12 +277,12 @@ class VLLMEngine:
     # -- the GPU ---------------------------------------------------------------------------------------------------
 
     def sleep(self) -> None:
-        """Leave the GPU to others: weights move to the machine's memory, the cache is dropped. Needs `sleep=True`."""
+        """Sleep level 1: weights are offloaded to CPU memory, the KV cache is discarded. Needs `sleep=True`."""
         self._check_can_sleep()
         self._llm.sleep(1)
 
     def wake(self) -> None:
-        """The opposite; before anything is written and before weights are updated."""
+        """Load the weights to the GPU again; needed before `generate` and `update_weights`."""
         self._check_can_sleep()
         self._llm.wake_up()
 
@@ -300,7 +301,7 @@ class VLLMEngine:
 
 @dataclass
 class _Stream:
-    """A row, and all that has been heard and written of it. `own`: what of `ids` the policy wrote."""
+    """A row with all its observed and sampled tokens. `own`: which of `ids` the policy sampled."""
 
     row: Row
     ids: list[int] = field(default_factory=list)
@@ -309,7 +310,7 @@ class _Stream:
 
 
 def served_weights(policy: AudioPolicy) -> Iterator[tuple[str, Tensor]]:
-    """What an engine without the policy's adapter needs to follow it: trained weights by checkpoint name.
+    """The trained weights by checkpoint name, for an engine without the policy's adapter.
 
     With an adapter, all weights of the decoder, merged one at a time.
     """
@@ -357,9 +358,9 @@ def _written(out: Any) -> tuple[SegmentBuffer, StopReason]:
 
 
 def _check_served(folder: str | Path) -> None:
-    found = read_config(folder)
-    kind = str(found.get("model_type"))
-    if CONFIG_KEY in found or kind == "higgs_audio_v2":
+    config = read_config(folder)
+    kind = str(config.get("model_type"))
+    if CONFIG_KEY in config or kind == "higgs_audio_v2":
         raise ValueError(f"{folder}: vLLM serves no model that writes speech; take the engine hf")
     if kind not in SERVED:
         raise ValueError(

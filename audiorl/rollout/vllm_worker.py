@@ -1,8 +1,8 @@
-"""What runs inside of vLLM: a model of ours and the loading of weights. Only vLLM imports this file.
+"""What runs inside vLLM: our model class and the loading of weights. Only vLLM imports this file.
 
 vLLM's own audio models read prompts with processors of their own, and its Omni models want the whole model's
-checkpoint, a vision tower and a processor for video. `Listener` is what `AudioPolicy` has of a model, a tower and a
-decoder, and takes mel frames that were computed outside.
+checkpoint, a vision encoder and a processor for video. `Listener` is the audio encoder and the decoder that
+`AudioPolicy` uses, and takes mel frames that were computed outside.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ LONGEST_CLIP = 4096
 
 @dataclass(frozen=True)
 class Family:
-    """The parts that a model is made of: transformers' tower, and a projector where it is not the tower's; vLLM's
-    decoder."""
+    """The parts of a model: transformers' audio encoder, a projector where the encoder has none, and vLLM's decoder."""
 
     backbone: Backbone
     audio_encoder: Any
@@ -64,7 +63,7 @@ FAMILIES = {
 class ListenerOnly:
     """Gives vLLM the config of what listens and writes: of an Omni model the thinker, whose checkpoint may be its own.
 
-    `tied`: the head is the embedding; said here because a config may leave it open.
+    tied: whether the head is the embedding; a config may leave that open.
     """
 
     tied: bool
@@ -110,9 +109,9 @@ class NoProcessor(BaseMultiModalProcessor):
 
 @MULTIMODAL_REGISTRY.register_processor(NoProcessor, info=ClipInfo, dummy_inputs=NoDummies)
 class Listener(nn.Module, SupportsMultiModal, SupportsMRoPE):
-    """The audio tower of transformers before vLLM's decoder.
+    """The audio encoder of transformers before vLLM's decoder.
 
-    It hears mels [bins, frames] with the code that `AudioPolicy` hears with; the first `skip` audio tokens are context.
+    Mels [bins, frames] are encoded by the code of `AudioPolicy`; the first `skip` audio tokens are context.
     """
 
     # One after the other: names of files and names of transformers' parameters become ours.
@@ -157,14 +156,14 @@ class Listener(nn.Module, SupportsMultiModal, SupportsMRoPE):
                     _lay_out_every_time(module)
 
     def embed_multimodal(self, *, mels: Sequence[Tensor], skip: Sequence[Tensor], **_: object) -> list[Tensor]:
-        """One [tokens, H] for each clip. Clips are heard one at a time, so that none depends on its batch."""
-        # Where backbones look for them: Omni models have the tower at the top, Qwen2-Audio has its parts in `model`.
+        """One [tokens, H] for each clip. Clips are encoded one at a time, so that none depends on its batch."""
+        # As backbones expect it: Omni models have the encoder at the top, Qwen2-Audio has its parts in `model`.
         model: Any = SimpleNamespace(audio_tower=self.audio_tower, model=self)
-        heard = []
+        embeddings = []
         for mel, context in zip(mels, skip, strict=True):
             (tokens,) = self._backbone.encode_audio(model, [mel.to(self.audio_tower.dtype)])
-            heard.append(self._backbone.project(model, tokens[int(context) :]))
-        return heard
+            embeddings.append(self._backbone.project(model, tokens[int(context) :]))
+        return embeddings
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: Any) -> tuple[Tensor, int]:
         """For text and audio the three rows of positions are equal: those of the tokens."""
@@ -188,20 +187,20 @@ class Listener(nn.Module, SupportsMultiModal, SupportsMRoPE):
 
 
 def _lay_out_every_time(experts: Any) -> None:
-    """On CPUs vLLM lays experts out for its kernel when it makes the kernel, and keeps the kernel when weights come
-    again; those would stay as they came. So each loading makes it anew."""
+    """On CPUs vLLM arranges the experts' weights when it makes its kernel, and does not make it again for new weights.
+    Here each loading makes a new kernel."""
     method = experts.quant_method
     process = method.process_weights_after_loading
 
-    def process_anew(layer: Any) -> None:
+    def process_again(layer: Any) -> None:
         method.moe_kernel = None
         process(layer)
 
-    method.process_weights_after_loading = process_anew
+    method.process_weights_after_loading = process_again
 
 
 class Loading:
-    """What a vLLM worker is given beside its own methods: new weights in place, a few at a time."""
+    """Methods added to a vLLM worker: new weights in place, a bucket at a time."""
 
     def audiorl_begin(self) -> None:
         # It warns of every layer that an update leaves as it is.

@@ -280,7 +280,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def edit_config(folder: Path, section: str, **values: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
-    config[section] |= values
+    config["thinker_config"][section] |= values
     (folder / "config.json").write_text(json.dumps(config))
 
 

@@ -236,5 +236,5 @@ def test_the_voice_decodes_what_was_said(codec: AudioTokenizer) -> None:
         else:
             assert wav is None
     assert voice.waveform(found[3]) is None or found[3].segments[0].codes is not None
-    with pytest.raises(ValueError, match="no voice"):
+    with pytest.raises(ValueError, match="no speech decoder"):
         CodecSpeechDecoder.of(make_omni())
