@@ -1,4 +1,4 @@
-"""Seconds of a training step with one and with two threads, beside a busy process and without, by OpenMP wait policy.
+"""Seconds of a training step with one and with two threads, with and without a busy process, by OpenMP wait policy.
 
     python bench/threads.py [--rounds 3] [--seconds 3]
 

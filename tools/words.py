@@ -71,8 +71,6 @@ NOT_DONE: tuple[str, ...] = (
     "audiorl/plan",
     "audiorl/recipe",
     "audiorl/rollout",
-    "audiorl/simulst",
-    "audiorl/tts",
     "docs",
 )
 

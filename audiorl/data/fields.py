@@ -1,4 +1,4 @@
-"""Fields of a JSON document from elsewhere, each checked for being there and of its kind; errors name the field."""
+"""Reading the fields of an untrusted JSON document: presence and type are checked, and errors name the field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SerializationError(ValueError):
 
 
 def get(row: Any, name: str, kind: type[T], where: str) -> T:
-    """The field, if it is there and of its kind."""
+    """The field, checked for presence and type."""
     if name not in checked(row, dict, where):
         raise SerializationError(f"{where}.{name}: missing")
     return checked(row[name], kind, f"{where}.{name}")
@@ -36,13 +36,13 @@ def finite(value: Any, where: str) -> float:
     return number
 
 
-def maybe(row: Any, name: str, read: Callable[[Any, str, str], T], where: str) -> T | None:
-    """None where the field is null; it must be there."""
+def optional(row: Any, name: str, read: Callable[[Any, str, str], T], where: str) -> T | None:
+    """The field by `read`, or None where it is null; it must be present."""
     return None if isinstance(row, dict) and row.get(name, 0) is None else read(row, name, where)
 
 
 def rows(row: Any, name: str, where: str, read: Callable[[Any, str], T]) -> list[T]:
-    """Of a list; an entry is read together with its place."""
+    """A list field; `read` gets each entry with its place."""
     return each(get(row, name, list, where), f"{where}.{name}", read)
 
 
@@ -51,13 +51,13 @@ def each(values: list[Any], where: str, read: Callable[[Any, str], T]) -> list[T
 
 
 def entry(table: list[T], place: Any, where: str) -> T:
-    """What a number refers to."""
+    """The entry of `table` at index `place`."""
     if not 0 <= checked(place, int, where) < len(table):
         raise SerializationError(f"{where}: is {place}, there are {len(table)}")
     return table[place]
 
 
-def whole(row: Any, name: str, where: str) -> int:
+def integer(row: Any, name: str, where: str) -> int:
     return get(row, name, int, where)
 
 
@@ -82,8 +82,8 @@ def one_of(row: Any, name: str, allowed: Sequence[str], where: str) -> Any:
     return value
 
 
-def decoded(value: Any, where: str) -> bytes:
-    """Of base64."""
+def base64_bytes(value: Any, where: str) -> bytes:
+    """The bytes of a base64 text."""
     try:
         return base64.b64decode(value, validate=True)
     except (TypeError, ValueError, binascii.Error) as error:

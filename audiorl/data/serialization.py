@@ -299,7 +299,7 @@ class Reader:
         self.folders = None if folders is None else [Path(os.path.realpath(f)) for f in folders]
         self.base = base
         self.root = root
-        self.audio = self._table("audio", fields.decoded)
+        self.audio = self._table("audio", fields.base64_bytes)
         self.clips = self._table("clips", self.clip)
         self.samples = self._table("samples", self.sample)
 
@@ -316,7 +316,7 @@ class Reader:
             segments=segments,
             group_id=fields.get(row, "group_id", str, where),
             index=fields.get(row, "index", int, where),
-            spoken_audio=fields.maybe(row, "spoken_audio", lambda r, n, w: self._at(self.clips, r, n, w), where),
+            spoken_audio=fields.optional(row, "spoken_audio", lambda r, n, w: self._at(self.clips, r, n, w), where),
         )
 
     def sample(self, row: Any, where: str) -> Sample:
@@ -353,12 +353,12 @@ class Reader:
             end=fields.number(row, "end", where),
             reference=fields.get(row, "reference", str, where),
             source=fields.get(row, "source", str, where),
-            reference_seconds=fields.maybe(row, "reference_seconds", fields.number, where),
+            reference_seconds=fields.optional(row, "reference_seconds", fields.number, where),
             speech=self._clips(row, "speech", where),
         )
 
     def segment(self, row: Any, where: str) -> Segment:
-        tensors = {name: fields.maybe(row, name, _tensor, where) for name in _TENSORS}
+        tensors = {name: fields.optional(row, name, _tensor, where) for name in _TENSORS}
         for name, dims in (("prompt_ids", 1), ("ids", 1), ("codes", 2), ("prompt_codes", 2), ("code_mask", 2)):
             tensor = tensors[name]
             if tensor is None and dims == 2:
@@ -377,8 +377,8 @@ class Reader:
             audio=self._clips(row, "audio", where),
             stop_reason=fields.one_of(row, "stop_reason", get_args(StopReason), where),
             policy_version=fields.get(row, "policy_version", int, where),
-            source_time=fields.maybe(row, "source_time", fields.number, where),
-            emit_time=fields.maybe(row, "emit_time", fields.number, where),
+            source_time=fields.optional(row, "source_time", fields.number, where),
+            emit_time=fields.optional(row, "emit_time", fields.number, where),
         )
 
     def value(self, value: Any, where: str) -> Any:
@@ -400,8 +400,8 @@ class Reader:
         raise SerializationError(f"{where}: {kind!r} is no kind of value")
 
     def clip(self, row: Any, where: str) -> AudioClip:
-        path = fields.maybe(row, "path", fields.text, where)
-        held = fields.maybe(row, "audio", lambda r, n, w: self._at(self.audio, r, n, w), where)
+        path = fields.optional(row, "path", fields.text, where)
+        held = fields.optional(row, "audio", lambda r, n, w: self._at(self.audio, r, n, w), where)
         if path is not None and held is not None:
             raise SerializationError(f"{where}: has both path and audio")
         if path is not None:
@@ -410,9 +410,9 @@ class Reader:
             return AudioClip(
                 path=NOT_SENT if path is None and held is None else path,
                 data=held,
-                sample_rate=fields.maybe(row, "sample_rate", fields.whole, where),
+                sample_rate=fields.optional(row, "sample_rate", fields.integer, where),
                 start=fields.number(row, "start", where),
-                duration=fields.maybe(row, "duration", fields.number, where),
+                duration=fields.optional(row, "duration", fields.number, where),
                 context=fields.number(row, "context", where),
             )
         except SerializationError:
@@ -445,7 +445,7 @@ def _tensor(row: Any, name: str, where: str) -> Tensor:
     shape, dtype = fields.get(held, "shape", list, where), _TENSORS[name]
     if not all(isinstance(n, int) and n >= 0 for n in shape):
         raise SerializationError(f"{where}.shape: is {shape}")
-    data = fields.decoded(fields.get(held, "data", str, where), f"{where}.data")
+    data = fields.base64_bytes(fields.get(held, "data", str, where), f"{where}.data")
     if len(data) != math.prod(shape) * dtype.itemsize:
         raise SerializationError(f"{where}.data: {len(data)} bytes for shape {shape}")
     flat = np.frombuffer(data, np.uint8 if dtype == _BOOL else dtype)  # any other byte than 0 and 1 is no bool
@@ -469,8 +469,8 @@ def deserialize_score(row: Any, where: str) -> Score | None:
     return Score(
         total=fields.number(row, "total", where),
         parts={name: fields.number(parts, name, f"{where}.parts") for name in parts},
-        per_segment=fields.maybe(row, "per_segment", _values, where),
-        per_token=fields.maybe(row, "per_token", lambda r, n, w: tuple(_numbers(r, n, w)), where),
+        per_segment=fields.optional(row, "per_segment", _values, where),
+        per_token=fields.optional(row, "per_token", lambda r, n, w: tuple(_numbers(r, n, w)), where),
         segment_parts={name: _values(named, name, f"{where}.segment_parts") for name in named},
     )
 

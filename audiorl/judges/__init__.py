@@ -1,4 +1,4 @@
-"""Judges of speech: what was said, who said it, and how good it sounds. Importing this loads no model.
+"""Judges of speech: recognisers, speaker encoders and quality models. Importing this loads no model.
 
     recogniser = load_recogniser("judges/whisper-base", language="en")
     recogniser.transcribe([wav], sample_rate=24_000)        # ["hello world"]

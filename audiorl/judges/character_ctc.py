@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from audiorl.judges.protocol import Waveform
-from audiorl.judges.waves import at_least, prepared
+from audiorl.judges.waves import padded, resampled
 from audiorl.metrics.text import normalize, spell_numbers
 from audiorl.models.features import log_mel
 from audiorl.models.loading import read_tensors
@@ -36,10 +36,10 @@ MODEL_TYPE = "audiorl_character_ctc"
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz "
 BLANK = 0
 RATE = 16_000
-SHORTEST = 1600
+MIN_SAMPLES = 1600
 """Samples (0.1 s) to which shorter clips are filled with silence."""
-TOGETHER = 8
-"""Clips that are encoded at a time."""
+ENCODER_BATCH = 8
+"""Clips per batch of the encoder."""
 
 
 def plain(text: str) -> str:
@@ -149,12 +149,12 @@ def encode_clips(waveforms: Sequence[Waveform], sample_rate: int) -> list[Tensor
     """The encoder's frames [F, 384] of each clip; none for no samples."""
     policy = _encoder()
     assert policy.extractor is not None
-    wavs = prepared(waveforms, sample_rate, RATE)
+    wavs = resampled(waveforms, sample_rate, RATE)
     out = [torch.zeros(0, 384)] * len(wavs)
     audible = [i for i, wav in enumerate(wavs) if len(wav)]
-    for start in range(0, len(audible), TOGETHER):
-        part = audible[start : start + TOGETHER]
-        mels = [log_mel(policy.extractor, at_least(wavs[i], SHORTEST)) for i in part]
+    for start in range(0, len(audible), ENCODER_BATCH):
+        part = audible[start : start + ENCODER_BATCH]
+        mels = [log_mel(policy.extractor, padded(wavs[i], MIN_SAMPLES)) for i in part]
         for i, frames in zip(part, policy.backbone.encode_audio(policy.model, mels), strict=True):
             out[i] = frames
     return out

@@ -21,7 +21,7 @@ def load_judge(model_class: Any, path: str | Path, device: str) -> Any:
     from audiorl.models.loading import naming_damage
 
     try:
-        with quietly(), naming_damage(path):  # the errors below say what a table of weights would
+        with quietly(), naming_damage(path):  # the errors below replace transformers' table of weights
             model, info = model_class.from_pretrained(
                 str(path),
                 dtype=torch.float32 if device == "cpu" else torch.float16,

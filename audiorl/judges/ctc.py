@@ -1,4 +1,4 @@
-"""Recognisers with a CTC head: Wav2Vec2, HuBERT, WavLM, Data2Vec and whatever else transformers has."""
+"""Recognisers with a CTC head: Wav2Vec2, HuBERT, WavLM, Data2Vec and others of transformers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch import Tensor
 from audiorl.config import torch_device
 from audiorl.judges.checkpoint import load_judge, load_processor
 from audiorl.judges.protocol import Waveform
-from audiorl.judges.waves import Wave, at_least, by_length, prepared
+from audiorl.judges.waves import Wave, batches_by_length, padded, resampled
 
-SHORTEST = 1600
-"""Samples (0.1 s) to which shorter clips are filled with silence: the convolutions need some."""
+MIN_SAMPLES = 1600
+"""Samples (0.1 s) to which shorter clips are padded with silence: the convolutions need some."""
 
 
 @dataclass(frozen=True)
 class CTC:
     """The most probable label of each frame, repeats and blanks removed. Source: Graves et al. 2006.
 
-    Models whose first convolution normalises over time (Wav2Vec2 base, HuBERT base) get each clip alone: the silence
-    that fills a batch would change their output. The others get batches with a mask.
+    Models whose first convolution normalises over time (Wav2Vec2 base, HuBERT base) get one clip at a time, since the
+    padding of a batch would change their output. The others get batches with a mask.
     """
 
     path: str
@@ -51,9 +51,9 @@ class CTC:
 
     def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
         model, extractor, tokenizer = self.parts
-        waves = prepared(waveforms, sample_rate, extractor.sampling_rate)
+        waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
         texts = [""] * len(waves)
-        for batch in by_length(waves, batch_size(model, self.batch_size)):
+        for batch in batches_by_length(waves, batch_size(model, self.batch_size)):
             for place, ids in zip(batch, self._labels([waves[i] for i in batch]), strict=True):
                 # The tokenizer removes repeats, then blanks; with skip_special_tokens it would drop blanks first.
                 texts[place] = tokenizer.decode(ids).strip()
@@ -63,19 +63,19 @@ class CTC:
     def _labels(self, waves: Sequence[Wave]) -> list[Tensor]:
         """The label of each frame, [frames] for each clip, repeats and blanks still in it."""
         model, extractor, _ = self.parts
-        logits = model(**inputs(model, extractor, waves, SHORTEST)).logits
-        lengths = [int(frames(model, max(len(wav), SHORTEST))) for wav in waves]
+        logits = model(**inputs(model, extractor, waves, MIN_SAMPLES)).logits
+        lengths = [int(frames(model, max(len(wav), MIN_SAMPLES))) for wav in waves]
         return [row[:n].argmax(-1) for row, n in zip(logits, lengths, strict=True)]
 
 
 def batch_size(model: Any, wanted: int) -> int:
-    """1 for models whose output the silence that fills a batch would change."""
+    """1 for models whose output the padding of a batch would change."""
     return wanted if getattr(model.config, "feat_extract_norm", "group") == "layer" else 1
 
 
 def inputs(model: Any, extractor: Any, waves: Sequence[Wave], shortest: int) -> dict[str, Tensor]:
     """The keyword arguments of the model for clips of at least `shortest` samples."""
-    filled = [at_least(wav, shortest) for wav in waves]
+    filled = [padded(wav, shortest) for wav in waves]
     mask = len(filled) > 1
     features = extractor(
         filled,

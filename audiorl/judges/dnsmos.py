@@ -1,4 +1,4 @@
-"""DNSMOS: what listeners would say of a recording, by the models in the speechmos package."""
+"""DNSMOS: predicted mean opinion scores, by the models in the speechmos package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from audiorl.judges.protocol import Waveform
-from audiorl.judges.waves import prepared, refuse_empty
+from audiorl.judges.waves import require_samples, resampled
 
 RATE = 16_000
 _KEYS = {"overall": "ovrl_mos", "signal": "sig_mos", "background": "bak_mos", "p808": "p808_mos"}
@@ -37,7 +37,7 @@ class DNSMOS:
             from speechmos import dnsmos
         except ImportError as error:
             raise ImportError("DNSMOS needs speechmos and librosa: pip install 'audiorl[speech]'") from error
-        waves = prepared(waveforms, sample_rate, RATE)
-        refuse_empty(waves)
+        waves = resampled(waveforms, sample_rate, RATE)
+        require_samples(waves)
         scores: list[dict[str, Any]] = [dnsmos.run(np.clip(wav, -1.0, 1.0), RATE) for wav in waves]
         return [float(values[_KEYS[self.scale]]) for values in scores]

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from audiorl.judges.protocol import Waveform
-from audiorl.judges.waves import prepared
+from audiorl.judges.waves import resampled
 
 RATE = 16_000
 
 
 @dataclass(frozen=True)
 class FasterWhisper:
-    """Greedy transcripts at temperature 0, without retries or the text before. Clips are transcribed one by one.
+    """Greedy transcripts at temperature 0, without retries or conditioning on previous text, one clip at a time.
 
     `compute_type` as CTranslate2 names it; "default" is that of the folder.
     """
@@ -42,7 +42,7 @@ class FasterWhisper:
             raise ValueError(f"{self.path}: cannot be read as a CTranslate2 folder of Whisper ({error})") from error
 
     def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
-        return [self._text(wav) if len(wav) else "" for wav in prepared(waveforms, sample_rate, RATE)]
+        return [self._text(wav) if len(wav) else "" for wav in resampled(waveforms, sample_rate, RATE)]
 
     def _text(self, wav: Waveform) -> str:
         segments, _ = self.model.transcribe(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from audiorl.config import torch_device
 from audiorl.judges.protocol import Waveform
-from audiorl.judges.waves import Wave, prepared, refuse_empty
+from audiorl.judges.waves import Wave, require_samples, resampled
 from audiorl.metrics.spectral import mel_filters
 
 RATE, WINDOW, HOP, BANDS = 16_000, 400, 160, 40
@@ -78,8 +78,8 @@ class GE2E:
 
     @torch.no_grad()
     def embed(self, waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[Any]:
-        waves = prepared(waveforms, sample_rate, RATE)
-        refuse_empty(waves)
+        waves = resampled(waveforms, sample_rate, RATE)
+        require_samples(waves)
         device = self.network.linear.weight.device
         embeddings = []
         for wav in waves:

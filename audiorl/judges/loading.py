@@ -1,4 +1,4 @@
-"""From the name or folder that a user gives to a judge."""
+"""Judges by the name or folder that a user gives."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CHARACTER_CTC = "audiorl_character_ctc"
 def load_recogniser(
     path: str | Path, language: str | None = None, device: str = "auto", batch_size: int = 8
 ) -> Recogniser:
-    """The speech recogniser at `path`; its weights are read when it is first asked.
+    """The speech recogniser at `path`; its weights are read at the first call.
 
     A transformers folder (or a hub id that is cached) of Whisper or of any model with a CTC head; a CTranslate2 folder
     of Whisper, which needs faster-whisper; a folder of `audiorl.judges.character_ctc`; "pocketsphinx" for the
-    recogniser of that package. `language`: a code such as "en" for multilingual Whisper, which otherwise guesses it
-    clip by clip.
+    recogniser of that package. `language`: a code such as "en" for multilingual Whisper, which otherwise
+    detects it for each clip.
     """
     if str(path) == POCKETSPHINX:
         from audiorl.judges.sphinx import PocketSphinx
@@ -57,9 +57,9 @@ def load_speaker_encoder(path: str | Path, device: str = "auto") -> SpeakerEncod
 
 
 def load_quality_model(name: str) -> QualityModel:
-    """The model of listening quality called `name`: "dnsmos"."""
+    """The quality model called `name`: "dnsmos"."""
     if name != DNSMOS:
-        raise ValueError(f"no model of listening quality is called {name!r}; there is {DNSMOS!r}")
+        raise ValueError(f"no quality model is called {name!r}; there is {DNSMOS!r}")
     from audiorl.judges.dnsmos import DNSMOS as Model
 
     return Model()
@@ -82,7 +82,7 @@ def model_type(path: str | Path) -> str:
         config: Any = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file}: not JSON ({error}); copy the folder again") from error
-    model_type = config.get("model_type") if isinstance(config, dict) else None
-    if not isinstance(model_type, str):
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(kind, str):
         raise ValueError(f"{file}: no model_type; it is no model's configuration")
-    return model_type
+    return kind

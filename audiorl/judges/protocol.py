@@ -1,7 +1,7 @@
-"""What judges of speech have in common.
+"""The protocols of speech judges: `Recogniser`, `SpeakerEncoder`, `QualityModel`.
 
-All take mono waveforms [T] of floats in [-1, 1] at one rate, in any number and of any length, resample them, and answer
-for each in order. The answer for one does not depend on the others, within the dtype's tolerance, nor on the call.
+All take mono waveforms [T] of floats in [-1, 1] at one rate, any number and any length, resample them, and return one
+result each, in order. A result does not depend on the other waveforms (within the dtype's tolerance) nor on the call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Recogniser(Protocol):
 
     @property
     def name(self) -> str:
-        """What tables and settings call it."""
+        """The name in tables and settings."""
         ...
 
     def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
@@ -28,26 +28,26 @@ class Recogniser(Protocol):
 
 
 class SpeakerEncoder(Protocol):
-    """Speech to a vector that is close for the same voice."""
+    """Speech to a vector; vectors of the same speaker are close."""
 
     @property
     def name(self) -> str:
-        """What tables and settings call it."""
+        """The name in tables and settings."""
         ...
 
     def embed(self, waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[Any]:
-        """[N, D] float32, each of length 1. ValueError for no samples: nobody speaks there."""
+        """[N, D] float32, each of length 1. Raises ValueError for a waveform without samples."""
         ...
 
 
 class QualityModel(Protocol):
-    """Speech to the opinion that listeners would have of it."""
+    """Speech to a predicted mean opinion score of listeners."""
 
     @property
     def name(self) -> str:
-        """What tables and settings call it."""
+        """The name in tables and settings."""
         ...
 
     def rate(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[float]:
-        """A mean opinion score from 1 (bad) to 5 (excellent) each. ValueError for no samples."""
+        """A mean opinion score from 1 (bad) to 5 (excellent) each. Raises ValueError for a waveform without samples."""
         ...

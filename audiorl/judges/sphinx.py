@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from audiorl.judges.protocol import Waveform
-from audiorl.judges.waves import prepared
+from audiorl.judges.waves import resampled
 
 RATE = 16_000
 
@@ -33,7 +33,7 @@ class PocketSphinx:
         return Decoder(samprate=RATE, cmn="batch", loglevel="FATAL")
 
     def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
-        return [self._text(wav) if len(wav) else "" for wav in prepared(waveforms, sample_rate, RATE)]
+        return [self._text(wav) if len(wav) else "" for wav in resampled(waveforms, sample_rate, RATE)]
 
     def _text(self, wav: np.ndarray) -> str:
         samples = (np.clip(wav, -1.0, 1.0) * 32767).astype(np.int16)

@@ -13,10 +13,10 @@ import torch
 from audiorl.config import torch_device
 from audiorl.judges.checkpoint import load_judge, load_processor, quietly
 from audiorl.judges.protocol import Waveform
-from audiorl.judges.waves import Wave, by_length, prepared
+from audiorl.judges.waves import Wave, batches_by_length, resampled
 
 PROMPT = 4
-"""Most tokens before the text: start, language, task, no timestamps."""
+"""Maximum number of tokens before the text: start, language, task, no timestamps."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Whisper:
     """Greedy transcripts without timestamps, in float32 on the CPU and float16 on a GPU.
 
     Clips of up to 30 s are transcribed in batches; longer ones alone, window by window, as the paper describes for
-    long-form transcription but without retries at higher temperatures, which are random. A multilingual model guesses
-    the language of each clip unless it is given. Source: Radford et al. 2022.
+    long-form transcription but without its random retries at higher temperatures. A multilingual model detects the
+    language of each clip unless it is given. Source: Radford et al. 2022.
     """
 
     path: str
@@ -53,16 +53,16 @@ class Whisper:
         languages = getattr(model.generation_config, "lang_to_id", None) or {}
         if self.language and languages and f"<|{self.language}|>" not in languages:
             codes = ", ".join(sorted(token.strip("<|>") for token in languages))
-            raise ValueError(f"{self.path}: no language {self.language!r}; it knows {codes}")
+            raise ValueError(f"{self.path}: no language {self.language!r}; it has {codes}")
         return model, extractor, tokenizer
 
     def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
         _, extractor, _ = self.parts
-        waves = prepared(waveforms, sample_rate, extractor.sampling_rate)
+        waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
         window = extractor.sampling_rate * extractor.chunk_length
         texts = [""] * len(waves)
         short = [wav if len(wav) <= window else wav[:0] for wav in waves]
-        for batch in by_length(short, self.batch_size):
+        for batch in batches_by_length(short, self.batch_size):
             for place, text in zip(batch, self._texts([waves[i] for i in batch], long=False), strict=True):
                 texts[place] = text
         for i, wav in enumerate(waves):

@@ -16,18 +16,18 @@ from audiorl.config import torch_device
 from audiorl.judges.checkpoint import load_judge, load_processor
 from audiorl.judges.ctc import inputs
 from audiorl.judges.protocol import Waveform
-from audiorl.judges.waves import prepared, refuse_empty
+from audiorl.judges.waves import require_samples, resampled
 
-SHORTEST = 8000
-"""Samples (0.5 s) to which shorter clips are filled with silence: the time-delay layers look that far."""
+MIN_SAMPLES = 8000
+"""Samples (0.5 s) to which shorter clips are padded with silence: the context of the time-delay layers."""
 
 
 @dataclass(frozen=True)
 class XVector:
     """The model's embedding at length 1. Source: Snyder et al. 2018, on self-supervised features.
 
-    Clips are encoded one by one: in a padded batch transformers pools frames of padding, since it forgets the
-    dilation of the time-delay layers when it counts them.
+    Clips are embedded one at a time: in a padded batch transformers pools frames of padding, since its frame count
+    ignores the dilation of the time-delay layers.
     """
 
     path: str
@@ -48,10 +48,10 @@ class XVector:
     @torch.no_grad()
     def embed(self, waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[Any]:
         model, extractor = self.parts
-        waves = prepared(waveforms, sample_rate, extractor.sampling_rate)
-        refuse_empty(waves)
+        waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
+        require_samples(waves)
         out = np.zeros((len(waves), model.config.xvector_output_dim), np.float32)
         for i, wav in enumerate(waves):
-            embedding = model(**inputs(model, extractor, [wav], SHORTEST)).embeddings[0].float()
+            embedding = model(**inputs(model, extractor, [wav], MIN_SAMPLES)).embeddings[0].float()
             out[i] = torch.nn.functional.normalize(embedding, dim=-1).cpu().numpy()
         return out

@@ -40,15 +40,14 @@ def count_codes(codes: Iterable[NDArray[Any]], num_codebooks: int, codebook_size
     """How often each code occurs, [Q, V], over recordings of [Q, F] codes each. ValueError for codes out of range."""
     counts = np.zeros((num_codebooks, codebook_size), np.int64)
     for number, frames in enumerate(codes):
-        codes_QF = np.asarray(frames)
-        if codes_QF.ndim != 2 or len(codes_QF) != num_codebooks:
-            raise ValueError(f"recording {number}: codes of shape {codes_QF.shape}, expected [{num_codebooks}, F]")
-        if codes_QF.size and not 0 <= int(codes_QF.min()) <= int(codes_QF.max()) < codebook_size:
+        array = np.asarray(frames)
+        if array.ndim != 2 or len(array) != num_codebooks:
+            raise ValueError(f"recording {number}: codes of shape {array.shape}, expected [{num_codebooks}, F]")
+        if array.size and not 0 <= int(array.min()) <= int(array.max()) < codebook_size:
             raise ValueError(
-                f"recording {number}: codes from {codes_QF.min()} to {codes_QF.max()}, "
-                f"expected 0 to {codebook_size - 1}"
+                f"recording {number}: codes from {array.min()} to {array.max()}, expected 0 to {codebook_size - 1}"
             )
-        for book, row in enumerate(codes_QF):
+        for book, row in enumerate(array):
             counts[book] += np.bincount(row, minlength=codebook_size)
     return counts
 

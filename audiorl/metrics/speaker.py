@@ -46,7 +46,7 @@ class VoiceCosines:
 def voice_cosines(embeddings: Sequence[NDArray[Any] | None], speakers: Sequence[str]) -> VoiceCosines:
     """Of turns with these embeddings, spoken by these speakers; every pair of turns counts once.
 
-    None is a turn without audible speech. A pair with one counts as the worst: 0 by the same speaker, 1 by two.
+    None is a turn without speech. A pair with such a turn counts as the worst: 0 for one speaker, 1 for two.
     """
     if len(embeddings) != len(speakers):
         raise ValueError(f"voice_cosines: {len(embeddings)} embeddings but {len(speakers)} speakers")

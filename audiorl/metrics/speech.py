@@ -45,10 +45,10 @@ def silent_share(wav: NDArray[Any], sample_rate: int, threshold: float = -50.0) 
 
 
 def speech_level(wav: NDArray[Any], sample_rate: int, threshold: float = -50.0) -> float:
-    """`level` of the frames that are not silent together; -inf where all are."""
+    """The `level` of all frames that are not silent; -inf where all are."""
     levels = frame_levels(wav, sample_rate)
-    voiced = levels[levels >= threshold]
-    return 10.0 * math.log10(float((10 ** (voiced / 10)).mean())) if len(voiced) else -math.inf
+    speech = levels[levels >= threshold]
+    return 10.0 * math.log10(float((10 ** (speech / 10)).mean())) if len(speech) else -math.inf
 
 
 def clipped_share(wav: NDArray[Any], threshold: float = 0.999) -> float:

@@ -149,7 +149,7 @@ def word_errors(
 def char_errors(
     reference: str, hypothesis: str, normalizer: Normalizer = "none", language: str | None = None
 ) -> ErrorCounts:
-    """Align one utterance by characters. A space counts, except next to scripts written without spaces."""
+    """Align one utterance by characters. A space counts, except next to scripts that are written without spaces."""
     out = jiwer.process_characters(
         [join_unspaced(normalize(reference, normalizer, language))],
         [join_unspaced(normalize(hypothesis, normalizer, language))],

@@ -12,7 +12,7 @@ _LETTER_SPACE_TEXT = re.compile(r"([A-Za-z])\s+(\S.*)", re.DOTALL)
 
 
 def normalize_text(text: str) -> str:
-    """Case, punctuation and whitespace removed as differences: "Acoustic-guitar. " -> "acoustic guitar".
+    """The text without differences of case, punctuation and whitespace: "Acoustic-guitar. " -> "acoustic guitar".
 
     What carries meaning stays: signs, points and slashes of numbers ("-5", "3/4"), "%", and the sharp of "C#".
     """

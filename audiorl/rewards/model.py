@@ -49,10 +49,10 @@ class ModelReward:
 
 @dataclass(frozen=True)
 class ProcessModelReward:
-    """How good the steps of an answer are, by the process reward model in the folder `path`.
+    """The quality of an answer's steps, by the process reward model in the folder `path`.
 
-    An answer is cut into steps after every `</think>`, and wherever `separator` stands. The total is the worst step's
-    probability of being good, the rule of "Let's verify step by step"; `parts` hold the mean too. An empty answer
+    An answer is split into steps after every `</think>` and at each `separator`. The total is the lowest probability of
+    a step to be good, the rule of "Let's verify step by step"; `parts` hold the mean too. An empty answer
     scores 0. `marker`, `good` and `bad` are those that the model was trained with.
     """
 
@@ -75,7 +75,7 @@ class ProcessModelReward:
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         steps = [self.steps(r.text) for r in rollouts]
-        filled = [i for i, parsed in enumerate(steps) if parsed]
+        filled = [i for i, steps_of_answer in enumerate(steps) if steps_of_answer]
         judged = self.judge.judge([(rollouts[i].sample, steps[i]) for i in filled], self.max_batch_tokens)
         scores = [Score(0.0, {"mean": 0.0})] * len(rollouts)
         for i, values in zip(filled, judged, strict=True):

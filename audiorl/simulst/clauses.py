@@ -28,7 +28,7 @@ class Word:
 
 
 def clauses(text: str) -> list[str]:
-    """The clauses of a text with their punctuation; marks without a letter are joined to the clause beside them.
+    """The clauses of a text with their punctuation; marks without a letter join the clause before or after.
 
     >>> clauses("Wait, 3.5 minutes: please hold…")
     ['Wait,', '3.5 minutes:', 'please hold…']

@@ -15,7 +15,7 @@ The format is detected from the content:
               sentence a row, as one unit or split into clauses (see `audiorl.simulst.clauses`)
     RealSI    {"vid", "duration", "segment": [{"utterance": [{"sub_start_time", "sub_end_time", "sub_src_text",
               "sub_trg_text", "term"}]}]}, times in ms; every utterance a unit
-    MuST-C    NAME.yaml, a list of {wav, offset, duration, speaker_id}, beside NAME.en, NAME.es, one line a segment;
+    MuST-C    NAME.yaml, a list of {wav, offset, duration, speaker_id}, with NAME.en, NAME.es, one line a segment;
               the segments of one wav are one stream
 
 Audio of any rate and number of channels is read, channels averaged (`audiorl.audio`).

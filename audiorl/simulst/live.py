@@ -41,8 +41,8 @@ class Interpreter:
         self._live = LiveStream(policy, sampling, instruction_sample(id, source_language, target_language))
         self._rate = rate
         self._chunk, self._context = round(chunks.seconds * rate), round(chunks.context * rate)
-        self._heard = np.zeros(0, np.float32)  # the context of the next chunk
-        self._waiting = np.zeros(0, np.float32)
+        self._context_samples = np.zeros(0, np.float32)
+        self._pending = np.zeros(0, np.float32)
         self._samples = 0
         self._ended = False
 
@@ -61,24 +61,24 @@ class Interpreter:
         if samples.ndim != 1 or samples.dtype.kind != "f":
             wanted = f"give mono samples [T] of floats in [-1, 1] at {self._rate} Hz"
             raise ValueError(f"{wanted}, got {samples.dtype} {list(samples.shape)}")
-        self._waiting = np.concatenate([self._waiting, samples.astype(np.float32)])
+        self._pending = np.concatenate([self._pending, samples.astype(np.float32)])
         text = ""
-        while len(self._waiting) >= self._chunk:
+        while len(self._pending) >= self._chunk:
             text += self._interpret(self._chunk)
         return text
 
     def finish(self) -> str:
         """The stream has ended: returns what is written after the rest of it."""
         self._ended = True
-        return self._interpret(len(self._waiting)) if len(self._waiting) >= MIN_SECONDS * self._rate else ""
+        return self._interpret(len(self._pending)) if len(self._pending) >= MIN_SECONDS * self._rate else ""
 
     def _interpret(self, count: int) -> str:
-        chunk, self._waiting = self._waiting[:count], self._waiting[count:]
-        window = np.concatenate([self._heard, chunk])
-        before = len(self._heard) / self._rate
+        chunk, self._pending = self._pending[:count], self._pending[count:]
+        window = np.concatenate([self._context_samples, chunk])
+        before = len(self._context_samples) / self._rate
         self._samples += count
         clip = AudioClip(
             array=window, sample_rate=self._rate, start=before, duration=count / self._rate, context=before
         )
-        self._heard = window[len(window) - min(self._context, len(window)) :]
+        self._context_samples = window[len(window) - min(self._context, len(window)) :]
         return self._live.observe(Turn(clip, self._samples / self._rate)).text

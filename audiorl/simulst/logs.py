@@ -292,16 +292,16 @@ def _check_speech(instance: Instance, where: str) -> None:
         _time(duration, "durations", where)
         if not duration > 0:
             raise ValueError(f"{where}: durations: {duration} ms; leave out chunks without sound")
-    heard = 0.0
+    end = 0.0
     for i, ((start, duration), delay) in enumerate(zip(intervals, instance.delays, strict=True)):
         _time(start, "intervals", where)
         _time(duration, "intervals", where)
-        if start < max(heard, delay) - _EPSILON:
+        if start < max(end, delay) - _EPSILON:
             raise ValueError(
                 f"{where}: intervals: chunk {i} starts at {start}, before it is ready ({delay}) or the one before it "
-                f"has ended ({heard}); times are ms since the start of the source"
+                f"has ended ({end}); times are ms since the start of the source"
             )
-        heard = start + duration
+        end = start + duration
 
 
 def _times(values: Sequence[float], name: str, where: str) -> None:

@@ -24,12 +24,12 @@ def playback_track(rollout: Rollout, speech_decoder: CodecSpeechDecoder) -> tupl
     A turn without speech has no interval; without any speech the track is empty.
     """
     waves = speech_decoder.by_segment(rollout)
-    said = [(s.source_time or 0.0, wav) for s, wav in zip(rollout.segments, waves, strict=True) if len(wav)]
+    spoken = [(s.source_time or 0.0, wav) for s, wav in zip(rollout.segments, waves, strict=True) if len(wav)]
     rate = speech_decoder.sample_rate
-    intervals = play([1000 * heard for heard, _ in said], [1000 * len(wav) / rate for _, wav in said])
+    intervals = play([1000 * time for time, _ in spoken], [1000 * len(wav) / rate for _, wav in spoken])
     starts = [round(start / 1000 * rate) for start, _ in intervals]
-    track = np.zeros(max((at + len(wav) for at, (_, wav) in zip(starts, said, strict=True)), default=0), np.float32)
-    for at, (_, wav) in zip(starts, said, strict=True):
+    track = np.zeros(max((at + len(wav) for at, (_, wav) in zip(starts, spoken, strict=True)), default=0), np.float32)
+    for at, (_, wav) in zip(starts, spoken, strict=True):
         track[at : at + len(wav)] += wav
     return track, intervals
 

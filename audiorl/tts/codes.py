@@ -1,4 +1,4 @@
-"""The codes of a corpus, made once and kept: a run that is started again does not encode its recordings again."""
+"""A cache of a corpus's codes on disk, so that a restarted run does not encode its recordings again."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tokenizers_audio import CodeShards, write_shards
 
 
 def encode_corpus(policy: AudioPolicy, clips: Sequence[AudioClip], folder: str | Path, per_shard: int = 500) -> int:
-    """Put the codes of `clips` into shards in `folder`, from which `policy` takes them from now on.
+    """Write the codes of `clips` to shards in `folder`, which `policy` reads from then on.
 
-    Clips that the folder knows already are left alone; a call that was cut off loses at most one shard. Returns how
+    Clips that are in the folder already are not encoded again; an interrupted call loses at most one shard. Returns how
     many were encoded. Raises ValueError for a policy without a codec, shards of another codec, and unusable audio.
     """
     if policy.codec is None:
         raise ValueError("the policy has no codec to encode with; give it one with set_codec")
     folder = Path(folder)
-    kept = set(CodeShards(folder, policy.codec)) if any(folder.glob("*.safetensors")) else set()
-    missing = [clip for key, clip in {c.key: c for c in clips}.items() if key not in kept]
+    encoded = set(CodeShards(folder, policy.codec)) if any(folder.glob("*.safetensors")) else set()
+    missing = [clip for key, clip in {c.key: c for c in clips}.items() if key not in encoded]
     starts = range(0, len(missing), per_shard)
     for start in track(starts, "encoding", console=Console(stderr=True), disable=not starts):
         partial = folder / ".partial"

@@ -1,7 +1,7 @@
-"""Texts to be spoken, as prompts and as examples with their recordings.
+"""Texts for speech synthesis, as prompts and as examples with their recordings.
 
-A prompt is the conversation that Higgs Audio V2 was trained on: for a voice to be cloned a line of it with its text,
-then the text to say. A tag such as [SPEAKER0] at its beginning says who speaks.
+A prompt is a conversation in the format of Higgs Audio V2: for voice cloning first a text with its recording, then the
+text to speak. A tag such as [SPEAKER0] in front of the text names the speaker.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def speech_sample(
     scene: str = "",
     metadata: Mapping[str, Any] | None = None,
 ) -> Sample:
-    """A text that the policy is to say at once. Its reference is the text itself.
+    """A prompt to speak `text`, without any written answer. Its reference is the text itself.
 
-    speaker: a tag in front of the text, as [SPEAKER0]. voice: what someone says in a recording, and the recording, to
-    be imitated. scene: a description of the recording for the system's turn. Raises ValueError for an empty text.
+    speaker: a tag in front of the text, as [SPEAKER0]. voice: (text, recording) of the voice to imitate. scene: a
+    description of the recording for the system message. Raises ValueError for an empty text.
     """
     if not text.strip():
-        raise ValueError(f"sample {id!r}: the text to say is empty")
+        raise ValueError(f"sample {id!r}: the text to speak is empty")
     messages: list[Message] = []
     if scene:
         messages.append(Message("system", (scene,)))
@@ -46,16 +46,16 @@ def speech_sample(
 def recorded_example(
     id: str, text: str, clip: AudioClip, *, speaker: str = "", metadata: Mapping[str, Any] | None = None
 ) -> Example:
-    """A text and how it sounds. The prompt's metadata knows the recording and its length."""
+    """A text with its recording. The prompt's metadata holds the recording and its duration."""
     about = {**(metadata or {}), "reference_seconds": seconds(clip), "reference_audio": clip}
     return Example(speech_sample(id, text, speaker=speaker, metadata=about), speech=(clip,))
 
 
 def utterance_sample(utterance: Utterance, tag: bool = False) -> Sample:
-    """The prompt of an utterance; `tag` puts its speaker before the text.
+    """The prompt of an utterance; `tag` puts its speaker in front of the text.
 
-    metadata["reference_audio"] is whose voice is wanted: the prompt's, or else the recording's.
-    metadata["reference_seconds"] is how long the recording lasts, or else the text would at the prompt's pace.
+    metadata["reference_audio"] has the wanted voice: the prompt's audio, or else the recording.
+    metadata["reference_seconds"] is the recording's duration, or else an estimate from the prompt's speaking rate.
     """
     u = utterance
     about: dict[str, Any] = {name: v for name, v in (("speaker", u.speaker), ("language", u.language)) if v}
@@ -72,7 +72,7 @@ def utterance_sample(utterance: Utterance, tag: bool = False) -> Sample:
 def utterance_example(utterance: Utterance, tag: bool = False) -> Example:
     """The prompt of an utterance with its recording. Raises ValueError where there is none."""
     if utterance.recording is None:
-        raise ValueError(f"{utterance.name!r}: has no recording to learn from; give the row's audio")
+        raise ValueError(f"{utterance.name!r}: has no recording to train on; give the row's audio")
     return Example(utterance_sample(utterance, tag), speech=(utterance.recording,))
 
 

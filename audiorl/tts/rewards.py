@@ -1,4 +1,4 @@
-"""The rewards of text to speech by their weights, with the judges that they ask."""
+"""The rewards of text to speech: their weights, and the judges that they need."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from audiorl.types import Reward, Sample, SpeechDecoder
 
 @dataclass(frozen=True)
 class SpeechRewards:
-    """What speech is rewarded for. Each weight may be 0: the reward is left out, and its judge is not loaded."""
+    """Weights of the speech rewards. A reward with weight 0 is left out, and its judge is not loaded."""
 
     understood: float = 1.0
-    """Weight of 1 - WER (or CER) of what `asr` understands."""
+    """Weight of 1 - WER (or CER) of the transcript by `asr`."""
     similarity: float = 0.5
-    """Weight of the cosine between the voices of what was said and of the reference, by `speaker`."""
+    """Weight of the cosine between the speaker embeddings of the speech and of the reference, by `speaker`."""
     duration: float = 0.2
-    """Weight of min / max of its length and the reference's; without a recording that is the prompt's pace."""
+    """Weight of min / max of the durations of the speech and of the reference (see `reference_seconds`)."""
     finished: float = 0.1
     """Weight of ending before the limit on frames."""
     silence: float = 0.1
-    """Weight of being silent in at most 70% of its frames."""
+    """Weight of having at most 70% silent frames."""
     clipping: float = 0.1
-    """Weight of at most 0.1% of its samples at the limits."""
+    """Weight of having at most 0.1% clipped samples."""
     quality: float = 0.0
-    """Weight of DNSMOS's opinion, which needs the extra `speech`."""
+    """Weight of the mean opinion score predicted by DNSMOS, which needs the extra `speech`."""
     asr: str = "facebook/wav2vec2-large-960h-lv60-self"
-    """A recogniser by path or hub id (Whisper, any CTC model, `pocketsphinx`). It should be quick and literal: one that
-    corrects what it hears forgives what the model mumbles."""
+    """A recogniser by path or hub id (Whisper, any CTC model, `pocketsphinx`). Choose a fast and literal one: a
+    recogniser with a strong language model corrects errors of pronunciation that the reward should see."""
     speaker: str = "microsoft/wavlm-base-plus-sv"
     """A speaker encoder by path or hub id."""
     metric: Literal["wer", "cer"] = "wer"
@@ -68,9 +68,9 @@ class SpeechRewards:
 def speech_reward(
     options: SpeechRewards, voice: SpeechDecoder, samples: Sequence[Sample], language: str | None = None
 ) -> WeightedSum:
-    """The weighted sum of what `options` ask for, once it is certain that every sample has what they compare with.
+    """The weighted sum of the rewards in `options`. Every sample is first checked for the references that they need.
 
-    `language`: what a multilingual recogniser hears. Raises ValueError naming a sample without a reference.
+    `language`: the language for a multilingual recogniser. Raises ValueError naming a sample without a reference.
     """
     o = options
     for sample in samples:

@@ -1,4 +1,4 @@
-"""Texts to be said, from files: manifests, Seed-TTS-eval's meta.lst, or plain text with one a line.
+"""Texts for speech synthesis, from files: manifests, Seed-TTS-eval's meta.lst, or plain text with one a line.
 
 A manifest is what `audiorl.data.manifest` reads (JSON lines, a JSON list, parquet, saved datasets, LibriSpeech folders,
 WenetSpeech), with these columns, all but text optional::
@@ -6,8 +6,8 @@ WenetSpeech), with these columns, all but text optional::
     {"id": "1", "text": "Good morning.", "audio": "1.flac", "speaker": "A", "language": "en"}
     {"id": "2", "text": "Good night.", "audio": "2.flac", "prompt_audio": "a.flac", "prompt_text": "Hello there."}
 
-`audio` is how the text sounds (with `start` and `duration` a part of it), `prompt_audio` someone who says `prompt_text`
-and whose voice is to be imitated. Relative paths start from `audio_root`, by default the manifest's folder.
+`audio` is a recording of the text (with `start` and `duration` a part of it), `prompt_audio` a recording of
+`prompt_text` in the voice to imitate. Relative paths start from `audio_root`, by default the manifest's folder.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def read_utterances(
     """
     path = Path(path)
     if path.suffix in (".lst", ".txt"):
-        found = (read_meta(path) if path.suffix == ".lst" else read_texts(path))[:limit]
-        for clip in (c for u in found if check_audio for c in (u.prompt, u.recording) if c is not None):
+        utterances = (read_meta(path) if path.suffix == ".lst" else read_texts(path))[:limit]
+        for clip in (c for u in utterances if check_audio for c in (u.prompt, u.recording) if c is not None):
             load_clip(clip, probe(clip).sample_rate)
-        return Loaded(tuple(found), (), str(path))
+        return Loaded(tuple(utterances), (), str(path))
 
     def of_row(row: Row, style: Style, format: Format) -> tuple[Sample, Utterance]:
         utterance = _utterance(row, style)
@@ -61,8 +61,8 @@ def bundled_utterances(name: str, max_seconds: float | None = None) -> list[Utte
     _, _, language = name.partition(":")
     if name.partition(":")[0] != "bundled" or language not in ("", "en", "es", "fr"):
         raise ValueError(f"no bundled texts are called {name!r}; give bundled, bundled:en, bundled:es or bundled:fr")
-    found = bundled_speech((language,) if language else ("en", "es", "fr"), max_seconds=max_seconds)
-    return [Utterance(u.id, u.text, recording=u.clip, speaker=u.speaker, language=u.language) for u in found]
+    speech = bundled_speech((language,) if language else ("en", "es", "fr"), max_seconds=max_seconds)
+    return [Utterance(u.id, u.text, recording=u.clip, speaker=u.speaker, language=u.language) for u in speech]
 
 
 def _utterance(row: Row, style: Style) -> Utterance:
@@ -71,32 +71,32 @@ def _utterance(row: Row, style: Style) -> Utterance:
     name = f"{Path(row.file).stem}-{row.number:04d}" if given is None else str(given).strip()
     if not name:
         raise FieldError("id", "empty; give every row its own id, or leave the column out")
-    found = Utterance(
+    utterance = Utterance(
         name,
         _text(row, text_field, "give the text to say"),
         speaker=_optional(row, "speaker"),
         language=_optional(row, "language"),
     )
     if any(row.data.get(field) is not None for field in AUDIO_FIELDS):
-        found = replace(found, recording=clip_of(row, style, audio_field(row)))
+        utterance = replace(utterance, recording=clip_of(row, style, audio_field(row)))
     if row.data.get("prompt_audio") is not None:
         alone = Row(row.file, row.number, {"prompt_audio": row.data["prompt_audio"]})  # start is that of audio
         prompt_text = _text(row, "prompt_text", "give the text of prompt_audio")
-        found = replace(found, prompt=clip_of(alone, style, "prompt_audio"), prompt_text=prompt_text)
-    return found
+        utterance = replace(utterance, prompt=clip_of(alone, style, "prompt_audio"), prompt_text=prompt_text)
+    return utterance
 
 
 def _text(row: Row, field: str, remedy: str) -> str:
     value = row.data.get(field)
     if not isinstance(value, str) or not value.strip():
-        raise FieldError(field, f"{value!r} is no text; {remedy} (the columns are {', '.join(row.data)})")
+        raise FieldError(field, f"{value!r} is not a text; {remedy} (the columns are {', '.join(row.data)})")
     return value.strip()
 
 
 def _optional(row: Row, field: str) -> str:
     value = row.data.get(field)
     if value is not None and not isinstance(value, str | int):
-        raise FieldError(field, f"{value!r} is no name; give text, or leave the column out")
+        raise FieldError(field, f"{value!r} is not a name; give text, or leave the column out")
     return "" if value is None else str(value).strip()
 
 

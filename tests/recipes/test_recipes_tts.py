@@ -192,7 +192,7 @@ def test_speech_recipes_refuse_what_cannot_work(tmp_path: Path, capsys: pytest.C
     save_recogniser(tmp_path / "judge")
     judge = str(tmp_path / "judge")
     for recipe, options, message in (
-        ("tts_sft", lines, "has no recording to learn from"),
+        ("tts_sft", lines, "has no recording to train on"),
         ("tts_grpo", lines, ": no metadata['reference_audio']"),
         ("tts_grpo", ("--judge", judge, "--rewards.asr", judge), "the reward asks it, too"),
         ("tts_grpo", ("--judge", str(tmp_path)), "config.json: missing"),

@@ -53,7 +53,7 @@ def test_a_manifest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"audio": "a.wav"}, "row 2, field 'text': None is no text; give the text to say"),
+        ({"audio": "a.wav"}, "row 2, field 'text': None is not a text; give the text to say"),
         ({"text": "  ", "audio": "a.wav"}, "row 2, field 'text'"),
         ({"text": "x", "prompt_audio": "a.wav"}, "row 2, field 'prompt_text'.*give the text of prompt_audio"),
         ({"text": "x", "prompt_audio": "no.wav", "prompt_text": "y"}, "row 2, field 'prompt_audio'.*no.wav: missing"),
@@ -124,5 +124,5 @@ def test_only_recordings_are_learned_from() -> None:
     own = clip(1.0)
     example = utterance_example(Utterance("a", "Good.", recording=own))
     assert example.speech == (own,) and example.target == ""
-    with pytest.raises(ValueError, match="'a': has no recording to learn from"):
+    with pytest.raises(ValueError, match="'a': has no recording to train on"):
         utterance_example(Utterance("a", "Good."))
