@@ -1,11 +1,11 @@
-"""GRPO on speech recognition, reward 1 - WER (or 1 - CER), with a gate on what must not be forgotten.
+"""GRPO on speech recognition, reward 1 - WER (or 1 - CER), with a check that nothing else was forgotten.
 
-    audiorl train recipes/asr_grpo.py --out runs/asr --path Qwen/Qwen2.5-Omni-3B --model.device cuda \
+    audiorl train asr-grpo --out runs/asr --path Qwen/Qwen2.5-Omni-3B \
         --model.dtype bfloat16 --data LibriSpeech/train-clean-100 --held-out LibriSpeech/test-other \
         --retention wenetspeech_test_meeting.json --unit char
 
-After training the second set (`--retention`) is measured again; when its score has fallen by more than
-`--retention-margin` the run says so and ends with an error, its checkpoints kept. `--path tiny --data bundled` tries
+The sets of `--retention` are measured before and after training. Where their accuracy has fallen by more than
+`--retention-margin`, the run ends with an error; its checkpoints and report remain. `--path tiny --data bundled` tries
 the recipe without any download.
 """
 

@@ -1,6 +1,6 @@
 """GRPO with thinking on audio question answering, with Ke-Omni-R's settings.
 
-    audiorl train mmau-grpo --out runs/mmau --path Qwen/Qwen2.5-Omni-3B --model.device cuda --model.dtype bfloat16 \\
+    audiorl train mmau-grpo --out runs/mmau --path Qwen/Qwen2.5-Omni-3B --model.dtype bfloat16 \\
         --data avqa.jsonl:5000 musicbench.jsonl:5000 --held-out mmau-test-mini.json
 
 `--data` and `--held-out` take AVQA, MusicBench, MMAU, MMAR and native manifests. `--think False` asks for the answer

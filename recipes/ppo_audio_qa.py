@@ -1,6 +1,6 @@
 """PPO with a critic on audio question answering.
 
-    audiorl train recipes/ppo_audio_qa.py --out runs/ppo --path Qwen/Qwen2.5-Omni-3B --model.device cuda \
+    audiorl train ppo-audio-qa --out runs/ppo --path Qwen/Qwen2.5-Omni-3B \
         --model.dtype bfloat16 --data avqa.jsonl --held-out mmau-test-mini.json
 
 The critic is a copy of the policy with one linear on top (`--ppo.critic.shared True`: on the policy's own trunk); in

@@ -9,8 +9,8 @@ spoken; it thinks (writes the words that it recognises), then answers. Three pha
 
 Each is measured on human recordings of phrases of which training had no human recording.
 
-    audiorl train recipes/quickstart.py --out runs/quickstart
-    audiorl train recipes/quickstart.py --seed 1 --think False --out runs/no-think
+    audiorl train quickstart --out runs/quickstart
+    audiorl train quickstart --seed 1 --think False --out runs/no-think
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A reward model on audio prompts: a score for a whole answer, or (`--kind process`) a judgement of every step.
 
-    audiorl train recipes/reward_model.py --out runs/rm --path Qwen/Qwen2.5-Omni-3B --model.device cuda \
+    audiorl train reward-model --out runs/rm --path Qwen/Qwen2.5-Omni-3B \
         --model.dtype bfloat16 --data pairs.jsonl
-    audiorl train recipes/reward_model.py --kind process --out runs/prm --data steps.jsonl …
+    audiorl train reward-model --kind process --out runs/prm --data steps.jsonl …
 
 Rows are pairs of answers, or answers in steps with labels (see the README). The result serves as a reward:
 `ModelReward("runs/rm/checkpoints/reward_model/step_…")` and `ProcessModelReward(…)` in a recipe or a reward file, and

@@ -1,8 +1,8 @@
 """Supervised fine-tuning on audio prompts: questions with their answers, or speech with its transcripts.
 
-    audiorl train recipes/sft_audio.py --out runs/sft --path Qwen/Qwen2.5-Omni-3B --model.device cuda \
+    audiorl train sft-audio --out runs/sft --path Qwen/Qwen2.5-Omni-3B \
         --model.dtype bfloat16 --data avqa.jsonl --held-out mmau-test-mini.json
-    audiorl train recipes/sft_audio.py --out runs/asr --data LibriSpeech/train-clean-100 --task transcripts …
+    audiorl train sft-audio --out runs/asr --data LibriSpeech/train-clean-100 --task transcripts …
 
 What is learned: the first reference, inside <answer> tags for questions; `--thought reasoning` puts the row's field
 `reasoning` before it in <think> tags. `--sft.sort True --sft.weighting sequence` are LongAlign's sorted batches and

@@ -1,10 +1,10 @@
 """Segmented PPO for simultaneous interpretation, in two stages, on your own model and streams.
 
-    audiorl train recipes/simul_ppo.py --out runs/simul --path Qwen/Qwen2.5-Omni-3B --model.device cuda \
+    audiorl train simul-ppo --out runs/simul --path Qwen/Qwen2.5-Omni-3B \
         --model.dtype bfloat16 --data train.jsonl --held-out dev.jsonl --target-language es
 
-After each chunk of audio the model listens on or writes a piece of translation. Stage 1 rewards single turns, stage 2
-the latency and quality of the whole stream besides (Seed LiveInterpret 2.0, arXiv 2507.17527); the KL to the start is
+After each chunk of audio the model waits or writes a piece of translation. Stage 1 rewards single turns, stage 2
+also the latency and quality of the whole stream (Seed LiveInterpret 2.0, arXiv 2507.17527); the KL to the start is
 held near its target by a controller in log space. A model that has never seen such streams starts with `--sft-epochs`
 of supervised interpretation, `--lag` chunks late at most. Streams: audiorl's jsonl, RealSI, MuST-C's YAML, or pairs
 with word times (`audiorl.simulst.formats`). `--path tiny --data bundled` tries the recipe without any download.

@@ -12,8 +12,8 @@ a piece of Spanish.
 
 Each is measured on streams of prompts of which training had no human recording.
 
-    audiorl train recipes/simul_quickstart.py --out runs/simul
-    audiorl train recipes/simul_quickstart.py --seed 1 --stage2.kl-control fixed --out runs/simul-fixed
+    audiorl train simul-quickstart --out runs/simul
+    audiorl train simul-quickstart --seed 1 --stage2.kl-control fixed --out runs/simul-fixed
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Reinforcement learning of a model that speaks, on how its speech is understood, in whose voice and how long it is.
 
-    audiorl train recipes/tts_grpo.py --out runs/tts --model.device cuda --model.dtype bfloat16 --lora True \
+    audiorl train tts-grpo --out runs/tts --model.dtype bfloat16 --lora True \
         --data seedtts_testset/en/meta.lst --rewards.quality 0.3
-    audiorl train recipes/tts_grpo.py --out runs/mine --path runs/voice/checkpoints/sft/step_001000 \
+    audiorl train tts-grpo --out runs/mine --path runs/voice/checkpoints/sft/step_001000 \
         --codec runs/codec/codec --data texts.txt --voice anna.wav --voice-text "Good morning." \
         --rewards.asr judges/whisper-tiny.en --rewards.speaker judges/speaker --judge judges/whisper-base
 
 The model is Higgs Audio V2, or another that has learned to write codes (`tts_sft`). Texts come from a manifest, a
 meta.lst or a file with one a line; voices to imitate stand in the prompt, as Higgs reads them. Each reward has its
-weight, 0 leaves it out. The KL to the start is held near its target by a controller in log space. Before and after a
-judge that the reward does not ask writes down how held-out texts sound. Other estimators by option: `--grpo.advantage
+weight, 0 leaves it out. The KL to the start is held near its target by a controller in log space. Before and after, a
+judge that the reward does not use transcribes the spoken held-out texts. Other estimators by option: `--grpo.advantage
 leave-one-out`, `--grpo.advantage gae`, … (`RLConfig`). `--tiny` tries the recipe without any download.
 """
 

@@ -13,8 +13,8 @@ recordings, one after the other. Four phases:
 Before and after GRPO it says the texts of the test split, and another recogniser (`--judge`), which took no part in
 training, transcribes them. No text is in two splits.
 
-    audiorl train recipes/tts_quickstart.py --out runs/tts
-    audiorl train recipes/tts_quickstart.py --judge judges/whisper-base --seed 1 --out runs/tts-1
+    audiorl train tts-quickstart --out runs/tts
+    audiorl train tts-quickstart --judge judges/whisper-base --seed 1 --out runs/tts-1
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Supervised training of a model that writes codes, on texts and how they sound.
 
-    audiorl train recipes/tts_sft.py --out runs/voice --model.device cuda --model.dtype bfloat16 --lora True \
+    audiorl train tts-sft --out runs/voice --model.dtype bfloat16 --lora True \
         --data LibriTTS/train.jsonl --held-out LibriTTS/test.jsonl --clone True
-    audiorl train recipes/tts_sft.py --out runs/mine --path Qwen/Qwen2.5-Omni-3B --codec runs/codec/codec \
+    audiorl train tts-sft --out runs/mine --path Qwen/Qwen2.5-Omni-3B --codec runs/codec/codec \
         --data pairs.jsonl --judge judges/whisper-base
 
 The model is Higgs Audio V2 or one that was dualized; one that writes text only is dualized here, for the codec's
 codebooks. Recordings are encoded once, into RUN/codes; a run that is started again goes on from there. Where a text
 comes with a voice (prompt_audio and prompt_text, `--voice`, or `--clone True`), it stands in the prompt, as Higgs
-imitates voices. Before and after a judge writes down how held-out texts sound. `--tiny` tries the recipe without any
+imitates voices. Before and after, a judge transcribes the spoken held-out texts. `--tiny` tries the recipe without any
 download.
 """
 

@@ -69,7 +69,6 @@ ALLOWED: dict[tuple[str, str], str] = {}
 NOT_DONE: tuple[str, ...] = (
     "audiorl/cli",
     "audiorl/plan",
-    "audiorl/recipe",
     "audiorl/rollout",
     "docs",
 )

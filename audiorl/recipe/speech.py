@@ -49,7 +49,7 @@ class SpeechConfig(RecipeConfig):
     max_seconds: float = 30.0
     """Longer recordings are left out, and counted."""
     judge: str | None = "openai/whisper-large-v3"
-    """A recogniser by path or hub id that writes down held-out texts before and after; None measures nothing."""
+    """A recogniser by path or hub id that transcribes spoken held-out texts before and after; None measures nothing."""
     judge_speaker: str | None = None
     """A speaker encoder that compares their voices, too."""
     language: str | None = None
