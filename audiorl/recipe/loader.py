@@ -17,7 +17,7 @@ from typing import Any
 from audiorl.config import to_json
 from audiorl.options import new_name, parse, with_new_names
 from audiorl.recipe.common import RecipeConfig
-from audiorl.recipe.scripts import find_script
+from audiorl.recipe.scripts import find_script, scripts
 from audiorl.run.checkpoint import read_json
 from audiorl.run.folder import Run
 from audiorl.runtime.placement import processes
@@ -100,7 +100,7 @@ def resume(folder: str | Path, trackers: Sequence[str] = ()) -> Run | None:
         return None
     run = Run.open(folder)
     saved = read_json(run.dir / "config.json")
-    recipe = load_recipe(saved["recipe"])
+    recipe = load_recipe(_recipe_file(saved["recipe"]))
     argv = with_new_names(recipe.Config, saved["argv"])
     before = _with_new_names(saved["config"])
     argv += [word for word in _device_options(before) if word.split("=")[0] not in argv]
@@ -118,6 +118,15 @@ def resume(folder: str | Path, trackers: Sequence[str] = ()) -> Run | None:
     finally:
         run.close()
     return run
+
+
+def _recipe_file(path: str) -> str:
+    """The recipe of a saved run; where the file is gone, the installed recipe of the same name."""
+    name = Path(path).stem.replace("_", "-")
+    if Path(path).is_file() or name not in scripts("recipes"):
+        return path
+    print(f"audiorl: {path} is gone; resuming with the installed recipe {name}", file=sys.stderr)
+    return name
 
 
 def _follow() -> None:
