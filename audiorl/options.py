@@ -12,7 +12,11 @@ import tyro
 
 T = TypeVar("T")
 
-RENAMED: dict[str, str] = {"ear-steps": "recogniser-steps", "ear-texts": "recogniser-texts"}
+RENAMED: dict[str, str] = {
+    "ear-steps": "recogniser-steps",
+    "ear-texts": "recogniser-texts",
+    "weights.whole": "weights.stream-quality",
+}
 """Names of options in earlier versions and what they are now: the last parts of the path, such as "grpo.old"."""
 
 RENAMED_VALUES: dict[tuple[str, str], str] = {

@@ -11,7 +11,7 @@ from audiorl import options
 from audiorl.config import LoraConfig, ModelConfig, RLConfig, torch_device
 from audiorl.options import parse, parse_known, with_new_names
 from audiorl.recipe.common import RecipeConfig
-from audiorl.recipe.loader import parse_config
+from audiorl.recipe.loader import _with_new_names, parse_config
 
 
 @dataclass(frozen=True)
@@ -78,3 +78,9 @@ def test_the_device_is_chosen_where_none_is_named(monkeypatch: pytest.MonkeyPatc
     for there, device in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr("torch.cuda.is_available", lambda there=there: there)
         assert torch_device("auto") == device
+
+
+def test_the_saved_config_of_an_earlier_version_gets_the_new_names() -> None:
+    saved = {"seed": 0, "ear_steps": 3, "weights": {"whole": 2.0, "latency": 0.5}}
+    renamed = {"seed": 0, "recogniser_steps": 3, "weights": {"stream_quality": 2.0, "latency": 0.5}}
+    assert _with_new_names(saved) == renamed
