@@ -60,7 +60,7 @@ class Plan:
     layout: Layout
     gpus: tuple[GPU, ...]
     host: float
-    """Bytes of memory that a node needs beside its GPUs."""
+    """Bytes of CPU memory that a node needs."""
 
     @property
     def fits(self) -> bool:

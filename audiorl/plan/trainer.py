@@ -55,13 +55,13 @@ def _copied(size: Size, p: Precision) -> float:
 
 
 def _divided(name: str, how: str, held: float, size: Size, layout: Layout, p: Precision) -> Part:
-    """At stage 3 each rank's part, and beside it all weights between updates; in a backward pass only those outside of
+    """At stage 3 each rank's part, plus all weights between updates; in a backward pass only those outside of
     the decoder's layers and the layers that are gathered."""
     if layout.zero != 3:
         return part(name, how, held)
     layers = size.adapters + sum(size.parts.get(name, 0) for name in ("decoder layers", "audio FFNs"))
-    beside = size.total - layers - size.parts.get("vision tower", 0)
-    gathered = (beside + min(layers, max(layout.assume.zero_live, size.largest))) * p.weights
+    non_layer = size.total - layers - size.parts.get("vision tower", 0)
+    gathered = (non_layer + min(layers, max(layout.assume.zero_live, size.largest))) * p.weights
     spread = held / layout.trainers
     at_work = tuple(spread + (min(gathered, held) if x == "backward" else held) for x in PHASES)
     return Part(name, f"{how}, / {layout.trainers} and whole between updates", at_work)
@@ -132,21 +132,21 @@ def _activations(size: Size, layout: Layout, p: Precision) -> list[Part]:
     pack = pack_of(
         layout.micro_batch_tokens, layout.prompt_tokens, layout.response_tokens, layout.group_size, layout.share_prompts
     )
-    kept = decoder_bytes(shape, pack, p, layout.attention, layout.gradient_checkpointing)
+    saved = decoder_bytes(shape, pack, p, layout.attention, layout.gradient_checkpointing)
     passes = 2 if layout.critic == "own" else 1  # both graphs wait for one backward pass
     working = working_bytes(shape, pack, p)
     how = f"{shape.layers} layers, a row of {pack.tokens} tokens" + (" x 2 models" if passes == 2 else "")
     parts = [
-        part("activations", how, passes * kept, "backward"),
+        part("activations", how, passes * saved, "backward"),
         part("one layer's work", "estimate", working, "score backward"),
         _logits(shape.vocabulary, shape.codes, layout, pack, p),
     ]
     if shape.tower is not None:
         trained = layout.audio == "full"
-        heard = tower_bytes(shape.tower, layout.clip_seconds, layout.clips, p, trained, layout.gradient_checkpointing)
+        encoder = tower_bytes(shape.tower, layout.clip_seconds, layout.clips, p, trained, layout.gradient_checkpointing)
         alone = tower_bytes(shape.tower, layout.clip_seconds, 1, p, False, False)
         how = f"{layout.clips if trained else 1} x {layout.clip_seconds:g} s"
-        by_phase = {"generate": alone, "score": alone, "backward": heard}
+        by_phase = {"generate": alone, "score": alone, "backward": encoder}
         parts.append(Part("audio tower's activations", how, tuple(by_phase.get(x, 0.0) for x in PHASES)))
     return parts
 
