@@ -13,13 +13,13 @@ True. All else follows. The rule in general, which `step` applies while rows are
 
 - In rows t <= k codebook k is BOS.
 - An EOS that codebook i draws in row t says that codebook 0 ends in row e = t - i, so that codebook k is EOS from row
-  e + k on and F = e - 1 frames are complete. The smallest e of all EOS drawn so far holds.
-- That also settles the row itself: below the highest codebook that draws EOS in a row, all are EOS, whatever they drew.
-  They carry no information, so their draws count for nothing.
-- Elsewhere codebook k is drawn. The last row is e + Q - 1, where all codebooks are EOS.
+  e + k on and F = e - 1 frames are complete. The smallest e of all EOS sampled so far holds.
+- That also settles the row itself: below the highest codebook that samples EOS in a row all are EOS, whatever was
+  sampled there. They carry no information, so their samples do not count.
+- Elsewhere codebook k is sampled. The last row is e + Q - 1, where all codebooks are EOS.
 
 An EOS of codebook 1 in row 4 above would mean e = 3: codebook 0 is EOS in row 4, codebook 2 still draws c1 there and is
-EOS from row 5 on, and F = 2 frames remain (a2 was drawn, but never becomes a frame).
+EOS from row 5 on, and F = 2 frames remain (a2 was sampled, but never becomes a frame).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 NEVER = 2**62
-"""The `end` of a stream that has drawn no EOS yet."""
+"""The `end` of a stream in which no EOS was sampled yet."""
 
 
 def interleave(codes: Tensor, bos: int, eos: int) -> Tensor:
@@ -92,10 +92,10 @@ def step(row: int | Tensor, draws: Tensor, end: Tensor, bos: int, eos: int) -> t
     """The next row of a generation for a batch of streams, from what was sampled for it.
 
     row: its number, counted from 0; [B, 1] where each stream is at a row of its own.
-    draws: [B, Q], sampled from distributions without BOS; anything where nothing is drawn.
+    draws: [B, Q], sampled from distributions without BOS; any value where nothing is sampled.
     end: [B] int64, row e in which codebook 0 ends; NEVER before the first row.
-    Returns what to write [B, Q], where it was drawn [B, Q] and the new `end` [B]. A stream is over when its row is all
-    EOS, which is in row end + Q - 1.
+    Returns what to write [B, Q], where it was sampled [B, Q] and the new `end` [B]. A stream is over when its row
+    is all EOS, which is in row end + Q - 1.
     """
     late = row - torch.arange(draws.shape[1], device=draws.device)
     is_open = (late > 0) & (late < end[:, None])

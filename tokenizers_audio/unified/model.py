@@ -1,4 +1,4 @@
-"""Our tokenizer: what is said and how it sounds in one row of codes.
+"""Our tokenizer: words and sound of speech in one row of codes.
 
 Two encoders read the samples, an acoustic and (unless it is switched off) a semantic one. What they say of a frame is
 put side by side, mapped to a small vector and quantised; from the codes one decoder predicts the semantic features, the
@@ -211,18 +211,18 @@ class UnifiedTokenizer(nn.Module):
         if features is not None:
             features = features[..., :frames]
             predicted = self.semantic_decoder(self.to_semantic(vectors.transpose(1, 2)).transpose(1, 2))
-        said = self._said(pad(vectors, (0, skip)), None)
-        out = self.decoder.voice(said, None)[:, 0, skip * hop :] if sound or self.mels is None else None
-        mels, target_mels = (None, None) if self.mels is None else self._compared(said, wav)
+        decoded = self._decoded(pad(vectors, (0, skip)), None)
+        out = self.decoder.voice(decoded, None)[:, 0, skip * hop :] if sound or self.mels is None else None
+        mels, target_mels = (None, None) if self.mels is None else self._compared(decoded, wav)
         return Reconstruction(out, quantized, latents, predicted, features, mels, target_mels)
 
-    def _compared(self, said: Tensor, wav: Tensor) -> tuple[Tensor, Tensor]:
-        """The log-mels [B, mels, steps] that the decoder said of wav [B, F · hop], and those that it has."""
+    def _compared(self, decoded: Tensor, wav: Tensor) -> tuple[Tensor, Tensor]:
+        """The log-mels [B, mels, steps] that the decoder predicts for wav [B, F · hop], and those that it has."""
         assert self.mels is not None and self.config.spectrum_hop is not None
         step, size = self.config.spectrum_hop, self.config.window
         with torch.no_grad():
             target_mels = self.mels(pad(wav, (0, size - step)).unfold(-1, size, step)).transpose(1, 2)
-        return said[..., self.config.lookahead * self.config.hop // step :], target_mels
+        return decoded[..., self.config.lookahead * self.config.hop // step :], target_mels
 
     @torch.no_grad()
     def begin(self, wav: Tensor, generator: torch.Generator) -> Tensor:
@@ -245,13 +245,13 @@ class UnifiedTokenizer(nn.Module):
         least_squares(self.patch_decoder.map, pairs[:, :ends].flatten(0, 1), wanted[:, :ends].flatten(0, 1))
         return latents.transpose(1, 2).flatten(0, 1)
 
-    def _said(self, vectors: Tensor, cache: Cache | None) -> Tensor:
+    def _decoded(self, vectors: Tensor, cache: Cache | None) -> Tensor:
         """What the decoder says before it has a voice."""
-        said = self.decoder.layers(self.to_acoustic(vectors.transpose(1, 2)).transpose(1, 2), cache)
-        return said if self.mels is None else said + self.patch_decoder(vectors, cache)
+        decoded = self.decoder.layers(self.to_acoustic(vectors.transpose(1, 2)).transpose(1, 2), cache)
+        return decoded if self.mels is None else decoded + self.patch_decoder(vectors, cache)
 
     def _wav(self, vectors: Tensor, cache: Cache | None) -> Tensor:
-        return self.decoder.voice(self._said(vectors, cache), cache)[:, 0]
+        return self.decoder.voice(self._decoded(vectors, cache), cache)[:, 0]
 
     # -- folders -----------------------------------------------------------------------------------------------------
 

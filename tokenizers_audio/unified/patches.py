@@ -54,8 +54,8 @@ class PatchDecoder(nn.Module):
         return torch.cat([vectors[..., :-1], vectors[..., 1:]], 1).transpose(1, 2)
 
     def forward(self, vectors: Tensor, cache: Cache | None = None) -> Tensor:
-        said = self.map(self.pairs(with_past(self, vectors, 1, cache)))
-        return said.unflatten(2, (self.steps, -1)).flatten(1, 2).transpose(1, 2)
+        patches = self.map(self.pairs(with_past(self, vectors, 1, cache)))
+        return patches.unflatten(2, (self.steps, -1)).flatten(1, 2).transpose(1, 2)
 
 
 @torch.no_grad()
