@@ -77,6 +77,7 @@ def main() -> None:
             with busy(count):
                 for case, (threads, policy) in CASES.items():
                     times[load, case].append(seconds(threads, policy, args.seconds))
+                    print(f"{load}, {case}: {times[load, case][-1]:.4f} s", file=sys.stderr, flush=True)
     table = Table("beside", "step", "seconds (median)", "best", "worst", "ratio to 1 thread")
     for (load, case), values in times.items():
         ratio = statistics.median(values) / statistics.median(times[load, "1 thread"])
