@@ -40,7 +40,7 @@ def fields(file: Path, name: str) -> list[Row]:
     for node, after in zip(config.body, [*config.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             default = "required" if node.value is None else ast.unparse(node.value)
-            kind = ast.unparse(node.annotation)
+            kind = ast.unparse(node.annotation).replace(" | ", " or ")  # a pipe would end the cell
             nested = f"The options of `{kind}`." if re.fullmatch(r"\w+(Config|Options|Rewards)", kind) else ""
             rows.append((node.target.id, kind, default, _docstring(after) or nested))
     return rows

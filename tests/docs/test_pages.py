@@ -46,7 +46,7 @@ def test_the_hook_writes_tables(tmp_path: Path) -> None:
     expected = [
         "| option | type | default | description |",
         "| --- | --- | --- | --- |",
-        "| `--grpo.eval-every` | `int \\| None` | `3` | In steps; 0: never. |",
+        "| `--grpo.eval-every` | `int or None` | `3` | In steps; 0: never. |",
         "| `--grpo.plain` | `str` | `required` |  |",
     ]
     assert HOOK["table"](source, "Config", "grpo.").splitlines() == expected
