@@ -13,8 +13,8 @@ import torch
 from audiorl.rewards import RemoteReward, RewardServerError, load_reward
 from audiorl.run.folder import Run
 from audiorl.types import Rollout, Sample, Segment
-from tests.faults.test_faults_training import CONFIG, one_thread, rows, train
-from tests.unit.rewards.serving import Faulty, Process, app_of, serving
+from tests.support.reward_servers import Faulty, Process, app_of, serving
+from tests.support.training_runs import CONFIG, one_thread, rows, train
 
 __all__ = ["one_thread"]
 

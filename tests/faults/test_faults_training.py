@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,27 +10,17 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.packing import micro_batches, pack_experiences
-from audiorl.config import CriticConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config import CriticConfig, OptimConfig, RLConfig
 from audiorl.models import AudioPolicy
 from audiorl.rl.advantages import with_advantage
-from audiorl.rl.train import train_rl
 from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.run.folder import Run
-from audiorl.run.metrics_log import read_metrics
-from audiorl.types import Experience, Rollout, Sample, Score
+from audiorl.types import Experience, Sample
 from tests.conftest import make_omni
-from tests.unit.train.test_train_rl import batch_of
+from tests.support.experiences import batch_of
+from tests.support.training_runs import CONFIG, Even, rows, train
 
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Models this small gain nothing from a second one, and lose much on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def worker(**config: object) -> Trainer:
@@ -207,49 +197,6 @@ def test_a_long_answer_that_fails_is_named_alone(samples: list[Sample]) -> None:
 
 
 # -- a run ---------------------------------------------------------------------------------------------------------
-
-CONFIG = RLConfig(
-    steps=4,
-    prompts_per_step=2,
-    group_size=3,
-    save_every=1,
-    advantage="gae",
-    kl_in="reward",
-    kl_control="log-space",
-    ema_decay=0.8,
-    critic=CriticConfig(warmup_steps=1, optim=OptimConfig(lr=1e-3)),
-)
-
-
-class Even:
-    """The share of even token ids; in its third call one total is `value`."""
-
-    def __init__(self, value: float | None = None):
-        self.value = value
-        self.calls = 0
-
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        self.calls += 1
-        scores = [Score(float((r.segments[0].ids % 2 == 0).float().mean())) for r in rollouts]
-        if self.calls == 3 and self.value is not None:
-            scores[4] = Score(self.value)
-        return scores
-
-
-def train(run: Run, samples: Sequence[Sample], reward: Even) -> dict[str, Tensor]:
-    policy = make_omni()
-    optim = OptimConfig(lr=3e-3, schedule="linear")
-    train_rl(
-        policy, samples, reward, run, config=CONFIG, optim=optim, sampling=SamplingConfig(max_new_tokens=6), seed=3
-    )
-    return {n: p.detach().clone() for n, p in policy.model.named_parameters()}
-
-
-def rows(run: Path) -> list[dict[str, object]]:
-    return [
-        {k: v for k, v in row.items() if not k.startswith("time") and k != "tokens_per_s"}
-        for row in read_metrics(run / "metrics.jsonl")
-    ]
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])

@@ -143,7 +143,7 @@ def test_a_trained_tokenizer_is_trained_further(recordings: Path, run: Path, tmp
 
 
 def test_a_semantic_branch_on_hubert(recordings: Path, tmp_path: Path) -> None:
-    from tests.unit.codecs.unified_tiny import tiny_hubert
+    from tests.support.unified_codec import tiny_hubert
 
     tiny_hubert().save_pretrained(tmp_path / "hubert")
     options = ("--speech-model", str(tmp_path / "hubert"), "--tokenizer.semantic-block", "5")

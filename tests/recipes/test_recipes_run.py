@@ -23,7 +23,7 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.preference import PreferenceWorker
 from tests.conftest import make_omni, make_qwen2_audio
-from tests.recipes.full_size import save_full_size
+from tests.support.full_size import save_full_size
 
 REWARD = "def reward(rollout):\n    return len(rollout.text) / 100\n"
 

@@ -24,7 +24,7 @@ from audiorl.run.metrics_log import read_metrics
 from audiorl.simulst.bundled import bundled_streams
 from audiorl.simulst.formats import read_streams, write_streams
 from audiorl.simulst.logs import read_log
-from tests.unit.codecs.unified_tiny import tiny as tiny_codec
+from tests.support.unified_codec import tiny as tiny_codec
 
 STAGES = ("stage1", "stage2")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.codecs.families import FAMILIES
+from tests.support.codecs import FAMILIES
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tokenizers_audio
-from tests.unit.codecs.families import speech
+from tests.support.codecs import speech
 from tokenizers_audio.blocks import Blocks, BlockSize, block_size
 
 HOP = 2

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import tokenizers_audio
-from tests.unit.codecs.families import FAMILIES, speech
+from tests.support.codecs import FAMILIES, speech
 from tokenizers_audio.protocol import AudioTokenizer, Streaming
 
 BLOCKS = ("higgs", "xcodec")  # whose encoders hear blocks

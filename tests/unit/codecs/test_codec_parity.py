@@ -16,7 +16,7 @@ from transformers import DacModel, EncodecModel, MimiModel, XcodecModel
 from transformers import __path__ as transformers_path
 
 import tokenizers_audio
-from tests.unit.codecs.families import speech
+from tests.support.codecs import speech
 from tokenizers_audio.resample import resample
 
 FRAMES = (6.0, 4.4, 1.0, 0.3)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from audiorl.metrics.spectral import mel_filters as reference_filters
-from tests.unit.codecs.unified_tiny import clips
+from tests.support.unified_codec import clips
 from tokenizers_audio.unified.discriminator import (
     Discriminator,
     adversarial_loss,

@@ -17,7 +17,7 @@ from torch import Tensor
 import tokenizers_audio
 from audiorl.metrics.codes import bitrate
 from audiorl.metrics.spectral import mel_filters
-from tests.unit.codecs.unified_tiny import clips, tiny, tiny_config, tiny_hubert
+from tests.support.unified_codec import clips, tiny, tiny_config, tiny_hubert
 from tokenizers_audio.resample import resample
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 from tokenizers_audio.unified import model as model_module

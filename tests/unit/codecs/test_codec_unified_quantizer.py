@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.codecs.unified_tiny import tiny_config
+from tests.support.unified_codec import tiny_config
 from tokenizers_audio.unified.codebooks import CodebookTrainer, kmeans
 from tokenizers_audio.unified.quantizer import GroupedQuantizer, ResidualQuantizer, nearest
 

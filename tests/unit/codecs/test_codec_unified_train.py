@@ -13,7 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.unit.codecs.unified_tiny import clips, tiny, tiny_training
+from tests.support.unified_codec import clips, tiny, tiny_training
 from tokenizers_audio.unified import UnifiedTokenizer, load
 from tokenizers_audio.unified.train import LossWeights, State, Trainer, learning_rate
 

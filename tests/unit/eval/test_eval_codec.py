@@ -17,8 +17,8 @@ import tokenizers_audio
 from audiorl.data.corpus import Utterance
 from audiorl.judges import load_recogniser
 from audiorl.metrics.spectral import mel_distance, si_sdr, stft_distance
-from tests.unit.codecs.families import save_dac_16k, save_encodec
-from tests.unit.judges.conftest import save_ctc, save_xvector
+from tests.support.codecs import save_dac_16k, save_encodec
+from tests.support.judges import save_ctc, save_xvector
 
 RATE = 16_000
 

@@ -25,7 +25,7 @@ from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.tts.prompts import utterance_sample
 from audiorl.types import Request
 from tests.conftest import make_text
-from tests.unit.judges.conftest import save_ctc, save_xvector
+from tests.support.judges import save_ctc, save_xvector
 
 RATE = 16_000
 

@@ -34,8 +34,8 @@ from audiorl.models.tiny import tiny_llama_tokenizer, tiny_tokenizer
 from audiorl.train.adamw import Optimizer
 from audiorl.types import Experience, Message, Sample
 from tests.conftest import TEXTS, make_omni, make_qwen2_audio, make_text
-from tests.unit.models.speaking import CODES, codec, experiences, laid_out
-from tests.unit.models.test_model_backbones import with_audio
+from tests.support.packing import with_audio
+from tests.support.speaking_models import CODES, codec, experiences, laid_out
 
 __all__ = ["codec"]
 

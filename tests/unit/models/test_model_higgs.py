@@ -19,7 +19,7 @@ from audiorl.models.value import critic_of
 from audiorl.train.adamw import Optimizer
 from audiorl.types import Experience, Message, Sample
 from tests.conftest import TEXTS
-from tests.unit.models.speaking import CODES, codec, experiences, laid_out
+from tests.support.speaking_models import CODES, codec, experiences, laid_out
 
 __all__ = ["codec"]
 

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SamplingConfig
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.text import TextDecoder
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.adamw import Optimizer
 from audiorl.types import Experience, Message, Request, Sample
 from tests.conftest import make_text, readable
-from tests.unit.models.test_model_backbones import assert_same, groups_of_three, logprobs, with_gradients
-
-SIZE = dict(
-    hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16
-)
-
-
-def of_class(model_class: Callable[[object], PreTrainedModel], config_class: type, tied: bool) -> AudioPolicy:
-    tokenizer = make_text().tokenizer
-    ends = dict(bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    config = config_class(vocab_size=len(tokenizer), tie_word_embeddings=tied, **SIZE, **ends)
-    torch.manual_seed(0)
-    return AudioPolicy(model_class(config), tokenizer, None, TextDecoder(tokenizer))
-
-
-FAMILIES: dict[str, Callable[[], AudioPolicy]] = {
-    "qwen2": make_text,
-    "llama": lambda: of_class(LlamaForCausalLM, LlamaConfig, tied=False),
-    "qwen3-tied": lambda: of_class(Qwen3ForCausalLM, Qwen3Config, tied=True),
-}
+from tests.support.decoders import FAMILIES
+from tests.support.packing import assert_same, groups_of_three, logprobs, with_gradients
 
 
 @pytest.fixture(params=list(FAMILIES))

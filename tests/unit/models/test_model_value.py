@@ -15,8 +15,8 @@ from audiorl.models.value import HEAD_FILE, ValueHead, ValueModel, critic_of, lo
 from audiorl.train.adamw import Optimizer
 from audiorl.types import Experience, Sample
 from tests.conftest import Make, make_text
-from tests.unit.models.test_model_backbones import groups_of_three, logprobs
-from tests.unit.models.test_model_text import FAMILIES
+from tests.support.decoders import FAMILIES
+from tests.support.packing import groups_of_three, logprobs
 
 
 def learned(model: ValueModel, batch: list[Experience]) -> ValueModel:

@@ -7,19 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
-
-def write_lines(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def rollout(group, index, total, advantage, text="<think>hm</think><answer>two</answer>", **more):
-    sample = {"id": group, "prompt": "[audio] Which number?", "references": ["two"], "choices": [], "task": "digits"}
-    sample["audio"] = [{"path": "audio/tone.wav", "start": 0.0, "duration": None}]
-    segments = [{"text": text, "stop_reason": "eos", "num_tokens": 5, "source_time": None, "emit_time": None}]
-    row = {"step": 1, "group_id": group, "index": index, "sample": sample, "segments": segments, "text": text}
-    score = {"total": total, "parts": {"accuracy": total, "format": 0.0}}
-    return {**row, "score": score, "advantage": advantage, **more}
+from tests.support.reports import rollout, write_lines
 
 
 def answer(name, correct, text):

@@ -5,49 +5,17 @@ import io
 import json
 import re
 from html import unescape
-from html.parser import HTMLParser
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import soundfile
 
-from audiorl.report import plot_result, write_report
+from audiorl.report import plot_result
 from audiorl.report.audio import Players
 from audiorl.report.rollouts import timeline
 from audiorl.report.text import chip, marked, prompt
-from tests.unit.report.conftest import rollout, write_lines
-
-VOID = {"meta", "br", "img", "input", "link", "hr", "col"}
-EVIL = "<script>alert(1)</script>\"'&$\\frac$"
-
-
-class Checker(HTMLParser):
-    """Fails on unbalanced tags; collects tag names and what is fetched from elsewhere."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.stack, self.tags, self.fetched = [], [], []
-        self.feed(text)
-        assert not self.stack, f"never closed: {self.stack}"
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.fetched += [v for k, v in attrs if k in ("src", "href") and v and not v.startswith("data:")]
-        if tag not in VOID:
-            self.stack.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.stack and self.stack[-1] == tag, f"</{tag}> closes {self.stack[-3:]}"
-        self.stack.pop()
-
-
-def report(run_dir):
-    text = write_report(run_dir).read_text(encoding="utf-8")
-    return text, Checker(text)
+from tests.support.reports import EVIL, Checker, report, rollout, write_lines
 
 
 def test_a_complete_run(run_dir):

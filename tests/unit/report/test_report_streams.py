@@ -16,8 +16,7 @@ from audiorl.report.run import load_run
 from audiorl.report.streams import Band, stream
 from audiorl.report.summary import Point, headline, points, sentence
 from audiorl.report.theme import LIGHT
-from tests.unit.report.conftest import write_lines
-from tests.unit.report.test_report_page import EVIL, Checker, report
+from tests.support.reports import EVIL, Checker, report, write_lines
 
 RATE = 16_000
 ENDS = [1.0, 2.0, 3.0, 3.5]

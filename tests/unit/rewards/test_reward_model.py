@@ -16,7 +16,7 @@ from audiorl.rewards import ModelReward, ProcessModelReward, Term, WeightedSum
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Request, Rollout, Sample, Segment
 from tests.conftest import make_omni, make_qwen2_audio, make_text
-from tests.unit.train.test_train_reward_model import reward_model
+from tests.support.data_trainers import reward_model
 
 
 def said(sample: Sample, text: str) -> Rollout:

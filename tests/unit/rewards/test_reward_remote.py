@@ -39,8 +39,8 @@ from audiorl.models.speech import FrameLayout
 from audiorl.rewards import RemoteReward, RewardServerError, StandardisedSum, WeightedSum, load_reward
 from audiorl.rewards.simul import Quality, multi_turn
 from audiorl.types import Message, Rollout, Sample, Score, Segment, Turn
-from tests.unit.codecs.families import save_mimi
-from tests.unit.rewards.serving import FAULTS, Faulty, Process, app_of, serving
+from tests.support.codecs import save_mimi
+from tests.support.reward_servers import FAULTS, Faulty, Process, app_of, serving
 
 ROOT = Path(__file__).parents[3]
 PARTS = """

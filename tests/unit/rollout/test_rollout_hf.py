@@ -13,7 +13,7 @@ from audiorl.models import AudioPolicy
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.sampling import choose, filtered_logprobs
 from audiorl.types import Experience, Request, Rollout, Sample
-from tests.unit.models.test_model_backbones import with_audio
+from tests.support.packing import with_audio
 
 
 def requests(samples: list[Sample], n: int = 3, seed: int = 0) -> list[Request]:

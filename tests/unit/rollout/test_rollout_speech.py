@@ -21,8 +21,8 @@ from audiorl.rollout.streams import LiveStream
 from audiorl.simulst.streams import interpretation_sample
 from audiorl.types import Experience, Message, Request, Rollout, Sample, Segment
 from tests.conftest import TEXTS, make_omni, make_text
-from tests.unit.models.speaking import codec
-from tests.unit.rollout.test_rollout_stream import stream
+from tests.support.speaking_models import codec
+from tests.support.streams import stream
 
 __all__ = ["codec"]
 

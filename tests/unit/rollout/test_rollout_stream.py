@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,19 +15,10 @@ from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.rollout.hf import HFEngine
-from audiorl.simulst.bundled import build_stream
 from audiorl.simulst.schedules import Offline, WaitK
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Experience, Request, Rollout, Sample
-
-RATE = 16_000
-
-
-def stream(speech: list[Utterance], first: int, count: int) -> Stream:
-    """`count` human recordings with pauses; the references are their transcripts."""
-    chosen = speech[first : first + count]
-    prompts = [(u.clip.load(RATE), u, u) for u in chosen]
-    return build_stream(f"stream {first}", prompts, (0.2, 0.5), np.random.default_rng(first))
+from tests.support.streams import RATE, stream
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from audiorl.runtime.ray_cluster import Cluster, RayGroup, connected
 from audiorl.runtime.world import World
 from audiorl.types import Experience, Request, Rollout, Sample, Score
 from tests.conftest import TEXTS, make_omni
-from tests.unit.train.test_overlap import CONFIG, OPTIM, SAMPLING, assert_same, column, even
+from tests.support.overlapped_runs import CONFIG, OPTIM, SAMPLING, assert_same, column, even
 
 RAY = RuntimeConfig(kind="ray", engines=1)
 COLOCATED = replace(RAY, placement="colocated")

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config import ModelConfig, RLConfig
 from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
 from audiorl.rl.advantages import scored_experiences
@@ -24,17 +23,7 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.types import Rollout, Sample, Score
 from tests.conftest import make_omni
-
-CONFIG = RLConfig(
-    steps=5, prompts_per_step=2, group_size=4, kl_beta=0.0, engine_cap=2.0, overlap=True, save_every=3, rollouts_every=1
-)
-OPTIM = OptimConfig(lr=3e-3)
-SAMPLING = SamplingConfig(max_new_tokens=8)
-
-
-def even(rollouts: Sequence[Rollout]) -> list[Score]:
-    """The share of even token ids."""
-    return [Score(float((r.segments[0].ids % 2 == 0).float().mean())) for r in rollouts]
+from tests.support.overlapped_runs import CONFIG, OPTIM, SAMPLING, assert_same, column, even, rows
 
 
 def policy() -> AudioPolicy:
@@ -48,20 +37,6 @@ def train(
     trained = policy()
     train_rl(trained, samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
     return trained
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def column(folder: Path, name: str) -> list[float]:
-    return [row[name] for row in rows(folder)]
-
-
-def assert_same(one: AudioPolicy, two: AudioPolicy, tolerance: float = 0.0) -> None:
-    others = two.weights()
-    for name, tensor in one.weights().items():
-        torch.testing.assert_close(others[name], tensor, atol=tolerance, rtol=0)
 
 
 def by_hand(samples: list[Sample]) -> AudioPolicy:

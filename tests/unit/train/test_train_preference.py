@@ -27,13 +27,15 @@ from audiorl.train.fit import seen
 from audiorl.train.preference import WITHOUT_REFERENCE, Contrasted, PreferenceWorker, Referenced, prefer
 from audiorl.types import Sample
 from tests.conftest import Make, make_omni, make_text, readable
-from tests.unit.train.test_train_sft import (
+from tests.support.data_trainers import (
     UNCLIPPED,
     Gradients,
     alone,
     assert_hears,
     assert_same_gradients,
     gradients,
+    log_sigma,
+    pairs_of,
     times_heard,
 )
 
@@ -52,12 +54,6 @@ OPTIONS: dict[str, dict[str, float]] = {
 """All options of every loss, none at its default."""
 NAMES = {name for options in OPTIONS.values() for name in options}
 PAIRED = [name for name in OPTIONS if name != "kto"]
-
-
-def pairs_of(samples: Sequence[Sample]) -> list[Pair]:
-    """Chosen longer, rejected longer, equally long; the last shares its prompt with the first."""
-    texts = [("yes", "no why English"), ("English Spanish French", "who"), ("no why", "who yes"), ("French", "no yes")]
-    return [Pair(samples[i % 3], *both) for i, both in enumerate(texts)]
 
 
 def referenced(pairs: Sequence[Pair], reference: AudioPolicy | None) -> list[Referenced]:
@@ -92,10 +88,6 @@ def items_of(loss: str, samples: Sequence[Sample], make: Make) -> Sequence[Any]:
     if loss == "kto":
         return contrasted(pairs, reference, drift=1.0)  # a baseline above 0
     return referenced(pairs, None if loss in WITHOUT_REFERENCE else reference)
-
-
-def log_sigma(x: Tensor) -> Tensor:
-    return -torch.log1p(torch.exp(-x))
 
 
 Total = Callable[[Tensor], Tensor]

@@ -24,25 +24,22 @@ from audiorl.train.process_reward import ProcessRewardWorker, judged_right, trai
 from audiorl.train.reward_model import RewardModelWorker, ranked_right, train_reward_model
 from audiorl.types import Experience, Message, Sample, Turn
 from tests.conftest import Make, make_dual_omni, make_omni, make_text, readable
-from tests.support.gradients import gradients_of
-from tests.unit.models.speaking import codec
-from tests.unit.train.test_train_preference import log_sigma, pairs_of
-from tests.unit.train.test_train_sft import (
+from tests.support.data_trainers import (
     UNCLIPPED,
     Gradients,
     assert_hears,
     assert_same_gradients,
     gradients,
+    log_sigma,
+    pairs_of,
+    reward_model,
     times_heard,
 )
+from tests.support.gradients import gradients_of
+from tests.support.speaking_models import codec
 from tokenizers_audio import AudioTokenizer
 
 __all__ = ["codec"]
-
-
-def reward_model(trunk: AudioPolicy) -> ValueModel:
-    torch.manual_seed(3)
-    return ValueModel(trunk, spread=1.0)
 
 
 def hidden_alone(policy: AudioPolicy, e: Experience) -> Tensor:

@@ -24,7 +24,7 @@ from audiorl.tts.prompts import speech_sample
 from audiorl.types import Experience, Message, Request, Rollout, Sample, Score, Turn
 from tests.conftest import make_omni
 from tests.support.gradients import gradients_of
-from tests.unit.models.speaking import codec
+from tests.support.speaking_models import codec
 from tokenizers_audio import AudioTokenizer
 
 __all__ = ["codec"]

@@ -14,11 +14,11 @@ from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.rl.advantages import with_advantage
-from audiorl.rl.trainer import TrainBatch, Trainer
+from audiorl.rl.trainer import Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Experience, Request, Rollout, Sample
 from tests.conftest import make_omni
-from tests.support.gradients import gradients_of
+from tests.support.trainer_steps import gradients, learn
 
 Make = Callable[..., AudioPolicy]
 TOKENS = 8
@@ -42,15 +42,6 @@ def worker(
     """A worker that does not clip gradients, so that they can be read after its update."""
     config = RLConfig(**({"steps": 4, "prompts_per_step": 2, "group_size": 3} | grpo))  # type: ignore[arg-type]
     return Trainer(policy, config, OptimConfig(lr=lr, max_grad_norm=1e9, warmup_steps=warmup), temperature, TOKENS)
-
-
-def learn(learner: Trainer, batch: Sequence[Experience]) -> dict[str, float]:
-    """A step on experiences whose advantages are given."""
-    return learner.step(TrainBatch(learner.prepare(batch))).metrics
-
-
-def gradients(policy: AudioPolicy) -> dict[str, Tensor]:
-    return gradients_of(policy.trainable())
 
 
 def logprobs(policy: AudioPolicy, batch: Sequence[Experience]) -> list[Tensor]:

@@ -25,9 +25,9 @@ from audiorl.train.sft import SFTWorker
 from audiorl.types import Experience, Request, Sample
 from tests.conftest import make_omni, make_qwen2_audio, make_qwen3_omni
 from tests.support.gradients import gradients_of
+from tests.support.packing import experience, logprobs
 from tests.support.released import save_released
-from tests.unit.models.test_model_backbones import experience, logprobs
-from tests.unit.train.test_train_worker import learn
+from tests.support.trainer_steps import learn
 
 
 def rollouts_of(policy: AudioPolicy, samples: list[Sample], n: int = 4) -> list[Experience]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import HubertConfig, HubertModel
 
-from tests.unit.codecs.families import HUBERT, speech
+from tests.support.codecs import HUBERT, speech
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 from tokenizers_audio.unified.train import TrainConfig
 

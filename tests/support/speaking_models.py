@@ -8,7 +8,7 @@ from torch import Tensor
 
 from audiorl.models import AudioPolicy, Prompt
 from audiorl.types import Experience, Message, Rollout, Sample, Segment
-from tests.unit.codecs.families import save_mimi
+from tests.support.codecs import save_mimi
 from tokenizers_audio import AudioTokenizer, load
 
 _draw = torch.Generator().manual_seed(5)
