@@ -25,9 +25,9 @@ from audiorl.cli import main
 from audiorl.run.checkpoint import verify
 from audiorl.runtime.config import RuntimeConfig, set_current
 from audiorl.runtime.ray_cluster import Cluster, RayGroup, import_ray
+from tests.support.rank_runs import RECIPE, assert_equal_runs, audiorl, rows
+from tests.support.ray_workers import Counter
 from tests.support.reward_servers import Process
-from tests.unit.runtime.test_cluster import Counter
-from tests.unit.runtime.test_ranks import RECIPE, assert_equal_runs, audiorl, rows
 
 Kind = Literal["trainer", "engine", "server"]
 STEPS = 12

@@ -21,7 +21,7 @@ from audiorl.run.metrics_log import read_metrics
 from audiorl.run.trackers import AUDIO_RATE, MAX_AUDIO_ROWS, TRACKERS, open_trackers, rollout_table
 from audiorl.types import Message, Rollout, Sample, Score, Segment
 
-RECIPE = Path(__file__).parent / "runtime" / "steps_recipe.py"
+RECIPE = Path(__file__).parents[1] / "support" / "steps_recipe.py"
 NUMBER = MAX_AUDIO_ROWS + 1
 LIBRARIES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow"}
 

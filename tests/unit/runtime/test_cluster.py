@@ -19,7 +19,6 @@ import torch
 from audiorl.cli import main
 from audiorl.recipe.loader import load_recipe
 from audiorl.runtime.config import RuntimeConfig, set_current
-from audiorl.runtime.local import changes_worker, replaces_worker
 from audiorl.runtime.ray_cluster import (
     Cluster,
     Placement,
@@ -31,9 +30,9 @@ from audiorl.runtime.ray_cluster import (
     placements,
 )
 from audiorl.runtime.torchrun import RankError
-from audiorl.runtime.world import World
-from tests.unit.runtime.data_recipe import PHASES
-from tests.unit.runtime.test_ranks import DATA, RECIPE, assert_equal_runs, rewind, rows
+from tests.support.data_recipe import PHASES
+from tests.support.rank_runs import DATA, RECIPE, assert_equal_runs, rewind, rows
+from tests.support.ray_workers import Counter
 
 RAY = ("--runtime.kind", "ray", "--runtime.ranks", "2")
 
@@ -53,45 +52,6 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("local") / "one"
     assert main(["train", str(RECIPE), "--out", str(out)]) == 0
     return out
-
-
-class Counter:
-    """Keeps a sum that calls change."""
-
-    def __init__(self, start: float):
-        self.total = start
-
-    @changes_worker
-    def train(self, x: float) -> float:
-        self.total += x
-        return float(World.of_process_group().sum(torch.tensor(self.total)))
-
-    def generate(self, seconds: float) -> tuple[float, int]:
-        time.sleep(seconds)
-        return self.total, os.getpid()
-
-    @replaces_worker
-    def update_weights(self, weights: dict[str, torch.Tensor], version: int) -> None:
-        self.total = float(weights["total"]) + version
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        return {"total": torch.tensor(self.total)}
-
-    @replaces_worker
-    def resume(self, where: str) -> None:
-        self.total = float(Path(where).read_text())
-
-    def fail_on(self, rank: int, where: str) -> float:
-        if World.of_process_group().rank == rank:
-            raise ValueError(f"row 7 of {where} is empty")
-        return self.train(0)
-
-    def end_on(self, rank: int, once: str) -> float:
-        """Rank `rank` dies in the middle of a collective operation, the first time."""
-        if World.of_process_group().rank == rank and not Path(once).exists():
-            Path(once).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.train(0)
 
 
 def trainers(start: float = 0.0, restarts: int = 3) -> RayGroup:

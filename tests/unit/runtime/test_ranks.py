@@ -2,82 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
-from weakref import WeakSet
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from audiorl.cli import main
-from audiorl.runtime.world import World
-from tests.unit.runtime.data_recipe import PHASES
-
-RECIPE = Path(__file__).parent / "steps_recipe.py"
-DATA = Path(__file__).parent / "data_recipe.py"
-
-
-def audiorl(*args: str, ranks: int = 1) -> str:
-    """What `audiorl ARGS` printed, in one process or in several of torchrun."""
-    if ranks > 1:
-        return output("-m", "audiorl.cli", *args, "--runtime.kind", "torchrun", f"--runtime.ranks={ranks}")
-    threads = torch.get_num_threads()
-    assert main([*args]) == 0
-    torch.set_num_threads(threads)
-    return ""
-
-
-def torchrun(*args: str, ranks: int = 2, fails: bool = False) -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port)]
-    return output(*launcher, *args, fails=fails)
-
-
-def output(*args: str, fails: bool = False) -> str:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(RECIPE.parents[3])}
-    done = subprocess.run([sys.executable, *args], capture_output=True, text=True, env=environment, timeout=900)
-    assert (done.returncode != 0) == fails, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout + done.stderr
-
-
-def rows(run: Path, phase: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in lines if row["phase"] == phase]
-
-
-def assert_equal_runs(one: Path, two: Path, phases: Sequence[str] = ("sft", "rl")) -> None:
-    """Every metric that is no time, and the weights and optimizer state of every checkpoint, to 1e-5."""
-    for phase in phases:
-        for a, b in zip(rows(one, phase), rows(two, phase), strict=True):
-            assert a.keys() == b.keys()
-            timeless = [k for k in a if not k.startswith(("time", "tokens_per_s", "phase"))]
-            if a["step"] == 1:  # the policy is its reference: rounding alone decides which answer is preferred
-                timeless = [k for k in timeless if k != "preference/accuracy"]
-            assert [b[k] for k in timeless] == pytest.approx([a[k] for k in timeless], abs=1e-5, rel=1e-5)
-        assert rows(one, phase) and all(row["grad_norm"] > 0 for row in rows(one, phase)[-2:])
-    files = sorted(p.relative_to(one) for p in one.glob("checkpoints/*/*_*/*.safetensors"))
-    assert len(files) > 4
-    for file in files:
-        weights, others = load_file(one / file), load_file(two / file)
-        for name, tensor in weights.items():
-            torch.testing.assert_close(others[name], tensor, atol=1e-5, rtol=0)
-
-
-def rewind(run: Path) -> None:
-    """Back to the checkpoint of step 4 of 5, as if the machine had died after it."""
-    state = json.loads((run / "state.json").read_text())
-    state["finished"].pop("rl")
-    state["checkpoints"]["rl"] = "checkpoints/rl/step_000004"
-    (run / "state.json").write_text(json.dumps(state | {"seq": 6}))
+from tests.support.data_recipe import PHASES
+from tests.support.rank_runs import (
+    DATA,
+    RECIPE,
+    assert_equal_runs,
+    audiorl,
+    rewind,
+    torchrun,
+)
 
 
 @pytest.mark.parametrize("kind", ["grpo", "ppo"])
@@ -103,7 +41,7 @@ def test_two_ranks_learn_preferences_and_judgements_as_one(tmp_path: Path) -> No
 GROUP = """
 import os, sys, torch
 from audiorl.runtime.torchrun import RanksGroup, RankError, follow, process_group, rank
-from tests.unit.runtime.test_ranks import Adder, Counted
+from tests.support.rank_runs import Adder, Counted
 
 with process_group() as world:
     if rank() > 0:
@@ -133,34 +71,6 @@ with process_group() as world:
         if sys.argv[1] == "own":
             group.all("fail_on", 0)
 """
-
-
-class Counted:
-    """A worker that is no longer there when its group is not."""
-
-    everywhere: ClassVar[WeakSet[Counted]] = WeakSet()
-
-    def __init__(self) -> None:
-        self.everywhere.add(self)
-
-    def living(self) -> int:
-        return len(self.everywhere)
-
-
-class Adder:
-    def __init__(self, base: int):
-        self.base = base
-
-    def plus(self, x: int) -> int:
-        return self.base + x
-
-    def total(self) -> float:
-        return float(World.of_process_group().sum(torch.tensor(float(self.base))))
-
-    def fail_on(self, rank: int) -> float:
-        if World.of_process_group().rank == rank:
-            raise ValueError("row 7 of data.jsonl is empty")
-        return self.total()
 
 
 @pytest.mark.parametrize("who", ["none", "other", "own"])

@@ -13,8 +13,8 @@ import torch
 
 from audiorl.models.weights import named
 from audiorl.rollout.weight_transfer import SyncError, WeightReceiver, WeightSender, buckets
-from tests.unit.runtime import sync_peers
-from tests.unit.runtime.sync_peers import weights
+from tests.support import sync_peers
+from tests.support.sync_peers import weights
 
 SOON = 8.0
 """Seconds that a side waits for another that does not come."""
@@ -25,7 +25,7 @@ Start = Callable[..., multiprocessing.Process]
 def context() -> Any:
     # The processes are made by one that has imported what they need.
     found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(["tests.unit.runtime.sync_peers"])
+    found.set_forkserver_preload(["tests.support.sync_peers"])
     return found
 
 

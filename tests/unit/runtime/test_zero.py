@@ -17,14 +17,14 @@ from audiorl.models import qwen_omni
 from audiorl.runtime.config import RuntimeConfig, current, set_current
 from audiorl.runtime.world import World
 from audiorl.train.optim import optimizer_for
-from tests.unit.runtime.data_recipe import PHASES
-from tests.unit.runtime.test_ranks import DATA, RECIPE, assert_equal_runs, audiorl, output, rewind, torchrun
+from tests.support.data_recipe import PHASES
+from tests.support.rank_runs import DATA, RECIPE, assert_equal_runs, audiorl, output, rewind, torchrun
 
 pytest.importorskip("deepspeed")
 
 STEPS = ("--steps", "10")
 TWO = ("--runtime.kind", "torchrun", "--runtime.ranks", "2")
-SCRIPT = Path(__file__).parent / "zero_ranks.py"
+SCRIPT = Path(__file__).parents[2] / "support" / "zero_ranks.py"
 
 
 def zero(*args: str, stage: int) -> None:
