@@ -256,7 +256,7 @@ def test_a_process_that_dies_while_it_starts_is_replaced(cluster: Cluster) -> No
 def test_a_rank_of_torchrun_that_is_killed_ends_the_run_which_is_resumed(undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "audiorl.cli", *TRAIN, "--out", str(out)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(RECIPE.parents[3])}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(RECIPE.parents[2])}
     with subprocess.Popen(
         [*command, "--runtime.kind", "torchrun", "--runtime.ranks", "2"],
         env=environment,

@@ -185,7 +185,7 @@ def test_ctrl_c_lets_the_step_end_saves_and_ends_ray(tmp_path: Path) -> None:
     """In a terminal every process of the run gets the signal, those of Ray too."""
     out = tmp_path / "stopped"
     command = [sys.executable, "-m", "audiorl.cli", "train", str(RECIPE), "--out", str(out), "--steps", "60"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(RECIPE.parents[3])}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(RECIPE.parents[2])}
     environment.pop("RAY_ADDRESS", None)
     process = subprocess.Popen(
         [*command, "--runtime.kind", "ray"], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -265,7 +265,7 @@ def test_a_cluster_that_is_too_small_or_of_another_version(tmp_path: Path) -> No
     out = tmp_path / "never"
     done = subprocess.run(
         [sys.executable, "-c", CLUSTER, str(RECIPE), str(out)],
-        env=os.environ | {"PYTHONPATH": str(RECIPE.parents[3]), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"},
+        env=os.environ | {"PYTHONPATH": str(RECIPE.parents[2]), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"},
         capture_output=True,
         text=True,
         timeout=300,

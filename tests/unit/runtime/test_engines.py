@@ -181,7 +181,7 @@ class Noting(Actor):
         super().free_memory()
         self.diary.note("room")
 
-    def train(self, shard: TrainBatch) -> TrainOutput:
+    def step(self, shard: TrainBatch) -> TrainOutput:
         self.diary.note("train")
         return super().step(shard)
 

@@ -91,7 +91,7 @@ def test_adapters_checkpointing_offload_bfloat16_frames_and_what_is_not_finite(c
 
 @pytest.mark.slow
 def test_one_process_alone_can_use_it() -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(RECIPE.parents[3])}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(RECIPE.parents[2])}
     environment.pop("WORLD_SIZE", None)
     done = subprocess.run([sys.executable, str(SCRIPT), "stages"], capture_output=True, text=True, env=environment)
     assert "rank 0 of 1: stages" in done.stdout, done.stderr[-3000:]
@@ -114,7 +114,7 @@ def test_without_deepspeed_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, s
 
 @pytest.mark.usefixtures("own_runtime")
 def test_training_that_does_not_use_it_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    codec = RECIPE.parents[3] / "recipes" / "codec.py"
+    codec = RECIPE.parents[2] / "recipes" / "codec.py"
     assert main(["train", str(codec), "--tiny", "--out", str(tmp_path / "run"), "--runtime.zero", "2"]) == 2
     said = capsys.readouterr().err
     assert "codec: this kind of training does not use DeepSpeed; start it without --runtime.zero" in said
