@@ -80,7 +80,7 @@ def train_rl(
                 pull(policy, trainers)
                 metrics |= {f"eval/{name}": value for name, value in evaluate().items()}
             if done % config.rollouts_every == 0 or done in (1, config.steps):
-                run.write_rollouts(done, rollouts.rollouts, mean_advantages(outputs, shares), speech_decoder)
+                run.write_rollouts(phase, done, rollouts.rollouts, mean_advantages(outputs, shares), speech_decoder)
             run.log(phase, done, metrics)
             progress.update(done, metrics)
             run.add_seconds(phase, clock.seconds)

@@ -212,18 +212,23 @@ class Run:
 
     def write_rollouts(
         self,
+        phase: str,
         step: int,
         rollouts: Sequence[Rollout],
         advantages: Sequence[float],
         speech_decoder: SpeechDecoder | None = None,
     ) -> None:
-        """rollouts/step_N.jsonl; with a `speech_decoder` also their speech as wav files, which the rows name."""
-        path = self.dir / "rollouts" / f"step_{step:06d}.jsonl"
-        rows = [rollout_row(r, step, a, self.dir) for r, a in zip(rollouts, advantages, strict=True)]
-        for number, (rollout, row) in enumerate(zip(rollouts, rows, strict=True)):
+        """rollouts/step_N.jsonl; with a `speech_decoder` also their speech as wav files, which the rows name.
+
+        N counts the steps of all phases: a second phase continues after the last recorded step of the first.
+        """
+        number = self._rollout_offset(phase) + step
+        path = self.dir / "rollouts" / f"step_{number:06d}.jsonl"
+        rows = [rollout_row(r, number, a, self.dir) for r, a in zip(rollouts, advantages, strict=True)]
+        for index, (rollout, row) in enumerate(zip(rollouts, rows, strict=True)):
             wav = None if speech_decoder is None else speech_decoder.waveform(rollout)
             if speech_decoder is not None and wav is not None:
-                spoken_audio = Path("rollouts") / path.stem / f"{number:04d}.wav"
+                spoken_audio = Path("rollouts") / path.stem / f"{index:04d}.wav"
                 write_wav(self.dir / spoken_audio, wav, speech_decoder.sample_rate)
                 row["spoken_audio"] = {"path": str(spoken_audio)}
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
@@ -233,6 +238,15 @@ class Run:
             table = rollout_table(rollouts, rows, self.dir)
             for tracker in self._trackers:
                 tracker.write_rollouts(self._seq, table)
+
+    def _rollout_offset(self, phase: str) -> int:
+        """The last step that earlier phases recorded, kept in state.json: a resumed phase writes the same files."""
+        offsets: dict[str, int] = self._state.setdefault("rollout_offsets", {})
+        if phase not in offsets:
+            recorded = [int(f.stem.removeprefix("step_")) for f in (self.dir / "rollouts").glob("step_*.jsonl")]
+            offsets[phase] = 0 if self.has_checkpoint(phase) else max(recorded, default=0)  # 0: a run of 0.1 goes on
+            self._write_state()
+        return offsets[phase]
 
     def write_eval(self, name: str, results: Mapping[str, Any], rollouts: Sequence[Rollout], metric: str) -> None:
         rows = []

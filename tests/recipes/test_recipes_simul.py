@@ -83,7 +83,8 @@ def test_no_prompt_is_in_both_splits(quickstart: Path) -> None:
 
 
 def test_recorded_streams_carry_the_rewards_of_each_chunk(quickstart: Path) -> None:
-    files = sorted((quickstart / "rollouts").iterdir())
+    files = sorted((quickstart / "rollouts").glob("*.jsonl"))
+    assert [f.stem for f in files] == [f"step_{n:06d}" for n in (1, 2, 3, 4)]  # both stages, two steps each
     for row in (r for f in files for r in rows_of(f)):
         turns = len(row["sample"]["turns"])
         assert len(row["score"]["per_segment"]) == turns
@@ -97,7 +98,7 @@ def test_recorded_streams_carry_the_rewards_of_each_chunk(quickstart: Path) -> N
 def test_recorded_streams_score_the_same_again(quickstart: Path) -> None:
     config = json.loads((quickstart / "config.json").read_text())["config"]
     reward = multi_turn(weights=config["weights"], waits=config["waits"])
-    result = replay(reward, str(quickstart / "rollouts" / "*.jsonl"))
+    result = replay(reward, [quickstart / "rollouts" / f"step_{n:06d}.jsonl" for n in (3, 4)])  # of the second stage
     assert len(result.rollouts) == 8 and None not in result.scores
     for old, new in zip(result.recorded, result.scores, strict=True):
         assert old and new and (new.total, new.parts, new.per_segment) == (old.total, old.parts, old.per_segment)

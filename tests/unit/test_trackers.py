@@ -51,7 +51,7 @@ def log_two_steps(run: Run, name: str) -> None:
         for i in range(NUMBER)
     ]  # fmt: skip
     run.track([name])
-    run.write_rollouts(1, rollouts, [0.25 * i for i in range(NUMBER)], Beep())  # type: ignore[arg-type]
+    run.write_rollouts("rl", 1, rollouts, [0.25 * i for i in range(NUMBER)], Beep())  # type: ignore[arg-type]
     run.log("grpo", 1, {"reward/mean": 0.5, "kl": math.nan})
     run.finish("grpo")
     run.close()
