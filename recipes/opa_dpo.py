@@ -21,13 +21,13 @@ from audiorl.data.preferences import Pair
 from audiorl.evaluation.phases import evaluate_phase
 from audiorl.models.examples import Example
 from audiorl.recipe.common import RecipeConfig, answer_reward, measured, policy_from, read_questions
-from audiorl.rewards.files import load_function
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.train.answers import policy_answers
 from audiorl.train.preference import prefer
 from audiorl.train.sft import sft
 from audiorl.types import Sample
+from audiorl.user_files import load_function
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.recipe.common import PtxOptions, RewardOptions
 from audiorl.recipe.speech import SpeechConfig, measurement, ptx_utterances, speaking_policy, texts_of
-from audiorl.recipe.tiny_speech import tiny_part
+from audiorl.recipes._tiny_speech import tiny_part, with_tiny_parts
 from audiorl.report import write_report
 from audiorl.rl.train import train_rl
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
@@ -72,6 +72,7 @@ def main(config: Config, run: Run) -> None:
     train, held_out = texts_of(config)
     samples = [utterance_sample(u, config.tags) for u in train]
     folder = run.dir / "tiny"
+    config = with_tiny_parts(config, folder)
     options = replace(
         config.rewards,
         asr=tiny_part(folder, "asr", config.rewards.asr),
@@ -80,7 +81,7 @@ def main(config: Config, run: Run) -> None:
     if config.judge is not None and options.understood and config.judge == options.asr:
         raise ValueError(f"--judge {config.judge}: the reward asks it, too; measure with another, or with none")
     supervised = ptx_utterances(config, config.ptx_data, config.grpo)
-    policy = speaking_policy(config, run)
+    policy = speaking_policy(config)
     if supervised:
         encode_corpus(policy, [clip for u in supervised for clip in (u.recording, u.prompt) if clip], run.dir / "codes")
     speech_decoder = CodecSpeechDecoder.of(policy)

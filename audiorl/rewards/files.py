@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from audiorl.rewards.check import check_scores
 from audiorl.rewards.remote import RewardServerError
 from audiorl.types import Reward, Rollout, Score
+from audiorl.user_files import load_name
 
 
 class RewardError(RuntimeError):
@@ -89,27 +86,7 @@ def load_reward(path: str | Path) -> FileReward:
 
     Raises ValueError for a file that does not exist, is not Python or has no usable `reward`.
     """
-    return FileReward(str(path), _as_reward(str(path), _named(path, "reward", "reward file")))
-
-
-def load_function(path: str | Path, name: str) -> Callable[..., Any]:
-    """Import the Python file at `path` and return its function `name`. Raises ValueError like `load_reward`."""
-    function = _named(path, name, "file")
-    if not callable(function):
-        raise ValueError(f"file {str(path)!r}: {name!r} is a {type(function).__name__}, expected a function")
-    return function
-
-
-def _named(path: str | Path, name: str, what: str) -> Any:
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ValueError(f"{what} {str(path)!r}: no such file")
-    if file.suffix != ".py":
-        raise ValueError(f"{what} {str(path)!r}: not a Python file (.py)")
-    module = _import(file.resolve())
-    if not hasattr(module, name):
-        raise ValueError(f"{what} {str(path)!r}: defines no module-level name {name!r}")
-    return getattr(module, name)
+    return FileReward(str(path), _as_reward(str(path), load_name(path, "reward", "reward file")))
 
 
 def _as_reward(path: str, reward: Any) -> Reward:
@@ -127,19 +104,3 @@ def _as_reward(path: str, reward: Any) -> Reward:
             f"'rollouts'); its signature is {inspect.signature(reward)}"
         )
     return reward if positional[0].name == "rollouts" else FunctionReward(reward, path)
-
-
-def _import(file: Path) -> ModuleType:
-    # The name carries the path: two files called reward.py must not replace each other.
-    name = f"audiorl_reward_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"reward file {str(file)!r}: cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before running it: dataclasses look their own module up
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module

@@ -15,9 +15,9 @@ import torch
 from audiorl.audio import write_wav
 from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech
-from audiorl.judges.character_ctc import load as load_judge
 from audiorl.models import load_policy
-from audiorl.recipe.tiny_speech import save_recogniser
+from audiorl.recipes._tiny_speech import save_recogniser
+from audiorl.recipes.judges.character_ctc import load as load_judge
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.replay import replay
 from audiorl.rewards.speech import Duration, Finished, Intelligibility, RecordedSpeech, SpeechJudges

@@ -28,8 +28,8 @@ from transformers import (
 WINDOW = 3
 """Seconds that the tiny Whisper hears at once, in place of 30."""
 
-
 SPECIAL = ("endoftext", "startoftranscript", "en", "es", "translate", "transcribe", "startoflm", "startofprev")
+SPECIAL += ("nospeech", "notimestamps")
 
 
 def whisper_tokenizer(folder: Path) -> dict[str, int]:

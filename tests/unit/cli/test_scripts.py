@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def test_without_a_checkout_the_installed_package_is_used(tmp_path: Path, monkey
     package = tmp_path / "audiorl"
     (package / "recipes").mkdir(parents=True)
     (package / "recipes" / "own.py").write_text('"""A recipe of its own."""\n')
-    monkeypatch.setattr(audiorl, "__file__", str(package / "__init__.py"))
+    monkeypatch.delitem(sys.modules, "audiorl.recipes", raising=False)
     monkeypatch.setattr(audiorl, "__path__", [str(package)])
     assert scripts("recipes") == {"own": package / "recipes" / "own.py"}
 

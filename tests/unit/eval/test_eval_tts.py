@@ -19,7 +19,7 @@ from audiorl.data.corpus import Utterance
 from audiorl.data.seedtts import read_meta
 from audiorl.judges import load_recogniser
 from audiorl.models import load_policy
-from audiorl.recipe.tiny_speech import save_codec, save_model
+from audiorl.recipes._tiny_speech import save_codec, save_model
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.tts.prompts import utterance_sample

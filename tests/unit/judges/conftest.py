@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from audiorl.data.corpus import Utterance
-from tests.support.judges import SPECIAL, save_ctc, save_whisper, save_xvector
+from tests.support.judges import save_ctc, save_whisper, save_xvector
 
 RATE = 16_000
-SPECIAL += ("nospeech", "notimestamps")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,15 @@ import torch
 
 from audiorl.data.corpus import bundled_speech
 from audiorl.judges import load_recogniser
-from audiorl.judges.character_ctc import BLANK, CHARACTERS, CharacterCTC, _text, load, plain, train_character_ctc
+from audiorl.recipes.judges.character_ctc import (
+    BLANK,
+    CHARACTERS,
+    CharacterCTC,
+    _text,
+    load,
+    plain,
+    train_character_ctc,
+)
 
 RATE = 16_000
 SPOKEN = [u for u in bundled_speech(("en",), 0.5, 1.5) if len(plain(u.text)) > 4][:8]

@@ -18,7 +18,7 @@ import torch
 from transformers import WhisperForConditionalGeneration
 
 from audiorl.judges import load_recogniser, load_speaker_encoder
-from audiorl.judges.ge2e import Network
+from audiorl.recipes.judges.ge2e import Network
 
 ROOT = Path(__file__).parents[3]
 RATE = 16_000

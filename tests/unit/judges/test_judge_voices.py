@@ -12,8 +12,8 @@ from transformers import Wav2Vec2FeatureExtractor, WavLMForXVector
 
 from audiorl.data.corpus import Utterance
 from audiorl.judges import load_quality_model, load_speaker_encoder
-from audiorl.judges.ge2e import BANDS, FRAMES, GE2E, HOP, STEP, Network, mel_frames, partials, raised
 from audiorl.judges.xvector import XVector
+from audiorl.recipes.judges.ge2e import BANDS, FRAMES, GE2E, HOP, STEP, Network, mel_frames, partials, raised
 
 RATE = 16_000
 

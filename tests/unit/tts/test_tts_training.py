@@ -22,7 +22,7 @@ from audiorl.evaluation.speech import measure_speech
 from audiorl.evaluation.summaries import summarize_speech
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.recipe.speech import SpeechConfig, texts_of
-from audiorl.recipe.tiny_speech import save_codec, save_model, save_recogniser, save_speaker_encoder, tiny_part
+from audiorl.recipes._tiny_speech import save_codec, save_model, save_recogniser, save_speaker_encoder, tiny_part
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run

@@ -5,7 +5,7 @@ encoder's frames are computed once for each clip::
 
     judge = train_character_ctc(clips, texts, sample_rate=16_000, steps=400, seed=0)
     judge.transcribe([wav], sample_rate=24_000)      # ["the conference is now locked"]
-    judge.save("judges/prompts");  load_recogniser("judges/prompts")
+    judge.save("judges/prompts");  audiorl.judges.load_recogniser("judges/prompts")
 
 Shapes: T mel frames (100 a second), F encoder frames (25 a second), V characters. Two labels a frame are read, 50 a
 second, since CTC needs more frames than characters.
@@ -84,8 +84,8 @@ class CharacterCTC:
         (folder / "config.json").write_text(json.dumps({"model_type": MODEL_TYPE, "characters": CHARACTERS}) + "\n")
 
 
-def load(folder: str | Path) -> CharacterCTC:
-    """A recogniser that was saved. Raises ValueError for weights of another shape."""
+def load(folder: str | Path, device: str = "cpu") -> CharacterCTC:
+    """A recogniser that was saved; on any `device` it runs on the CPU. Raises ValueError for other weights."""
     head = Head()
     weights = read_tensors(Path(folder) / "head.safetensors")
     own = dict(head.named_parameters())

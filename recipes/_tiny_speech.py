@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors.torch import save_file
 
-from audiorl.judges.character_ctc import CharacterCTC, Head
-from audiorl.judges.ge2e import Network
 from audiorl.models import higgs
+from audiorl.recipe.speech import SpeechConfig
+from audiorl.recipes.judges.character_ctc import CharacterCTC, Head
+from audiorl.recipes.judges.ge2e import Network
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 
 CODEBOOKS, SIZE = 2, 16
 TINY = "tiny"
+Config = TypeVar("Config", bound=SpeechConfig)
+Value = TypeVar("Value", str, str | None)
 
 
-def tiny_part(folder: Path, name: str, value: str) -> str:
+def with_tiny_parts(config: Config, folder: Path) -> Config:
+    """`config` with `tiny_part` in place of a model, a codec and judges that are called `tiny`."""
+    return replace(
+        config,
+        path=tiny_part(folder, "model", config.path),
+        codec=tiny_part(folder, "codec", config.codec),
+        judge=tiny_part(folder, "judge", config.judge),
+        judge_speaker=tiny_part(folder, "speaker", config.judge_speaker),
+    )
+
+
+def tiny_part(folder: Path, name: str, value: Value) -> Value:
     """`value`, a path; for `tiny` that of a random part, folder/NAME, which is written where it is missing."""
     if value != TINY:
         return value

@@ -47,6 +47,11 @@ class Network(nn.Module):
         return nn.functional.normalize(torch.relu(self.linear(hidden[-1])), dim=-1)
 
 
+def load(folder: str | Path, device: str = "auto") -> GE2E:
+    """The encoder of a folder; its weights are read at the first call."""
+    return GE2E(str(folder), device)
+
+
 @dataclass(frozen=True)
 class GE2E:
     """The mean embedding of partial utterances of 1.6 s, at length 1. Silence is not cut out; leave it out yourself."""

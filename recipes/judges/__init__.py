@@ -1,0 +1,1 @@
+"""Judges of our own experiments, and examples of judges as Python files: `load(folder, device)` in each."""
