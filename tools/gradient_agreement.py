@@ -28,7 +28,7 @@ from audiorl.rewards.speech import Intelligibility, SpeechJudges
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.checkpoint import read_json
-from audiorl.train.batches import counts, spread
+from audiorl.train.batches import counts, repeat_each
 from audiorl.types import Experience, Request, Rollout
 from tokenizers_audio.unified import load as load_tokenizer
 
@@ -59,7 +59,7 @@ def gradients(
     for indices in micro_batches(experiences, 6000, True):
         part = [experiences[i] for i in indices]
         logprobs = policy.forward(pack_experiences(part, True), 1.0, None, temperature).logprobs
-        (-(spread([advantages[i] for i in indices], counts(part)) * logprobs).sum()).backward()
+        (-(repeat_each([advantages[i] for i in indices], counts(part)) * logprobs).sum()).backward()
     out: dict[str, list[Tensor]] = {}
     for name, p in policy.trainable().items():
         if p.grad is not None:

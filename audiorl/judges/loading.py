@@ -79,8 +79,8 @@ def load_custom(path: str | Path, kind: str, device: str, method: str) -> Any:
         inspect.signature(load).bind(**arguments)
     except TypeError as error:
         raise ValueError(
-            f"judge file {file!r}: its load{inspect.signature(load)} cannot be called for {str(path)!r} ({error}); "
-            "define load(folder, device), and name the folder: FILE.py:FOLDER"
+            f"judge file {file!r}: load: {error}; it is called as load(folder, device) for FILE.py:FOLDER, "
+            "as load(device=device) without a folder"
         ) from None
     judge = load(**arguments)
     missing = [name for name in (method, "name") if not hasattr(judge, name)]

@@ -42,7 +42,7 @@ def test_the_file_gets_folder_and_device(tmp_path: Path) -> None:
         ("load = 3", r"judge file '.*judge\.py': 'load' is a int, expected a function"),
         (
             "def load(folder): ...",
-            r"judge file '.*judge\.py': its load\(folder\).*unexpected keyword.*device",
+            r"judge file '.*judge\.py': load: got an unexpected keyword.*device",
         ),
         (JUDGE, r"judge '.*judge\.py:f': load returned a Judge without embed"),
     ],
