@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait by spin
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +39,31 @@ torch.set_num_threads(THREADS)
 settings.register_profile("repeat", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
+
+
+SLOW = (
+    "faults",
+    "packaging",
+    "recipes/test_recipe_codec",
+    "recipes/test_recipes",
+    "unit/rollout/test_vllm",
+    "unit/runtime/test_cluster",
+    "unit/runtime/test_engines",
+    "unit/runtime/test_ranks",
+    "unit/runtime/test_zero",
+    "unit/simulst/test_simulst_agent",
+)
+"""What `make test` leaves out and `make test-all` runs: runtimes, kills, whole recipes. Tests there that are marked
+`smoke` run in `make test` too: at least one of each runtime. Single tests elsewhere are marked `slow`."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m deselects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        place = item.path.relative_to(here).as_posix()
+        if place.startswith(SLOW) and item.get_closest_marker("smoke") is None:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

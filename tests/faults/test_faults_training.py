@@ -120,7 +120,7 @@ def poisoned(batch: Sequence[Experience], place: int, policy: AudioPolicy) -> Ex
     return batch[place].replace(ids=ids, name="'poisoned'")
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("epochs", [pytest.param(1, marks=pytest.mark.smoke), 2])
 def test_a_loss_that_is_infinite(samples: list[Sample], epochs: int) -> None:
     """By an advantage, or by old log-probs from which the ratio overflows."""
     learner = worker(kl_beta=0.0, micro_batch_tokens=1, epochs=epochs)

@@ -50,6 +50,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train("quickstart", tmp_path_factory.mktemp("runs") / "think")
 
 
+@pytest.mark.smoke
 def test_quickstart_writes_a_whole_run(quickstart: Path) -> None:
     evals = read_json(quickstart / "eval.json")
     assert set(evals) == {"before", "after", "control"}
@@ -79,6 +80,7 @@ def test_quickstart_holds_out_phrases(quickstart: Path) -> None:
     assert held_out and trained and not {key[i] for i in held_out} & {key[i] for i in trained}
 
 
+@pytest.mark.smoke
 def test_checkpoints_are_models(quickstart: Path) -> None:
     policy = load_policy(last_checkpoint(quickstart))
     started = load_policy(last_checkpoint(quickstart, "control_sft"))
@@ -140,6 +142,7 @@ def test_replay_names_what_is_damaged(quickstart: Path, tmp_path: Path, capsys: 
     assert main(["rewards", str(file), str(tmp_path / "none.jsonl")]) == 2
 
 
+@pytest.mark.smoke
 def test_report_again(quickstart: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(quickstart, copy)
@@ -148,7 +151,7 @@ def test_report_again(quickstart: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert (copy / "report.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("think", ["True", "False"])
+@pytest.mark.parametrize("think", [pytest.param("True", marks=pytest.mark.smoke), "False"])
 def test_mmau_grpo_with_a_reward_of_ones_own(tmp_path: Path, think: str) -> None:
     (tmp_path / "mine.py").write_text(REWARD)
     run = train("mmau_grpo", tmp_path / "run", "--think", think, "--reward-file", str(tmp_path / "mine.py"))
@@ -417,6 +420,7 @@ def test_dpo_online_interrupted_in_its_second_round(
     assert lines[0] == lines[1]
 
 
+@pytest.mark.smoke
 def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     for recipe in ("quickstart", "mmau_grpo", "asr_grpo"):
         with pytest.raises(SystemExit) as stop:
@@ -425,6 +429,7 @@ def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--grpo.kl-beta" in capsys.readouterr().out
 
 
+@pytest.mark.smoke
 def test_self_test_trains_a_step() -> None:
     from audiorl.cli.selftest import self_test
 

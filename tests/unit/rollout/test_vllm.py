@@ -450,6 +450,7 @@ def test_without_vllm_the_extras_are_named(folder: Path, monkeypatch: pytest.Mon
         VLLMEngine(folder)
 
 
+@pytest.mark.smoke
 def test_a_text_decoder(tmp_path: Path) -> None:
     policy = lively(text.tiny(TEXTS, hidden=128, layers=2, vocab_size=400))
     policy.save(tmp_path)

@@ -59,6 +59,7 @@ def trainers(start: float = 0.0, restarts: int = 3) -> RayGroup:
     return RayGroup("trainer", Counter, start)
 
 
+@pytest.mark.smoke
 def test_a_group_calls_its_workers_as_every_group_does(cluster: Cluster) -> None:
     group = trainers(10.0)
     assert group.size == 2 and not group.shared
@@ -277,6 +278,7 @@ def test_a_cluster_that_is_too_small_or_of_another_version(tmp_path: Path) -> No
     assert not out.exists()
 
 
+@pytest.mark.smoke
 def test_what_does_not_fit_is_said_with_numbers() -> None:
     runtime = RuntimeConfig(kind="ray", ranks=4, engines=2, engine="vllm", engine_gpus=2)
     wanted = bundles(runtime, gpus=True)

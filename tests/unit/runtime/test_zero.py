@@ -39,7 +39,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.smoke), 3])
 def test_a_stage_trains_as_one_process(stage: int, plain: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     zero("train", str(RECIPE), "--out", str(out), *STEPS, stage=stage)
