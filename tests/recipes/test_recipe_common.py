@@ -139,10 +139,10 @@ def test_a_reward_file_is_one_more_part(tmp_path: Path, kind: Any) -> None:
     ("recipe", "phase", "options"),
     [
         ("mmau_grpo", "grpo", ("--grpo.ptx-coef", "0.5")),
-        ("asr_grpo", "grpo", ("--grpo.ptx-coef", "0.5")),
-        ("ppo_audio_qa", "ppo", ("--ppo.ptx-coef", "0.5")),
-        ("simul_ppo", "stage2", ("--stage2.ptx-coef", "0.5")),
-        ("tts_grpo", "grpo", ("--grpo.ptx-coef", "0.5")),
+        pytest.param("asr_grpo", "grpo", ("--grpo.ptx-coef", "0.5"), marks=pytest.mark.slow),
+        pytest.param("ppo_audio_qa", "ppo", ("--ppo.ptx-coef", "0.5"), marks=pytest.mark.slow),
+        pytest.param("simul_ppo", "stage2", ("--stage2.ptx-coef", "0.5"), marks=pytest.mark.slow),
+        pytest.param("tts_grpo", "grpo", ("--grpo.ptx-coef", "0.5"), marks=pytest.mark.slow),
     ],
 )
 def test_ptx_through_the_command_line(tmp_path: Path, recipe: str, phase: str, options: tuple[str, ...]) -> None:
@@ -153,6 +153,7 @@ def test_ptx_through_the_command_line(tmp_path: Path, recipe: str, phase: str, o
     assert last["ptx/loss"] > 0
 
 
+@pytest.mark.slow
 def test_a_reward_of_ones_own_for_interpretation(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def reward(rollout):\n    return len(rollout.text) / 100\n")
     options = ("--max-steps", "1", "--reward-file", str(tmp_path / "mine.py"), "--reward-weight", "2")

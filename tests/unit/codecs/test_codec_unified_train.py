@@ -191,6 +191,7 @@ def train_as(rank: int, store: str, out: str) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_are_one(tmp_path: Path) -> None:
     files = [str(tmp_path / f"{rank}.safetensors") for rank in (0, 1)]
     store = str(tmp_path / "store")

@@ -193,6 +193,6 @@ def test_runs_as_a_module(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert "100.00" in done.stdout
     failed = subprocess.run([*command, "nowhere.json"], cwd=ROOT, capture_output=True, text=True)
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     assert "nowhere.json" in failed.stderr
     assert "Traceback" not in failed.stderr
