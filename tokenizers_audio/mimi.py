@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, MimiModel
 
 from tokenizers_audio.checkpoint import load_model
@@ -23,16 +23,29 @@ from tokenizers_audio.seanet import conv_layer, seanet_layers, transposed_layer
 def load(path: str | Path, *, num_codebooks: int | None = None, bandwidth: float | None = None) -> Codec:
     """A Mimi codec of a folder or hub id, with all its codebooks, the first `num_codebooks` (Moshi uses 8), or those of
     a `bandwidth` in kbit/s. Raises ValueError."""
-    return Codec(Mimi(load_model(MimiCodec, path), num_codebooks, bandwidth))
+    return Codec(Mimi(load_model(MimiModel, path), num_codebooks, bandwidth))
 
 
-class MimiCodec(MimiModel):
-    """MimiModel whose codebooks move with it: it remembers each codebook's table outside of the module's state."""
+class MimiParts(nn.Module):
+    """The modules of a MimiModel by their names in checkpoints. In memory transformers 5.21 put them into two halves.
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MimiCodec:
+    The codebooks move with it: each remembers its table outside of the module's state.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        halves = hasattr(model.encoder, "encoder_seanet")
+        self.encoder = model.encoder.encoder_seanet if halves else model.encoder
+        self.decoder = model.decoder.decoder_seanet if halves else model.decoder
+        first, second = (model.encoder, model.decoder) if halves else (model, model)
+        self.encoder_transformer, self.downsample = first.encoder_transformer, first.downsample
+        self.decoder_transformer, self.upsample = second.decoder_transformer, second.upsample
+        self.quantizer = model.quantizer
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MimiParts:
         for module in self.modules():
             if hasattr(module, "_embed"):
-                module._embed = None
+                module._embed = None  # type: ignore[assignment]
         return super()._apply(fn, recurse)
 
 
@@ -43,9 +56,9 @@ class Mimi:
         config = model.config
         if not config.use_causal_conv or config.audio_channels != 1:
             raise ValueError("only causal mono Mimi models are supported, as all released ones are")
-        self.model = model
+        self.model: Any = MimiParts(model)
         self.sample_rate: int = config.sampling_rate
-        self.hop: int = math.prod(config.upsampling_ratios) * (1 if model.downsample is None else 2)
+        self.hop: int = math.prod(config.upsampling_ratios) * (1 if self.model.downsample is None else 2)
         self.codebook_size: int = config.codebook_size
         rate = self.sample_rate / self.hop
         self.num_codebooks = codebooks(config.num_quantizers, rate, self.codebook_size, num_codebooks, bandwidth)

@@ -42,6 +42,13 @@ class Backbone(Protocol):
         """
         ...
 
+    def weight_name(self, name: str) -> str:
+        """What states, engines and `ModelConfig.only` call the parameter that is `name` in transformers' model.
+
+        It is the same under all releases of transformers, and a name that is already so stays as it is.
+        """
+        ...
+
     def decoder(self, model: PreTrainedModel) -> Any:
         """The text model: takes inputs_embeds, position_ids [B, T], attention_mask; gives last_hidden_state."""
         ...

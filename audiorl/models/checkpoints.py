@@ -95,7 +95,7 @@ def load_weights(folder: str | Path, policy: AudioPolicy) -> None:
         )
     if saved.speech != policy.speech:
         raise ValueError(f"{folder}: holds a model that speaks as {saved.speech}, this run trains {policy.speech}")
-    policy.load_weights(dict(saved.model.named_parameters()), str(folder))
+    policy.load_weights(saved.parameters_by_name(), str(folder))
 
 
 def _layout(path: str | Path, saved: Any) -> FrameLayout:

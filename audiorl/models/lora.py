@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NON_LORA_WEIGHTS = "trained.safetensors"
 """In an adapter's folder: what was trained and is not in the adapter, such as the audio projector."""
+_PEFT = "base_model.model."
+"""Before every name in an adapter's file."""
 
 
 def add_lora(model: PreTrainedModel, decoder: nn.Module, config: LoraConfig) -> Any:
@@ -76,8 +78,14 @@ def read_adapter(folder: Path, policy: AudioPolicy) -> None:
 
     with naming_damage(folder):
         weights = load_peft_weights(str(folder), device=str(policy.device))
+    weight_name = policy.backbone.weight_name
+    modules = {weight_name(name): name for name, _ in policy.model.named_modules()}
+    renamed = {}  # peft saves the names in transformers' model, which may be of another release here
+    for name, tensor in weights.items():
+        module, _, last = name.removeprefix(_PEFT).rpartition(".")
+        renamed[f"{_PEFT}{modules.get(weight_name(module), module)}.{last}"] = tensor
     try:
-        unknown = set_peft_model_state_dict(policy.adapter, weights).unexpected_keys
+        unknown = set_peft_model_state_dict(policy.adapter, renamed).unexpected_keys
     except RuntimeError as error:
         raise ValueError(f"{folder}: the adapter has another shape than the model: {error}") from error
     if unknown:
@@ -90,7 +98,7 @@ def read_adapter(folder: Path, policy: AudioPolicy) -> None:
 def merged_weights(
     policy: AudioPolicy, wanted: Callable[[nn.Parameter], bool] = lambda p: True
 ) -> Iterator[tuple[str, Tensor]]:
-    """The `wanted` weights of a policy with an adapter by their names in the base model, merged one at a time."""
+    """The `wanted` weights of a policy with an adapter by the base model's `weight_name`s, merged one at a time."""
     modules = dict(policy.model.named_modules())
     for name, p in policy.model.named_parameters():
         if ".lora_" in name or not wanted(p):
@@ -100,4 +108,4 @@ def merged_weights(
         if module and name.endswith(".weight"):
             with torch.no_grad():
                 weight = weight + modules[module].get_delta_weight("default").to(p.dtype)
-        yield name.replace(".base_layer.", "."), weight
+        yield policy.backbone.weight_name(name.replace(".base_layer.", ".")), weight

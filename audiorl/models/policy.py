@@ -116,8 +116,12 @@ class AudioPolicy(nn.Module):
     def device(self) -> torch.device:
         return self.backbone.head(self.model).weight.device
 
+    def parameters_by_name(self) -> dict[str, nn.Parameter]:
+        """All parameters of the model; for the names see `Backbone.weight_name`."""
+        return {self.backbone.weight_name(name): p for name, p in self.model.named_parameters()}
+
     def trainable(self) -> dict[str, nn.Parameter]:
-        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        return {name: p for name, p in self.parameters_by_name().items() if p.requires_grad}
 
     def has_fresh_adapter(self) -> bool:
         """Whether there is an adapter that does not change the model yet: all its B matrices are zero."""
@@ -354,7 +358,7 @@ class AudioPolicy(nn.Module):
 
     def load_weights(self, weights: Weights, where: str = "weights") -> None:
         """Copy `weights` into the parameters of the same name, in place."""
-        copy_weights(self.model, weights, where)
+        copy_weights(self.parameters_by_name(), weights, where)
         self.weights_changed()
 
 

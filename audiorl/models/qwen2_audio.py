@@ -61,6 +61,9 @@ class Qwen2Audio:
             weights[_RELEASED_NAMES[prefix] + name.removeprefix(prefix)] = weight
         model.save_pretrained(folder, state_dict=weights, save_original_format=False)
 
+    def weight_name(self, name: str) -> str:
+        return name
+
     def decoder(self, model: Any) -> Any:
         return model.model.language_model
 

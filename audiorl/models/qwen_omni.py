@@ -6,6 +6,7 @@ For text and audio the three rows of M-RoPE positions are equal, so plain positi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import as_file, files
@@ -38,6 +39,8 @@ from audiorl.types import Message
 
 MIN_FRAMES = 3
 """The audio encoders pool four 10 ms frames into one audio token; shorter clips give none."""
+_MOVED = re.compile(r"^model\.(?:(audio_tower\.|visual\.)|language_model\.)")
+"""Since transformers 5.21 a thinker's encoders and decoder lie in its `model`; checkpoints keep the names of before."""
 
 
 class QwenOmni:
@@ -68,7 +71,8 @@ class QwenOmni:
         """As a whole Omni model with this thinker and no talker: vLLM reads the thinker from such a config only."""
         config_class, model_class = self._whole_model()
         thinker = model.config.to_dict()
-        thinker["text_config"]["tie_word_embeddings"] = self.head(model).weight is model.model.embed_tokens.weight
+        embedding = self.decoder(model).embed_tokens.weight
+        thinker["text_config"]["tie_word_embeddings"] = self.head(model).weight is embedding
         others = {k: v for k, v in config.items() if k in ("talker_config", "token2wav_config", "code2wav_config")}
         with _quiet():  # default talkers warn of their own token ids
             saved = config_class(thinker_config=thinker, enable_audio_output=False, dtype=model.dtype, **others)
@@ -87,17 +91,20 @@ class QwenOmni:
 
         return Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
+    def weight_name(self, name: str) -> str:
+        return _MOVED.sub(lambda match: match[1] or "model.", name)
+
     def decoder(self, model: Any) -> Any:
-        return model.model
+        return model.model if hasattr(model, "audio_tower") else model.model.language_model
 
     def head(self, model: Any) -> nn.Linear:
         return model.lm_head
 
     def audio_encoder(self, model: Any) -> Any:
-        return model.audio_tower
+        return model.audio_tower if hasattr(model, "audio_tower") else model.model.audio_tower
 
     def projector(self, model: Any) -> Sequence[nn.Module]:
-        return [model.audio_tower.proj]
+        return [self.audio_encoder(model).proj]
 
     def tokens(self, model: Any, frames: int) -> int:
         return int(self._tokens(model, torch.tensor([frames]))[0])
@@ -118,14 +125,15 @@ class QwenOmni:
         return list(outputs[0].split(self._tokens(model, lengths)))
 
     def project(self, model: Any, encoder_output: Tensor) -> Tensor:
-        return model.audio_tower.proj(encoder_output)
+        return self.audio_encoder(model).proj(encoder_output)
 
     def _run_encoder(self, model: Any, features: Tensor, lengths: Tensor) -> None:
-        after_conv, _ = model.audio_tower._get_feat_extract_output_lengths(lengths)
-        model.audio_tower(features, feature_lens=lengths, aftercnn_lens=after_conv)
+        audio_encoder = self.audio_encoder(model)
+        after_conv, _ = audio_encoder._get_feat_extract_output_lengths(lengths)
+        audio_encoder(features, feature_lens=lengths, aftercnn_lens=after_conv)
 
     def _tokens(self, model: Any, lengths: Tensor) -> list[int]:
-        return model.audio_tower._get_feat_extract_output_lengths(lengths)[1].tolist()
+        return self.audio_encoder(model)._get_feat_extract_output_lengths(lengths)[1].tolist()
 
 
 class Qwen3Omni(QwenOmni):
@@ -149,19 +157,20 @@ class Qwen3Omni(QwenOmni):
         return Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
 
     def projector(self, model: Any) -> Sequence[nn.Module]:
-        return [model.audio_tower.proj1, model.audio_tower.proj2]
+        audio_encoder = self.audio_encoder(model)
+        return [audio_encoder.proj1, audio_encoder.proj2]
 
     def project(self, model: Any, encoder_output: Tensor) -> Tensor:
-        audio_encoder = model.audio_tower
+        audio_encoder = self.audio_encoder(model)
         return audio_encoder.proj2(audio_encoder.act(audio_encoder.proj1(encoder_output)))
 
     def _run_encoder(self, model: Any, features: Tensor, lengths: Tensor) -> None:
-        model.audio_tower(features, feature_lens=lengths)
+        self.audio_encoder(model)(features, feature_lens=lengths)
 
     def _tokens(self, model: Any, lengths: Tensor) -> list[int]:
         from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3
 
-        return qwen3._get_feat_extract_output_lengths(lengths, model.audio_tower.n_window).tolist()
+        return qwen3._get_feat_extract_output_lengths(lengths, self.audio_encoder(model).n_window).tolist()
 
 
 @contextmanager
@@ -252,7 +261,7 @@ def tiny(
         torch.manual_seed(seed)
         model = Qwen2_5OmniThinkerForConditionalGeneration(thinker)
     if whisper:
-        load_whisper_encoder(model.audio_tower)
+        load_whisper_encoder(QwenOmni().audio_encoder(model))
     extractor = WhisperFeatureExtractor(feature_size=80, n_fft=400, hop_length=160, chunk_length=30)
     return AudioPolicy(model, tokenizer, extractor, QwenOmni(), config)
 

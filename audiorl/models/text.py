@@ -57,6 +57,9 @@ class TextDecoder:
     def save_model(self, model: PreTrainedModel, folder: str, config: Mapping[str, Any]) -> None:
         model.save_pretrained(folder)
 
+    def weight_name(self, name: str) -> str:
+        return name
+
     def decoder(self, model: Any) -> Any:
         return model.model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Weights = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 """Named tensors: all at once, or one after the other as they arrive."""
@@ -25,12 +25,11 @@ def check_weight(name: str, tensor: Tensor, parameters: Mapping[str, Tensor], wh
 
 
 @torch.no_grad()
-def copy_weights(model: nn.Module, weights: Weights, where: str) -> None:
-    """Copy `weights` into the parameters of the same name. Raises ValueError for one that does not fit.
+def copy_weights(parameters: Mapping[str, Tensor], weights: Weights, where: str) -> None:
+    """Copy `weights` into the `parameters` of the same name. Raises ValueError for one that does not fit.
 
     A mapping is checked as a whole before anything is copied.
     """
-    parameters = dict(model.named_parameters())
     if isinstance(weights, Mapping):
         for name, tensor in weights.items():
             check_weight(name, tensor, parameters, where)

@@ -116,7 +116,7 @@ class VLLMEngine:
                 'the engine vllm needs vLLM: pip install "audiorl[gpu]"; without a GPU "audiorl[rollout-cpu]"'
             )
         self._policy = load_policy(base, ModelConfig(device="meta"))
-        self._shapes = dict(self._policy.model.named_parameters())
+        self._shapes = self._policy.parameters_by_name()
         with _same_random_numbers():
             self._llm = _start(base, self._policy, config or VLLMConfig())
         self._broken = ""

@@ -7,16 +7,18 @@ import importlib.util
 import math
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import DacModel, EncodecModel, MimiModel, XcodecModel
 from transformers import __path__ as transformers_path
 
 import tokenizers_audio
 from tests.support.codecs import speech
+from tokenizers_audio.mimi import MimiParts
 from tokenizers_audio.resample import resample
 
 FRAMES = (6.0, 4.4, 1.0, 0.3)
@@ -52,6 +54,20 @@ def test_mimi(folders: dict[str, Path]) -> None:
         codes = encode(model, wav)
         assert codes.shape[2] == math.ceil(frames) and torch.equal(codec.encode(wav), codes)
         assert torch.equal(codec.decode(codes), model.decode(codes).audio_values[:, 0])
+
+
+def test_weights_of_mimi_have_the_names_of_checkpoints(folders: dict[str, Path]) -> None:
+    """Also in two halves, as transformers keeps them in memory since 5.21: the codec's identity depends on them."""
+    file = folders["mimi"] / "model.safetensors"
+    parts = MimiParts(pretrained(MimiModel, folders["mimi"]))
+    first, second = (
+        SimpleNamespace(encoder_transformer=parts.encoder_transformer, downsample=parts.downsample),
+        SimpleNamespace(decoder_transformer=parts.decoder_transformer, upsample=parts.upsample),
+    )
+    first.encoder_seanet, second.decoder_seanet = parts.encoder, parts.decoder
+    flat = SimpleNamespace(**dict(parts.named_children()))
+    for model in (flat, SimpleNamespace(encoder=first, decoder=second, quantizer=parts.quantizer)):
+        assert MimiParts(model).state_dict().keys() == load_file(file).keys()
 
 
 @pytest.mark.parametrize("name", ["dac", "dac-16k"])

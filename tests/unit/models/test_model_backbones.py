@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import WhisperFeatureExtractor
 
 from audiorl.algos.packing import pack_experiences
@@ -20,7 +21,7 @@ from audiorl.models.lora import NON_LORA_WEIGHTS
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.train.adamw import Optimizer
 from audiorl.types import Experience, Message, Sample
-from tests.conftest import Make, make_omni, readable
+from tests.conftest import Make, make_omni, make_qwen3_omni, readable
 from tests.support.packing import assert_same, experience, groups_of_three, logprobs, with_audio, with_gradients
 
 
@@ -212,7 +213,7 @@ def test_what_is_trained_beside_an_adapter_comes_back(make_policy: Make, samples
     """From an adapter's folder, and from a checkpoint, which does not read the base model again."""
     make_policy().save(tmp_path / "base")
     policy = load_policy(tmp_path / "base", ADAPTED)
-    side = {id(p): n for n, p in policy.model.named_parameters()}
+    side = {id(p): n for n, p in policy.parameters_by_name().items()}
     projector = {side[id(p)] for m in policy.backbone.projector(policy.model) for p in m.parameters()}
     assert {n for n in policy.trainable() if ".lora_" not in n} == projector
     batch = groups_of_three(policy, samples)
@@ -260,3 +261,44 @@ def test_audio_cannot_slip_into_another_prompt(policy: AudioPolicy, samples: lis
     for runs in ((lengths[0] + 1, lengths[1] - 1), (lengths[0], lengths[1] + 1), (lengths[0],)):
         with pytest.raises(ValueError, match="audio and text do not match"):
             policy.embed(row(*runs), clips)
+
+
+# -- where transformers keeps a thinker's parts: before release 5.21, and since ----------------------------------------
+
+
+@pytest.mark.parametrize("make", [make_omni, make_qwen3_omni])
+@pytest.mark.parametrize("since_5_21", [False, True])
+def test_weights_have_the_names_of_checkpoints(make: Make, since_5_21: bool, tmp_path: Path) -> None:
+    policy = make()
+    backbone = policy.backbone
+    decoder, encoder = backbone.decoder(policy.model), backbone.audio_encoder(policy.model)
+    model = nn.Module()
+    model.lm_head = backbone.head(policy.model)
+    model.model = nn.Module() if since_5_21 else decoder
+    if since_5_21:
+        model.model.language_model = decoder
+    (model.model if since_5_21 else model).audio_tower = encoder
+
+    assert backbone.decoder(model) is decoder and backbone.audio_encoder(model) is encoder
+    names = {backbone.weight_name(name): p for name, p in model.named_parameters()}
+    assert names.items() <= policy.parameters_by_name().items()
+    assert len(names) == len(list(model.parameters())) and names.keys() >= policy.trainable().keys()
+    assert {backbone.weight_name(name) for name in names} == names.keys()
+    policy.save(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors").keys()
+    if make is make_omni:  # the released Qwen3-Omni has a tensor for each expert, in memory they are one
+        assert {f"thinker.{name}" for name in names} <= saved
+
+
+def test_an_adapter_is_read_under_another_release(samples: list[Sample], tmp_path: Path) -> None:
+    make_omni().save(tmp_path / "base")
+    policy = load_policy(tmp_path / "base", ADAPTED)
+    batch = groups_of_three(policy, samples)
+    expected = torch.cat(logprobs(updated(policy, batch), batch))
+    policy.save(tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    saved = {name.replace(".language_model.", "."): tensor for name, tensor in load_file(file).items()}
+    assert any(name.startswith("base_model.model.model.layers.") for name in saved)
+    for inner in ("", "language_model."):
+        save_file({name.replace(".model.layers.", f".model.{inner}layers."): t for name, t in saved.items()}, file)
+        assert torch.equal(torch.cat(logprobs(load_policy(tmp_path / "adapter"), batch)), expected)

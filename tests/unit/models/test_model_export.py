@@ -144,7 +144,7 @@ def test_a_released_omni_model_comes_back_whole(tmp_path: Path) -> None:
     whole = Qwen2_5OmniForConditionalGeneration.from_pretrained(out, dtype=torch.float32)
     before, after = released.state_dict(), whole.state_dict()
     assert before.keys() == after.keys() and any(n.startswith("talker.") for n in after)
-    trained = {f"thinker.{n}" for n in policy.trainable()}
+    trained = {f"thinker.{n}" for n, p in policy.model.named_parameters() if p.requires_grad}
     for name, weight in after.items():
         if name in trained:
             assert torch.equal(weight, policy.model.state_dict()[name.removeprefix("thinker.")])
