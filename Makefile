@@ -44,10 +44,12 @@ test: install lint
 	$(PYTEST)
 
 test-slow: install
+	$(PY) -m pytest -m large
 	HYPOTHESIS_PROFILE=explore $(PYTEST) -m slow
 
 test-all: install lint
-	HYPOTHESIS_PROFILE=explore $(PYTEST) -m "slow or not slow"
+	$(PY) -m pytest -m large
+	HYPOTHESIS_PROFILE=explore $(PYTEST) -m "not large"
 
 lint: install
 	$(VENV)/bin/ruff check .

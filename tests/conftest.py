@@ -62,7 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         place = item.path.relative_to(here).as_posix()
-        if place.startswith(SLOW) and item.get_closest_marker("smoke") is None:
+        runs_anyway = item.get_closest_marker("smoke") or item.get_closest_marker("large")
+        if place.startswith(SLOW) and not runs_anyway:
             item.add_marker(pytest.mark.slow)
 
 

@@ -74,7 +74,7 @@ class QwenOmni:
         embedding = self.decoder(model).embed_tokens.weight
         thinker["text_config"]["tie_word_embeddings"] = self.head(model).weight is embedding
         others = {k: v for k, v in config.items() if k in ("talker_config", "token2wav_config", "code2wav_config")}
-        with _quiet():  # default talkers warn of their own token ids
+        with _quiet():
             saved = config_class(thinker_config=thinker, enable_audio_output=False, dtype=model.dtype, **others)
         for key in (CONFIG_KEY, CODEC_KEY):  # `read_config` looks for them here
             if hasattr(model.config, key):
@@ -175,6 +175,7 @@ class Qwen3Omni(QwenOmni):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
+    """Without transformers' warnings that a talker's config names token ids outside of its own vocabulary."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -189,8 +190,9 @@ def load(path: str | Path, config: ModelConfig, kind: str, speech: FrameLayout |
         Qwen3OmniMoeThinkerForConditionalGeneration if kind == "qwen3" else Qwen2_5OmniThinkerForConditionalGeneration
     )
     backbone = Qwen3Omni() if kind == "qwen3" else QwenOmni()
-    model = load_model(model_class, path, config, branch(backbone, speech))
-    tokenizer, extractor = load_frontend(path)
+    with _quiet():
+        model = load_model(model_class, path, config, branch(backbone, speech))
+        tokenizer, extractor = load_frontend(path)
     return AudioPolicy(model, tokenizer, extractor, backbone, config, speech)
 
 

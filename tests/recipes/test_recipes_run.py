@@ -438,7 +438,7 @@ def test_self_test_trains_a_step() -> None:
     assert metrics["grad_norm"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.parametrize("lora", ["True", "False"])
 def test_mmau_grpo_at_full_width(tmp_path: Path, lora: str) -> None:
     """The released 3B model's widths, two layers deep, as a checkpoint of the whole model in bfloat16."""

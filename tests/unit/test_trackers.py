@@ -6,6 +6,7 @@ import json
 import math
 import sqlite3
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ def log_two_steps(run: Run, name: str) -> None:
     run.log("grpo", 1, {"reward/mean": 0.5, "kl": math.nan})
     run.finish("grpo")
     run.close()
+    if name == "wandb":
+        time.sleep(1.1)  # it names the folder of an offline run by the second
     resumed = Run.open(run.dir)
     resumed.track([name])
     resumed.log("grpo", 2, {"reward/mean": 0.75, "kl": 0.1})

@@ -305,7 +305,7 @@ def test_trainers_hold_no_separate_reference() -> None:
     experience = Experience(
         torch.tensor([3, 4]), torch.tensor([False, True]), prompt_length=1, engine_logprobs=torch.zeros(2)
     )
-    with pytest.raises(AssertionError, match="no ref_logprobs"):
+    with pytest.raises(AssertionError, match="the reference is a process of its own"):
         worker.prepare([experience])
     filled = experience.replace(ref_logprobs=torch.tensor([0.0, -2.0]))
     assert worker.prepare([filled])[0].ref_logprobs is filled.ref_logprobs
@@ -347,7 +347,9 @@ def test_vllm_writes_with_the_trainers_weights(
     ],
 )
 def test_vllm_colocated_with_trainers_that_have_a_process_group(runtime: RuntimeConfig) -> None:
-    message = r"vLLM makes a process group .* --runtime.kind ray --runtime.engines N .* --runtime.placement colocated"
+    message = (
+        r"vLLM makes a torch process group.* --runtime.kind ray --runtime.engines N .* --runtime.placement colocated"
+    )
     with pytest.raises(ValueError, match=message):
         runtime.check()
 
@@ -356,7 +358,7 @@ def test_vllm_under_a_torchrun_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     set_current(RuntimeConfig(engine="vllm"))
     check_engine()
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="vLLM makes a process group"):
+    with pytest.raises(ValueError, match="vLLM makes a torch process group"):
         check_engine()
 
 
