@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ def load_judge(model_class: Any, path: str | Path, device: str) -> Any:
 
     Raises ValueError when weights are damaged, missing, or of another shape than config.json says.
     """
-    from audiorl.models.loading import naming_damage
+    from audiorl.models.loading import naming_damage, quietly
 
     try:
         with quietly(), naming_damage(path):  # the errors below replace transformers' table of weights
@@ -39,19 +37,6 @@ def load_judge(model_class: Any, path: str | Path, device: str) -> Any:
                 f"{path}: weight {names[0]!r}{others} is {kind} the checkpoint; is it a {model_class.__name__}?"
             )
     return model.to(device).eval().requires_grad_(False)
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Without transformers' warnings."""
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
 
 
 def load_processor(loader: Any, path: str | Path, what: str) -> Any:

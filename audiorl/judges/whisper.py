@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from audiorl.config import torch_device
-from audiorl.judges.checkpoint import load_judge, load_processor, quietly
+from audiorl.judges.checkpoint import load_judge, load_processor
 from audiorl.judges.protocol import Waveform
 from audiorl.judges.waves import Wave, batches_by_length, resampled
 
@@ -80,6 +80,8 @@ class Whisper:
             return_attention_mask=True,
             **({"truncation": False, "padding": "longest"} if long else {}),
         ).to(model.device)
+        from audiorl.models.loading import quietly
+
         options: dict[str, Any] = {"return_timestamps": True} if long else {}
         if getattr(model.generation_config, "is_multilingual", False):
             options |= {"language": self.language, "task": "transcribe"}

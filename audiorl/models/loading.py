@@ -31,6 +31,17 @@ def checkpoint_dtype(config: ModelConfig) -> torch.dtype | str:
     return "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without transformers' warnings."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
 def load_model(
     model_class: Any,
     path: str | Path,

@@ -7,8 +7,7 @@ For text and audio the three rows of M-RoPE positions are equal, so plain positi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,14 +22,13 @@ from transformers import (
     Qwen3OmniMoeThinkerForConditionalGeneration,
     WhisperFeatureExtractor,
 )
-from transformers.utils import logging
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.models.chatml import DEFAULT_SYSTEM, chatml, chatml_template
 from audiorl.models.dual_branch import branch
 from audiorl.models.features import flat_mels
-from audiorl.models.loading import load_frontend, load_model
+from audiorl.models.loading import load_frontend, load_model, quietly
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.saving import BASE_KEY
 from audiorl.models.speech import CODEC_KEY, CONFIG_KEY, FrameLayout
@@ -74,7 +72,7 @@ class QwenOmni:
         embedding = self.decoder(model).embed_tokens.weight
         thinker["text_config"]["tie_word_embeddings"] = self.head(model).weight is embedding
         others = {k: v for k, v in config.items() if k in ("talker_config", "token2wav_config", "code2wav_config")}
-        with _quiet():
+        with quietly():  # a talker's config names token ids outside of its own vocabulary
             saved = config_class(thinker_config=thinker, enable_audio_output=False, dtype=model.dtype, **others)
         for key in (CONFIG_KEY, CODEC_KEY):  # `read_config` looks for them here
             if hasattr(model.config, key):
@@ -173,24 +171,13 @@ class Qwen3Omni(QwenOmni):
         return qwen3._get_feat_extract_output_lengths(lengths, self.audio_encoder(model).n_window).tolist()
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' warnings that a talker's config names token ids outside of its own vocabulary."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-
-
 def load(path: str | Path, config: ModelConfig, kind: str, speech: FrameLayout | None = None) -> AudioPolicy:
     """A thinker from a checkpoint of the whole model or of the thinker alone, local or by hub id."""
     model_class: type[PreTrainedModel] = (
         Qwen3OmniMoeThinkerForConditionalGeneration if kind == "qwen3" else Qwen2_5OmniThinkerForConditionalGeneration
     )
     backbone = Qwen3Omni() if kind == "qwen3" else QwenOmni()
-    with _quiet():
+    with quietly():
         model = load_model(model_class, path, config, branch(backbone, speech))
         tokenizer, extractor = load_frontend(path)
     return AudioPolicy(model, tokenizer, extractor, backbone, config, speech)
