@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -391,6 +392,7 @@ def _start(folder: str | Path, policy: AudioPolicy, config: VLLMConfig) -> Any:
             mm_processor_cache_gb=0,
         )
     if current_platform.is_cpu():
+        _hide_llvmlite()
         kv_cache = (config.kv_cache_mb or CPU_KV_CACHE_MB) << 20
         # A prompt in several steps takes back the random number of all but the last, which CPU generators cannot.
         whole = dict(enable_chunked_prefill=False, max_num_batched_tokens=max(CPU_STEP_TOKENS, longest))
@@ -418,6 +420,16 @@ def _start(folder: str | Path, policy: AudioPolicy, config: VLLMConfig) -> Any:
             **options,
         )
     )
+
+
+def _hide_llvmlite() -> None:
+    """Let vLLM for the CPU start in a process that has imported numba, as librosa does.
+
+    vLLM looks for its kernels in `vars` of each object of each module, and llvmlite's library makes a function of
+    every name that it is asked for, `__dict__` among them.
+    """
+    if llvmlite := sys.modules.get("llvmlite.binding.ffi"):
+        getattr(llvmlite.lib, "_fntab", {})["__dict__"] = {}
 
 
 def _dtype(policy: AudioPolicy, config: VLLMConfig) -> str:

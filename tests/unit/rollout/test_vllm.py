@@ -452,6 +452,8 @@ def test_without_vllm_the_extras_are_named(folder: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.smoke
 def test_a_text_decoder(tmp_path: Path) -> None:
+    """After numba, whose library vLLM's search for kernels stumbles over."""
+    pytest.importorskip("llvmlite.binding")
     policy = lively(text.tiny(TEXTS, hidden=128, layers=2, vocab_size=400))
     policy.save(tmp_path)
     engine = VLLMEngine(tmp_path, SamplingConfig(max_new_tokens=8), VLLMConfig(max_model_len=256, kv_cache_mb=16))
