@@ -47,6 +47,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("recipes", "eval"),
 )
 _SOURCES = ("audiorl/**/*.py", "tokenizers_audio/**/*.py", "recipes/**/*.py", "eval/*.py")
+# What a run needs besides the path from recipe to loss: command line, processes, the run's folder and its report.
+_SURROUNDINGS = ("audiorl.cli", "audiorl.options", "audiorl.report", "audiorl.run", "audiorl.runtime")
 _LOSS, _LOSS_FILE = "policy_loss", "audiorl/rl/losses.py"
 
 
@@ -286,34 +288,33 @@ def docstring_lines(source: str) -> set[int]:
 
 
 def report_core_path(trace: Trace, names: bool) -> None:
-    """Print how many definitions ran and how long they are, by file."""
+    """Print how many definitions ran and how many lines of code they have, by package and, if `names`, by file."""
     ran = executed(trace)
     by_file: dict[Path, set[int]] = {}
     for definition in ran:
         by_file.setdefault(definition.file, set()).update(definition.lines)
-    total = code = bare = 0
-    rows = []
+    rows = []  # ((lines of code, lines with docstrings, lines with comments and blank ones too), file)
     for file, lines in by_file.items():
         source = (trace.root / file).read_text(encoding="utf-8")
-        counts = (
-            len(lines),
-            len(lines & code_lines(source)),
-            len(lines & code_lines(source) - docstring_lines(source)),
-        )
-        total, code, bare = total + counts[0], code + counts[1], bare + counts[2]
-        rows.append((counts, file))
-    print(f"core path of {trace.recipe.name} --tiny: {len(ran)} definitions in {len(by_file)} modules of audiorl")
-    print(f"  {code} lines without blank lines and comments, {total} with them, {bare} without docstrings as well")
-    packages: Counter[str] = Counter()
-    for counts, file in rows:
-        packages[".".join(file.with_suffix("").parts[:2])] += counts[1]
-    for package, count in packages.most_common():
-        print(f"  {count:5d} {package}")
+        code = lines & code_lines(source)
+        rows.append(((len(code - docstring_lines(source)), len(code), len(lines)), file))
+    print(f"what {trace.recipe.name} --tiny runs: {len(ran)} definitions in {len(by_file)} modules of audiorl")
+    print("lines of code, with docstrings, with comments and blank lines:")
+    packages = {file: ".".join(file.with_suffix("").parts[:2]) for _, file in rows}
+    for title, core in (("core path", True), ("around it", False)):
+        of_title = [(c, packages[file]) for c, file in rows if (packages[file] not in _SURROUNDINGS) == core]
+        _print_counts(title, [c for c, _ in of_title])
+        for package in sorted({name for _, name in of_title}):
+            _print_counts(f"  {package}", [c for c, name in of_title if name == package])
     if names:
-        for counts, file in sorted(rows, key=lambda row: -row[0][1]):
-            print(f"  {counts[1]:5d} {file}")
+        for counts, file in sorted(rows, reverse=True):
+            _print_counts(str(file), [counts])
         for definition in ran:
             print(f"    {definition.file}:{min(definition.lines)} {definition.name} ({len(definition.lines)} lines)")
+
+
+def _print_counts(title: str, counts: Sequence[tuple[int, int, int]]) -> None:
+    print("  " + "".join(f"{sum(column):6d}" for column in zip(*counts, strict=True)) + f"  {title}")
 
 
 def report_modules(root: Path, recipe: Path) -> None:

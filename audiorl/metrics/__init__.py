@@ -1,7 +1,7 @@
 """Metrics: how good is a set of outputs. Pure functions of texts and numbers; rewards and evaluations share them."""
 
 from audiorl.metrics.atd import atd
-from audiorl.metrics.choice import Accuracy, bootstrap_accuracy, mmau_match
+from audiorl.metrics.choice import mmau_match
 from audiorl.metrics.latency import al, ap, dal, end_offset, flal, laal, start_offset, wait_k, yaal
 from audiorl.metrics.longform import ReferenceSegment, long_yaal, stream_laal
 from audiorl.metrics.passk import pass_at_k, pass_at_k_curve
@@ -9,7 +9,6 @@ from audiorl.metrics.resegment import mwer_cuts, soft_cuts
 from audiorl.metrics.text import CorpusErrors, ErrorCounts, Normalizer, cer, char_errors, normalize, wer, word_errors
 
 __all__ = [
-    "Accuracy",
     "CorpusErrors",
     "ErrorCounts",
     "Normalizer",
@@ -17,7 +16,6 @@ __all__ = [
     "al",
     "ap",
     "atd",
-    "bootstrap_accuracy",
     "cer",
     "char_errors",
     "dal",

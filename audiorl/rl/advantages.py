@@ -148,11 +148,6 @@ def _filled(
     ]
 
 
-def with_advantage(experience: Experience, advantage: float) -> Experience:
-    """The experience with one advantage on every sampled token."""
-    return experience.replace(advantages=torch.where(experience.loss_mask, advantage, 0.0))
-
-
 def mean_advantage(experience: Experience) -> float:
     """Over the sampled tokens; 0 when there are none."""
     assert experience.advantages is not None

@@ -12,12 +12,11 @@ from torch import Tensor
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import CriticConfig, OptimConfig, RLConfig
 from audiorl.models import AudioPolicy
-from audiorl.rl.advantages import with_advantage
 from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.run.folder import Run
 from audiorl.types import Experience, Sample
 from tests.conftest import make_omni
-from tests.support.experiences import batch_of
+from tests.support.experiences import batch_of, with_advantage
 from tests.support.training_runs import CONFIG, Even, rows, train
 
 NAN, INF = float("nan"), float("inf")

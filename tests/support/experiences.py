@@ -51,3 +51,8 @@ def logprobs(policy: AudioPolicy, e: Experience) -> Tensor:
 def values(learner: Trainer, e: Experience) -> Tensor:
     assert learner.critic is not None
     return learner.critic.model(pack_experiences([e]))
+
+
+def with_advantage(experience: Experience, advantage: float) -> Experience:
+    """The experience with one advantage on every sampled token."""
+    return experience.replace(advantages=torch.where(experience.loss_mask, advantage, 0.0))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from audiorl.metrics import bootstrap_accuracy, mmau_match
+from audiorl.metrics import mmau_match
 
 
 def tokens_by_hand(text: str) -> list[str]:
@@ -105,19 +105,3 @@ def test_agrees_with_the_second_implementation() -> None:
 )
 def test_by_hand(answer: str, prediction: str, choices: list[str], expected: bool) -> None:
     assert mmau_match(answer, prediction, choices) is expected
-
-
-def test_bootstrap_interval() -> None:
-    accuracy = bootstrap_accuracy([True] * 64 + [False] * 36)
-    # normal approximation: 0.64 ± 1.96 sqrt(0.64·0.36/100) = 0.64 ± 0.094
-    assert (accuracy.value, accuracy.n) == (0.64, 100)
-    assert accuracy.low == pytest.approx(0.546, abs=0.011)
-    assert accuracy.high == pytest.approx(0.734, abs=0.011)
-    assert bootstrap_accuracy([True] * 64 + [False] * 36) == accuracy
-    assert bootstrap_accuracy([True] * 5).low == 1.0
-    wider = bootstrap_accuracy([True] * 64 + [False] * 36, confidence=0.99)
-    assert wider.low < accuracy.low < accuracy.high < wider.high
-    with pytest.raises(ValueError, match="at least one"):
-        bootstrap_accuracy([])
-    with pytest.raises(ValueError, match=r"got 95"):
-        bootstrap_accuracy([True], confidence=95)

@@ -17,7 +17,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
-from audiorl.rl.advantages import compute_token_advantages, with_advantage
+from audiorl.rl.advantages import compute_token_advantages
 from audiorl.rl.train import train_rl
 from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
@@ -26,7 +26,7 @@ from audiorl.run.folder import Run
 from audiorl.train.ema import EMA
 from audiorl.types import Experience, Request, Sample, Score
 from tests.conftest import make_omni
-from tests.support.experiences import LENGTHS, SCORES, batch_of, logprobs, values
+from tests.support.experiences import LENGTHS, SCORES, batch_of, logprobs, values, with_advantage
 from tests.support.gradients import gradients_of
 from tests.support.packing import with_audio
 from tests.support.trainer_steps import gradients

@@ -15,7 +15,6 @@ from audiorl.config import CriticConfig, OptimConfig, RLConfig, SamplingConfig, 
 from audiorl.models import AudioPolicy, higgs
 from audiorl.models.dual_branch import dualize
 from audiorl.models.examples import Example, experience
-from audiorl.rl.advantages import with_advantage
 from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
@@ -23,6 +22,7 @@ from audiorl.train.sft import SFTWorker
 from audiorl.tts.prompts import speech_sample
 from audiorl.types import Experience, Message, Request, Rollout, Sample, Score, Turn
 from tests.conftest import make_omni
+from tests.support.experiences import with_advantage
 from tests.support.gradients import gradients_of
 from tests.support.speaking_models import codec
 from tokenizers_audio import AudioTokenizer

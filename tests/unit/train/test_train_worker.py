@@ -13,11 +13,11 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
-from audiorl.rl.advantages import with_advantage
 from audiorl.rl.trainer import Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Experience, Request, Rollout, Sample
 from tests.conftest import make_omni
+from tests.support.experiences import with_advantage
 from tests.support.trainer_steps import gradients, learn
 
 Make = Callable[..., AudioPolicy]

@@ -15,7 +15,6 @@ from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, Sampl
 from audiorl.data.schedule import batch_of_step
 from audiorl.models import AudioPolicy, load_policy, load_weights
 from audiorl.models.examples import Example
-from audiorl.rl.advantages import with_advantage
 from audiorl.rl.trainer import Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
@@ -24,6 +23,7 @@ from audiorl.train.adamw import Optimizer, learning_rate
 from audiorl.train.sft import SFTWorker
 from audiorl.types import Experience, Request, Sample
 from tests.conftest import make_omni, make_qwen2_audio, make_qwen3_omni
+from tests.support.experiences import with_advantage
 from tests.support.gradients import gradients_of
 from tests.support.packing import experience, logprobs
 from tests.support.released import save_released
