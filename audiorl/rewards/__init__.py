@@ -13,7 +13,7 @@ from audiorl.rewards.model import ModelReward, ProcessModelReward
 from audiorl.rewards.remote import RemoteReward, RewardServerError
 from audiorl.rewards.repetition import Repetition
 from audiorl.rewards.tags import after_think, extract_answer, extract_think, final_text, strip_tags
-from audiorl.rewards.think import AnswerFormat, ThinkFormat, ThinkLength
+from audiorl.rewards.think import AnswerFormat, ThinkFormat, ThinkLength, ThinkTranscript
 
 __all__ = [
     "AnswerAccuracy",
@@ -32,6 +32,7 @@ __all__ = [
     "Term",
     "ThinkFormat",
     "ThinkLength",
+    "ThinkTranscript",
     "WeightedSum",
     "WordAccuracy",
     "after_think",

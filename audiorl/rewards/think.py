@@ -1,4 +1,4 @@
-"""Is the response laid out as asked? Format and length of the thinking."""
+"""The thinking: its format, its length, and whether it repeats what is said."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from audiorl.metrics.scripts import units
+from audiorl.metrics.text import char_errors, normalize
+from audiorl.rewards.asr import language_of
 from audiorl.rewards.tags import extract_think
-from audiorl.types import Rollout, Score
+from audiorl.types import Rollout, Sample, Score
 
 _THINK_ANSWER = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
 _ANSWER_ONLY = re.compile(r"<answer>.*?</answer>", re.DOTALL)
@@ -74,3 +76,35 @@ class ThinkLength:
         if n < self.min_words:
             return n / self.min_words
         return min(1.0, max(0.0, 2.0 - n / self.max_words))
+
+
+@dataclass(frozen=True)
+class ThinkTranscript:
+    """Does the thought repeat what is said? 1 - CER of the thought, at least 0, against sample.metadata["text"].
+
+    `words` compares with the first so many words of the transcript only; None with all of it. Part `said` is 1 where
+    the thought has words and each of them is a word of the whole transcript. A missing or unclosed thought earns 0.
+    Without a reward of this kind GRPO on the answer alone makes thoughts cues that nobody said.
+
+    Raises ValueError for a sample without transcript.
+    """
+
+    words: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.words is not None and self.words < 1:
+            raise ValueError(f"ThinkTranscript: words must be at least 1, or None for all, got {self.words}")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [self._score(r.sample, extract_think(r.text) or "") for r in rollouts]
+
+    def _score(self, sample: Sample, thought: str) -> Score:
+        text = sample.metadata.get("text")
+        transcript = normalize(text, "basic", language_of(sample)) if isinstance(text, str) else ""
+        if not transcript:
+            raise ValueError(f'sample {sample.id!r}: metadata has no transcript "text" to compare the thought with')
+        said = transcript.split()
+        thought = normalize(thought, "basic", language_of(sample))
+        errors = char_errors(" ".join(said[: self.words]), thought, "none")
+        all_said = bool(thought) and set(thought.split()) <= set(said)
+        return Score(max(0.0, 1.0 - errors.rate), {"said": float(all_said)})

@@ -1,6 +1,6 @@
 import pytest
 
-from audiorl.rewards import AnswerFormat, ThinkFormat, ThinkLength
+from audiorl.rewards import AnswerFormat, ThinkFormat, ThinkLength, ThinkTranscript
 
 GOOD = "<think>a dog\nbarks</think>\n<answer>B</answer>"
 
@@ -55,3 +55,34 @@ def test_think_length_counts_unspaced_characters_and_needs_closed_thinking(make_
     assert [s.total for s in scores] == [0.75, 0.0, 0.0]  # five characters: 2 - 5/4
     with pytest.raises(ValueError, match="min_words=60"):
         ThinkLength(min_words=60)
+
+
+@pytest.mark.parametrize(
+    ("thought", "words", "accuracy", "said"),
+    [
+        ("the call", 2, 1, 1),
+        ("The call!", 2, 1, 1),
+        ("the call has ended", None, 1, 1),
+        ("the cell", 2, 7 / 8, 0),
+        ("call", 2, 0.5, 1),
+        ("ended", 2, 1 - 7 / 8, 1),  # said, but not at the beginning
+        ("porer sep ait sep", 2, 0, 0),
+        ("", 2, 0, 0),
+        ("...", 2, 0, 0),
+    ],
+)
+def test_think_transcript(make_rollout, thought: str, words: int | None, accuracy: float, said: float) -> None:
+    rollout = make_rollout(f"<think>{thought}</think><answer>B</answer>", text="The call has ended.", language="en")
+    (score,) = ThinkTranscript(words)([rollout])
+    assert score.total == pytest.approx(accuracy)
+    assert score.parts == {"said": said}
+
+
+def test_think_transcript_needs_a_closed_thought_and_a_transcript(make_rollout) -> None:
+    unclosed = make_rollout("<think>the call <answer>B</answer>", text="The call has ended.")
+    assert ThinkTranscript()([unclosed])[0].total == 0
+    for metadata in ({}, {"text": "..."}, {"text": 3}):
+        with pytest.raises(ValueError, match="sample 'clip-7': metadata has no transcript"):
+            ThinkTranscript()([make_rollout(GOOD, **metadata)])
+    with pytest.raises(ValueError, match="words must be at least 1"):
+        ThinkTranscript(0)
