@@ -1,8 +1,12 @@
-"""GRPO on speech recognition, reward 1 - WER (or 1 - CER), with a check that nothing else was forgotten.
+"""GRPO on speech recognition, reward 1 - WER (or 1 - CER), with guards against outputs that nobody said.
 
     audiorl train asr-grpo --out runs/asr --path Qwen/Qwen2.5-Omni-3B \
         --model.dtype bfloat16 --data LibriSpeech/train-clean-100 --held-out LibriSpeech/test-other \
         --retention wenetspeech_test_meeting.json --unit char
+
+A clipped 1 - WER does not see how long an output is that is wrong throughout, nor text in brackets. Two penalties,
+logged as reward/hallucination and reward/repetition, do: see `audiorl.rewards.Hallucination` and `Repetition`.
+`--no-speech 200` trains on silence and noise too, for which nothing is to be written.
 
 The sets of `--retention` are measured before and after training. Where their accuracy has fallen by more than
 `--retention-margin`, the run ends with an error; its checkpoints and report remain. `--path tiny --data bundled` tries
@@ -17,6 +21,7 @@ from typing import Any, Literal
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
+from audiorl.data.no_speech import TRAINED, no_speech_samples
 from audiorl.recipe.common import (
     PtxOptions,
     RecipeConfig,
@@ -28,10 +33,10 @@ from audiorl.recipe.common import (
     read_split,
     stratified,
 )
-from audiorl.rewards import CharAccuracy, Repetition, WeightedSum, WordAccuracy
+from audiorl.rewards import CharAccuracy, Hallucination, Repetition, WeightedSum, WordAccuracy
 from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
-from audiorl.types import Sample
+from audiorl.types import Reward, Sample
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,16 @@ class Config(PtxOptions, RewardOptions, RecipeConfig):
     """Errors are counted in words (reward 1 - WER) or in characters (reward 1 - CER)."""
     normalizer: Literal["english", "basic", "none"] = "basic"
     """What is left out before texts are compared: see `audiorl.metrics.text.normalize`."""
+    hallucination_weight: float = 0.5
+    """Weight of the penalty, in [-1, 0], on inserted words and on more words than fit into the audio; 0: none."""
+    max_rate: float | None = None
+    """Words (or characters) a second that fit into the audio; None: 5 words or 25 characters."""
+    repetition_weight: float = 0.2
+    """Weight of the penalty, in (-1, 0], on repeated n-grams that the reference does not repeat; 0: none."""
+    repetition_n: int = 3
+    """Words of such an n-gram."""
+    no_speech: int = 0
+    """Training rows without speech: silence, white and pink noise of 2 to 8 s, whose transcript is empty."""
     grpo: RLConfig = RLConfig(group_size=8, prompts_per_step=8, kl_beta=0.01, eval_every=100, save_every=50)
     """The estimator. Its steps follow from `epochs` and `max_steps`."""
     optim: OptimConfig = OptimConfig(lr=1e-6)
@@ -59,6 +74,7 @@ def tiny() -> Config:
         data=("bundled",),
         held_out_count=4,
         retention=("bundled",),
+        no_speech=2,
         retention_margin=1.0,
         max_steps=2,
         model=ModelConfig(),
@@ -74,10 +90,9 @@ def main(config: Config, run: Run) -> None:
     if config.retention:
         retained = stratified(read_sets(config.retention, config, **source), config.held_out_count, config.data_seed)[1]
     policy = policy_from(config)
-    accuracy = WordAccuracy if config.unit == "word" else CharAccuracy
-    reward = config.rewarded(
-        WeightedSum.of(accuracy=accuracy(normalizer=config.normalizer), repetition=(Repetition(), 0.2))
-    )
+    if config.no_speech:
+        samples += no_speech_samples(config.no_speech, TRAINED, seed=config.data_seed)
+    reward = config.rewarded(guarded(config))
     with measured(run, policy, held_out, reward, config.sampling.max_new_tokens, retained) as evaluate:
         train_rl(
             policy,
@@ -94,6 +109,20 @@ def main(config: Config, run: Run) -> None:
         )
     if retained:
         check_retention(config, run)
+
+
+def guarded(config: Config) -> WeightedSum:
+    """1 - WER (or 1 - CER) with the penalties that have a weight."""
+    accuracy = WordAccuracy if config.unit == "word" else CharAccuracy
+    guards: dict[str, tuple[Reward, float]] = {
+        "hallucination": (Hallucination(config.unit, config.normalizer, config.max_rate), config.hallucination_weight),
+        "repetition": (Repetition(config.repetition_n, beyond_reference=True), config.repetition_weight),
+    }
+    if any(weight < 0 for _, weight in guards.values()):
+        raise ValueError("--hallucination-weight and --repetition-weight: give 0 or more; the penalties are negative")
+    return WeightedSum.of(
+        accuracy=accuracy(normalizer=config.normalizer), **{name: g for name, g in guards.items() if g[1]}
+    )
 
 
 def check_retention(config: Config, run: Run) -> None:

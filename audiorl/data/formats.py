@@ -8,7 +8,8 @@ Fields (others are kept in `Sample.metadata`):
     musicbench  id, audio_path, question_text, multi_choice, answer (an index or the text), dataset_name
     mmau        id, audio_id, question, choices, answer (the text), task, category, difficulty, …
     mmar        id, audio_path, question, choices, answer (the text), modality, category, …
-    asr         audio_filepath | audio | audio_path, text | transcript | sentence, offset?, duration? (NeMo)
+    asr         audio_filepath | audio | audio_path, text | transcript | sentence, offset?, duration? (NeMo); an empty
+                text only in a row whose task is "no_speech"
 
 `audio` is a path, or {"path"} or {"bytes"} or {"array", "sampling_rate"} as `datasets` stores it. A row with `start` or
 `offset` selects `duration` seconds from there; `duration` alone only describes the file.
@@ -107,7 +108,8 @@ def asr(row: Row, style: Style) -> Sample:
     text = next((name for name in TEXT_FIELDS if row.data.get(name) is not None), None)
     if text is None:
         raise FieldError("text", f"missing; give the transcript in text (the columns are {', '.join(row.data)})")
-    transcript = _string(row, text, "give the transcript")
+    silent = row.data.get("task") == "no_speech" and row.data[text] == ""
+    transcript = "" if silent else _string(row, text, "give the transcript")
     language = row.data.get("language") or row.data.get("lang") or ""
     clip = clip_of(row, style, audio_field(row))
     return Sample(

@@ -6,6 +6,7 @@ from audiorl.rewards.check import check_scores
 from audiorl.rewards.choices import match_choice, normalize_text
 from audiorl.rewards.combine import StandardisedSum, Term, WeightedSum
 from audiorl.rewards.files import FileReward, FunctionReward, load_reward
+from audiorl.rewards.hallucination import Hallucination
 from audiorl.rewards.language import LanguageConsistency
 from audiorl.rewards.length import Overlong
 from audiorl.rewards.maths import maths_equal
@@ -21,6 +22,7 @@ __all__ = [
     "CharAccuracy",
     "FileReward",
     "FunctionReward",
+    "Hallucination",
     "LanguageConsistency",
     "ModelReward",
     "Overlong",

@@ -16,7 +16,11 @@ class WordAccuracy:
 
     WER can exceed 1: `clip` keeps the reward in [0, 1], without it long babble goes below 0. `normalizer` is
     "english" (Whisper), "basic" (multilingual; spells digits out where sample.metadata has a "language") or "none".
-    Raises ValueError for a sample without references or with one that is empty after normalisation.
+
+    The reference "" says that nobody speaks: an empty response gets 1 and any other 0. Clipped, an output that is wrong
+    throughout gets 0 however long it is, and the normalisers drop text in brackets: see `Hallucination`.
+
+    Raises ValueError for a sample without references and for a text that is empty after normalisation.
     """
 
     normalizer: Normalizer = "basic"
@@ -47,18 +51,19 @@ def error_rate(
 ) -> float:
     """The lowest rate of `errors` (`word_errors` or `char_errors`) of a text over the sample's references.
 
-    Raises ValueError for a sample without references or with one that is empty after normalisation.
+    Raises ValueError for a sample without references and for a text that is empty after normalisation.
     """
     language = language_of(sample)
-    references = _references(sample, normalizer, language)
+    references = references_of(sample, normalizer, language)
     return min(errors(reference, hypothesis, normalizer, language).rate for reference in references)
 
 
-def _references(sample: Sample, normalizer: Normalizer, language: str | None) -> tuple[str, ...]:
+def references_of(sample: Sample, normalizer: Normalizer, language: str | None) -> tuple[str, ...]:
+    """sample.references, checked: "" stays (nobody speaks), other texts must not be empty after normalisation."""
     if not sample.references:
         raise ValueError(f"sample {sample.id!r} has no reference transcript")
     for reference in sample.references:
-        if not normalize(reference, normalizer, language):
+        if reference and not normalize(reference, normalizer, language):
             raise ValueError(
                 f"sample {sample.id!r}: the reference transcript {reference!r} is empty after "
                 f"{normalizer!r} normalisation; its word error rate is undefined"

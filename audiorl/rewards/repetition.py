@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from audiorl.metrics.scripts import units
-from audiorl.types import Rollout, Score
+from audiorl.types import Rollout, Sample, Score
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,14 @@ class Repetition:
 
     A unit is a word, or a single character where a script has no spaces ("auto"); "words" and "characters" force one
     reading. Case does not matter. Source: the n-gram penalty of Yeo et al. 2025, arXiv 2502.03373.
+
+    `beyond_reference`: a text may repeat as much as the reference that repeats itself most, since people say things
+    twice; only what goes beyond that is penalised.
     """
 
     n: int = 3
     unit: Literal["auto", "words", "characters"] = "auto"
+    beyond_reference: bool = False
 
     def __post_init__(self) -> None:
         if self.n < 1:
@@ -28,7 +32,11 @@ class Repetition:
             raise ValueError(f"Repetition: unit {self.unit!r} is not one of 'auto', 'words', 'characters'")
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [Score(self.value(r.text)) for r in rollouts]
+        return [Score(min(0.0, self.value(r.text) - self._spoken(r.sample))) for r in rollouts]
+
+    def _spoken(self, sample: Sample) -> float:
+        """The value of the reference that repeats itself most, where that is allowed for."""
+        return min((self.value(text) for text in sample.references), default=0.0) if self.beyond_reference else 0.0
 
     def value(self, text: str) -> float:
         tokens = self._units(text.casefold())

@@ -17,7 +17,7 @@ from audiorl.cli import main
 from audiorl.data.bundled import bundled_set
 from audiorl.data.corpus import bundled_speech
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.rewards import CharAccuracy, Repetition, WeightedSum
+from audiorl.rewards import CharAccuracy, Hallucination, Repetition, WeightedSum
 from audiorl.rewards.replay import replay
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.metrics_log import read_metrics
@@ -203,7 +203,8 @@ def test_asr_grpo_and_its_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str
     run = train("asr_grpo", tmp_path / "run", "--unit", "char")
     assert set(read_json(run / "eval.json")) == {"before", "after", "retention_before", "retention_after"}
     accuracy = CharAccuracy(normalizer=read_json(run / "config.json")["config"]["normalizer"])
-    reward = WeightedSum.of(accuracy=accuracy, repetition=(Repetition(), 0.2))
+    guards = {"hallucination": (Hallucination("char"), 0.5), "repetition": (Repetition(beyond_reference=True), 0.2)}
+    reward = WeightedSum.of(accuracy=accuracy, **guards)
     result = replay(reward, str(run / "rollouts" / "*.jsonl"))  # from the recorded transcripts
     assert result.scores == result.recorded and len({s.total for s in result.scores if s}) > 1
     capsys.readouterr()
