@@ -115,7 +115,7 @@ class Verdict:
 def judge(row: Row, kind: Kind) -> Verdict:
     """Right by the official rule. Missing: no output at all. Unanswered: an output without a word in it."""
     answer, choices = row.get("answer"), row.get("choices") or []
-    if not isinstance(answer, str):
+    if not isinstance(answer, str) or not answer:
         raise ValueError(f"question {row['id']!r}: no answer text to score against")
     keys = PREDICTION_KEYS[kind]
     prediction = next((row[key] for key in keys if row.get(key) is not None), None)
@@ -196,8 +196,11 @@ def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]
         options.out.mkdir(parents=True, exist_ok=True)
         predictions = json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
         (options.out / "predictions.json").write_text(predictions, encoding="utf-8")
-    if not any(isinstance(row.get("answer"), str) for row in rows):
-        Console(stderr=True).print("No answers in the data: predictions are written, nothing can be scored.")
+    if not any(row.get("answer") for row in rows):
+        where = "" if options.out is None else f" in {options.out / 'predictions.json'}"
+        Console(stderr=True).print(
+            f"No answers in the data: nothing can be scored; the predictions to submit are{where}."
+        )
         return {}
     scores = score_rows(rows, options.kind)
     if options.out is not None:

@@ -22,6 +22,7 @@ from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.no_speech import TRAINED, no_speech_samples
+from audiorl.data.sets import stratified
 from audiorl.recipe.common import (
     PtxOptions,
     RecipeConfig,
@@ -31,7 +32,6 @@ from audiorl.recipe.common import (
     ptx_examples,
     read_sets,
     read_split,
-    stratified,
 )
 from audiorl.rewards import CharAccuracy, Hallucination, Repetition, WeightedSum, WordAccuracy
 from audiorl.rl.train import train_rl

@@ -18,7 +18,8 @@ from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig
 from audiorl.data.bundled import bundled_pairs, bundled_set
 from audiorl.data.manifest import read_samples
 from audiorl.data.preferences import Judged, Pair, pairs_to_judged, read_pairs
-from audiorl.recipe.common import RecipeConfig, answer_reward, measured, policy_from, read_sets, split_held_out
+from audiorl.data.sets import split_held_out, weighted
+from audiorl.recipe.common import RecipeConfig, answer_reward, measured, policy_from, read_sets
 from audiorl.run.folder import Run
 from audiorl.train.preference import prefer
 from audiorl.types import Sample
@@ -72,7 +73,7 @@ def read(config: Config) -> tuple[list[Pair], list[Sample]]:
     bundled = partial(bundled_set, think=think, seed=seed)
     questions = read_sets(config.held_out, config, bundled, read_samples, think=think)
     if questions:
-        return [p for _, pairs in sets for p in pairs], [s for _, samples in questions for s in samples]
+        return weighted(sets, config.data_seed), [s for _, samples in questions for s in samples]
     pairs, held_out = split_held_out(sets, [], config.held_out_count, config.data_seed)
     return pairs, [p.sample for p in held_out]
 

@@ -1,17 +1,19 @@
 """GRPO with thinking on audio question answering, with Ke-Omni-R's settings.
 
     audiorl train mmau-grpo --out runs/mmau --path Qwen/Qwen2.5-Omni-3B --model.dtype bfloat16 \\
-        --data avqa.jsonl:5000 musicbench.jsonl:5000 --held-out mmau-test-mini.json
+        --data avqa/train_qa.json:5000 musicbench/MusicBench_train.json:5000 --held-out mmau-test-mini.json
 
-`--data` and `--held-out` take AVQA, MusicBench, MMAU, MMAR and native manifests. `--think False` asks for the answer
-only. `--grpo.advantage leave-one-out` makes it RLOO; other estimators are other options of `--grpo`. `--reward-file
-my.py` adds a reward of your own. `--path tiny --data bundled` tries the recipe without any download.
+`--data` and `--held-out` take AVQA and MusicBench as published, MMAU, MMAR and native manifests. `FILE:x0.5` shows half
+of a set's rows an epoch, `FILE:x2` all of them twice. `--think False` asks for the answer only. `--grpo.advantage
+leave-one-out` makes it RLOO; other estimators are other options of `--grpo`. `--reward-file my.py` adds a reward of
+your own. `--path tiny --data bundled` tries the recipe without any download.
 
-As in Ke-Omni-R: 5,000 questions of AVQA and 5,000 of MusicBench, 2 epochs, 8 answers of at most 64 tokens to a prompt
-at temperature 1, accuracy and format rewarded 2 to 1, advantages divided by their standard deviation + 1e-4, token mean
-of each answer, k3 in the loss with β 0.01, learning rate 1e-6. Different: the prompt asks for the same in other words,
-one option a line; an answer that names its option by the letter is right, too. Prompts are not limited to 512 tokens,
-as a prompt that is cut lacks a part of its audio; these sets' clips of 10 s make 250 tokens. 8 prompts a step are our
+As in Ke-Omni-R: 5,000 questions of AVQA without those that need the picture and 5,000 of MusicBench (key, tempo mark,
+time signature), 2 epochs, 8 answers of at most 64 tokens to a prompt at temperature 1, accuracy and format rewarded 2
+to 1, advantages divided by their standard deviation + 1e-4, token mean of each answer, k3 in the loss with β 0.01,
+learning rate 1e-6. Different: the prompt asks for the same in other words, one option a line; an answer that names its
+option by the letter is right, too; keys that sound the same are one option. Prompts are not limited to 512 tokens, as a
+prompt that is cut lacks a part of its audio; these sets' clips of 10 s make 250 tokens. 8 prompts a step are our
 choice.
 """
 

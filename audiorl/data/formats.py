@@ -3,13 +3,17 @@
 Fields (others are kept in `Sample.metadata`):
 
     native      id?, audio, question?, choices?, answer | text | transcript, language?, start?, duration?, sample_rate?
-    avqa        id, video_name, audio_path, question_text, multi_choice, answer (an index), question_relation,
-                question_type, dataset_name; questions about the video are asked about the audio
-    musicbench  id, audio_path, question_text, multi_choice, answer (an index or the text), dataset_name
+    avqa        id, video_name, audio_path?, question_text, multi_choice, answer (an index), question_relation,
+                question_type; questions about the video are asked about the audio
+    musicbench  id, audio_path, question_text, multi_choice, answer (an index or the text); or, as published, location,
+                key, prompt_bpm, prompt_bt
     mmau        id, audio_id, question, choices, answer (the text), task, category, difficulty, …
     mmar        id, audio_path, question, choices, answer (the text), modality, category, …
     asr         audio_filepath | audio | audio_path, text | transcript | sentence, offset?, duration? (NeMo); an empty
                 text only in a row whose task is "no_speech"
+
+`audiorl.data.published` makes questions of AVQA and MusicBench rows as published. MMAU and MMAR have rows that offer a
+choice twice or an empty one: it is offered once, or not at all.
 
 `audio` is a path, or {"path"} or {"bytes"} or {"array", "sampling_rate"} as `datasets` stores it. A row with `start` or
 `offset` selects `duration` seconds from there; `duration` alone only describes the file.
@@ -27,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from audiorl.audio import AudioClip
+from audiorl.data.folders import AUDIO_SUFFIXES
 from audiorl.data.prompts import asr_prompt, choice_question, open_question
 from audiorl.data.rows import Row
 from audiorl.types import Sample
@@ -45,11 +50,13 @@ class FieldError(ValueError):
 
 @dataclass(frozen=True)
 class Style:
-    """How rows become prompts: where relative paths start, whether to ask for thinking, a question for rows without."""
+    """How rows become prompts: where relative paths start, whether to ask for thinking, a question for rows without,
+    whether a question must have an answer."""
 
     root: Path
     think: bool = True
     question: str | None = None
+    need_answer: bool = True
 
 
 def native(row: Row, style: Style) -> Sample:
@@ -61,10 +68,15 @@ def native(row: Row, style: Style) -> Sample:
 
 
 def avqa(row: Row, style: Style) -> Sample:
-    """AVQA and MusicBench as published. AVQA's questions speak of a video, of which the model gets the audio only."""
+    """AVQA and MusicBench. AVQA's questions speak of a video, of which the model gets the audio only."""
     data = dict(row.data)
-    if "video_name" in data and isinstance(data.get("question_text"), str):
-        data["question_text"] = about_audio(data["question_text"])
+    video = data.get("video_name")
+    if isinstance(video, str):
+        data.setdefault("recording", video)
+        if data.get("audio_path") is None:
+            data["audio_path"] = _sound_of(video, style.root)
+        if isinstance(data.get("question_text"), str):
+            data["question_text"] = about_audio(data["question_text"])
     choices = data.get("multi_choice")
     if isinstance(choices, list | tuple):
         choices = [str(c) if isinstance(c, int | float) and not isinstance(c, bool) else c for c in choices]
@@ -76,6 +88,12 @@ def avqa(row: Row, style: Style) -> Sample:
                 data["answer"] = texts[data["answer"]]
             data["multi_choice"] = list(dict.fromkeys(texts))  # some questions offer a choice twice
     return _question_sample(replace(row, data=data), style, "audio_path", "question_text", "multi_choice")
+
+
+def _sound_of(video: str, root: Path) -> str:
+    """The file in `root` that has the video's name and sound: .wav, unless there is only another."""
+    suffixes = (*AUDIO_SUFFIXES, ".m4a", ".mp4", ".webm", ".mkv")
+    return video + next((suffix for suffix in suffixes if (root / f"{video}{suffix}").exists()), ".wav")
 
 
 def about_audio(question: str) -> str:
@@ -97,11 +115,19 @@ def _published_answer(answer: Any, choices: Sequence[Any]) -> Any:
 
 
 def mmau(row: Row, style: Style) -> Sample:
-    return _question_sample(row, style, "audio_id", "question", "choices")
+    return _question_sample(_distinct_choices(row), style, "audio_id", "question", "choices")
 
 
 def mmar(row: Row, style: Style) -> Sample:
-    return _question_sample(row, style, "audio_path", "question", "choices")
+    return _question_sample(_distinct_choices(row), style, "audio_path", "question", "choices")
+
+
+def _distinct_choices(row: Row) -> Row:
+    """The row with every choice once and without empty ones."""
+    choices = row.data.get("choices")
+    if not isinstance(choices, list | tuple) or not all(isinstance(c, str) for c in choices):
+        return row
+    return replace(row, data={**row.data, "choices": list(dict.fromkeys(c.strip() for c in choices if c.strip()))})
 
 
 def asr(row: Row, style: Style) -> Sample:
@@ -136,6 +162,8 @@ def detect(row: Row) -> str:
     columns = row.data.keys()
     if "multi_choice" in columns:
         return "avqa" if "video_name" in columns else "musicbench"
+    if {"location", "prompt_key"} <= columns:
+        return "musicbench"
     if "audio_id" in columns and "question" in columns:
         return "mmau"
     if "audio_filepath" in columns and "question" not in columns:
@@ -151,7 +179,9 @@ def detect(row: Row) -> str:
 
 
 def audio_field(row: Row) -> str:
-    return next((name for name in AUDIO_FIELDS if row.data.get(name) is not None), "audio")
+    """The column that names the row's audio; of AVQA as published the video's."""
+    otherwise = "video_name" if "video_name" in row.data else "audio"
+    return next((name for name in AUDIO_FIELDS if row.data.get(name) is not None), otherwise)
 
 
 def clip_of(row: Row, style: Style, field: str) -> AudioClip:
@@ -190,7 +220,8 @@ def _question_sample(
     if not question_text:
         raise FieldError(question, "missing; give the question, here or for all rows with question=…")
     options = _choices(row, choices, open_ended)
-    references = _answers(row, "answer", options)
+    unanswered = not style.need_answer and data.get("answer") in (None, "")
+    references = () if unanswered else _answers(row, "answer", options)
     clip = clip_of(row, style, audio)
     try:
         messages = (

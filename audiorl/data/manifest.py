@@ -18,15 +18,17 @@ start from `audio_root`, by default the manifest's folder. Audio is not opened u
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Literal, TypedDict, TypeVar, get_args
 
 from audiorl.audio import AudioError, load_clip, probe
 from audiorl.data.folders import librispeech_rows, wenetspeech_rows
 from audiorl.data.formats import FORMATS, FieldError, Style, audio_field, detect
-from audiorl.data.rows import BadRow, Row, json_document, read_rows
+from audiorl.data.published import AnyRow, avqa_rows, musicbench_rows
+from audiorl.data.rows import BadRow, LeftOut, Row, json_document, read_rows
 from audiorl.types import Sample
 
 Kind = Literal["auto", "native", "avqa", "musicbench", "mmau", "mmar", "asr", "librispeech", "wenetspeech"]
@@ -44,22 +46,27 @@ class ReadOptions(TypedDict, total=False):
     limit: int | None
     check_audio: bool
     question: str | None
+    need_answer: bool
 
 
 @dataclass(frozen=True)
 class Loaded(Generic[T]):
     """What a manifest holds: usable samples in their order, and the rows that were skipped with the reason for each.
 
-    `samples` are `Sample`s, or what another reader makes of each row (`audiorl.data.preferences`).
+    `samples` are `Sample`s, or what another reader makes of each row (`audiorl.data.preferences`). `left_out` counts
+    the sound rows that its kind does not use, by the reason.
     """
 
     samples: tuple[T, ...]
     skipped: tuple[SkippedRow, ...]
     path: str
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     def summary(self) -> str:
-        """One line: how many samples, how many rows were skipped, and the first reason."""
+        """One line: how many samples, what was left out, how many rows were skipped, and the first reason."""
         line = f"{self.path}: {len(self.samples)} sample{'' if len(self.samples) == 1 else 's'}"
+        if self.left_out:
+            line += f", left out: {', '.join(f'{count} ({reason})' for reason, count in self.left_out.items())}"
         if not self.skipped:
             return line
         rows = f"{len(self.skipped)} row{'' if len(self.skipped) == 1 else 's'} skipped"
@@ -81,13 +88,15 @@ def read_samples(
     limit: int | None = None,
     check_audio: bool = False,
     question: str | None = None,
+    need_answer: bool = True,
 ) -> Loaded[Sample]:
     """Read the first `limit` samples of a manifest, dataset or corpus folder.
 
     kind: which format it is, found from its columns when "auto"; "asr" stands for any corpus of transcripts.
     think: ask for <think> before the answer. question: asked where a row brings no question of its own, or in place of
     the request for a transcript. on_error: stop at the first unusable row, or skip, count and list it. check_audio:
-    decode every clip now; a broken one is an unusable row.
+    decode every clip now; a broken one is an unusable row. need_answer: a question without an answer is an unusable
+    row; otherwise its sample has no references.
 
     Raises ValueError naming file, row and field. A file that cannot be read at all raises whatever on_error says.
     """
@@ -101,6 +110,7 @@ def read_samples(
         limit=limit,
         check_audio=check_audio,
         question=question,
+        need_answer=need_answer,
     )
 
 
@@ -117,6 +127,7 @@ def read_values(
     limit: int | None = None,
     check_audio: bool = False,
     question: str | None = None,
+    need_answer: bool = True,
 ) -> Loaded[T]:
     """What `value_of(row, style, format)` makes of each row, with the sample in it; the rest is as in `read_samples`.
 
@@ -131,15 +142,19 @@ def read_values(
     if audio_root is not None and not Path(audio_root).is_dir():
         raise ValueError(f"audio_root {audio_root}: no such folder")
     folder = path if path.is_dir() else path.parent
-    style = Style(Path(audio_root) if audio_root is not None else folder, think, question)
+    style = Style(Path(audio_root) if audio_root is not None else folder, think, question, need_answer)
     rows, to_sample = _rows_and_format(path, kind, detect)
 
     values: list[T] = []
     skipped: list[SkippedRow] = []
+    left_out: Counter[str] = Counter()
     first: dict[str, tuple[Row, Sample]] = {}
     for row in rows:
         if limit is not None and len(values) >= limit:
             break
+        if isinstance(row, LeftOut):
+            left_out[row.reason] += 1
+            continue
         result = (
             row if isinstance(row, BadRow) else _value(row, style, to_sample, value_of, first, repeats, check_audio)
         )
@@ -149,7 +164,7 @@ def read_values(
             skipped.append(result)
         else:
             raise ValueError(str(result))
-    return Loaded(tuple(values), tuple(skipped), str(path))
+    return Loaded(tuple(values), tuple(skipped), str(path), left_out)
 
 
 def _itself(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Sample]:
@@ -157,7 +172,14 @@ def _itself(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Sample]:
     return sample, sample
 
 
-def _rows_and_format(path: Path, kind: str, detect: Callable[[Row], str]) -> tuple[Iterator[Row | BadRow], Format]:
+QUESTIONS_OF: Mapping[str, Callable[[Iterator[AnyRow]], Iterator[AnyRow]]] = {
+    "avqa": avqa_rows,
+    "musicbench": musicbench_rows,
+}
+"""What makes questions of a format's rows as published."""
+
+
+def _rows_and_format(path: Path, kind: str, detect: Callable[[Row], str]) -> tuple[Iterator[AnyRow], Format]:
     if not path.exists():
         raise ValueError(f"{path}: missing; check the path")
     transcribed = path.is_dir() and next(path.rglob("*.trans.txt"), None) is not None
@@ -171,15 +193,19 @@ def _rows_and_format(path: Path, kind: str, detect: Callable[[Row], str]) -> tup
             return wenetspeech_rows(path, document), FORMATS["asr"]
         if kind == "wenetspeech":
             raise ValueError(f'{path}: no WenetSpeech file; it is one .json object with a list "audios"')
-    rows = read_rows(path)
-    if kind != "auto":
-        return rows, FORMATS[kind]
-    # The first readable row tells the kind; what was read before it goes back in front.
-    seen: list[Row | BadRow] = []
+    rows: Iterator[AnyRow] = read_rows(path)
+    if kind == "auto":
+        kind, rows = _detected(path, rows, detect)
+    return QUESTIONS_OF.get(kind, iter)(rows), FORMATS[kind]
+
+
+def _detected(path: Path, rows: Iterator[AnyRow], detect: Callable[[Row], str]) -> tuple[str, Iterator[AnyRow]]:
+    """(the format of the first readable row, all rows)."""
+    seen: list[AnyRow] = []
     for row in rows:
         seen.append(row)
         if isinstance(row, Row):
-            return itertools.chain(seen, rows), FORMATS[detect(row)]
+            return detect(row), itertools.chain(seen, rows)
     raise ValueError(f"{path}: no readable row; {seen[0] if seen else 'the file holds none'}")
 
 
@@ -200,7 +226,10 @@ def _value(
                 own = "prompt" if repeats else "row"
                 raise FieldError("id", f"{sample.id!r} also names row {earlier.number}; give every {own} its own id")
         if check_audio:
-            _check(sample, audio_field(row))
+            try:
+                check_clips(sample)
+            except AudioError as error:
+                raise FieldError(audio_field(row), str(error)) from error
     except FieldError as error:
         return SkippedRow(row.file, row.number, error.field, error.message)
     first.setdefault(sample.id, (row, sample))
@@ -212,9 +241,7 @@ def _prompt(sample: Sample) -> list[tuple[str, list[str]]]:
     return [(m.role, [c if isinstance(c, str) else c.key for c in m.content]) for m in sample.messages]
 
 
-def _check(sample: Sample, field: str) -> None:
+def check_clips(sample: Sample) -> None:
+    """Decode the sample's clips. Raises AudioError for the first that cannot be used."""
     for clip in sample.audio:
-        try:
-            load_clip(clip, probe(clip).sample_rate)
-        except AudioError as error:
-            raise FieldError(field, str(error)) from error
+        load_clip(clip, probe(clip).sample_rate)

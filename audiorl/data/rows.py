@@ -40,6 +40,15 @@ class BadRow:
         return f"{self.file}: {where}: {self.message}"
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A sound row that is not meant to be used, and why: it is counted and is no error."""
+
+    file: str
+    row: int
+    reason: str
+
+
 def read_rows(path: Path) -> Iterator[Row | BadRow]:
     """The rows of a file or saved dataset, in order. Raises ValueError when it is missing, empty or no known kind."""
     if not path.exists():

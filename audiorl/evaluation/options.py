@@ -66,6 +66,7 @@ class InferenceOptions:
             on_error="skip",
             limit=self.limit,
             check_audio=True,
+            need_answer=False,
         )
         if loaded.skipped:
             print(f"{loaded.summary()}\n{loaded.listing()}", file=sys.stderr)

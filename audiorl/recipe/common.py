@@ -10,8 +10,6 @@ A recipe is its settings and one training call between two measurements::
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -21,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from audiorl.audio import AudioError
 from audiorl.config import (
     LoraConfig,
     ModelConfig,
@@ -32,7 +31,8 @@ from audiorl.config import (
     torch_device,
 )
 from audiorl.data.bundled import bundled_set
-from audiorl.data.manifest import Loaded, read_samples
+from audiorl.data.manifest import Loaded, check_clips, read_samples
+from audiorl.data.sets import first_drawn, identity, parse_set, split_held_out, weighted
 from audiorl.evaluation.phases import evaluate_phase, probe
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.dual_branch import dualize
@@ -49,8 +49,6 @@ from tokenizers_audio import load as load_codec
 T = TypeVar("T")
 Training = TypeVar("Training", RLConfig, SFTConfig, PreferenceConfig, RewardModelConfig, ProcessRewardConfig)
 Sum = TypeVar("Sum", WeightedSum, StandardisedSum)
-Sets = Sequence[tuple[str, Sequence[T]]]
-"""Data sets in order: the name that the user gave, and its rows."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +59,15 @@ class RecipeConfig:
     """The model: a local folder, a hub id, or `tiny` for a small random one."""
     data: tuple[str, ...] = ()
     """What to train on: files, folders, or the bundled speech by name. PATH:COUNT draws so many rows of a set, for
-    example `avqa.jsonl:5000 musicbench.jsonl:5000`."""
+    example `avqa.jsonl:5000 musicbench.jsonl:5000`; PATH:xWEIGHT or PATH:COUNTxWEIGHT shows its rows WEIGHT times an
+    epoch (2.5: all rows twice and a drawn half once more; 0.5: a drawn half)."""
     held_out: tuple[str, ...] = ()
     """Sets to measure on, named like `data`; without any, `held_out_count` training rows are held out."""
     held_out_count: int = 200
-    """Rows held out of `data` where no `held_out` is given, drawn from every set and task in proportion."""
+    """Rows held out of `data` where no `held_out` is given, drawn from every set, task and frequent answer in
+    proportion. Other rows about their recordings are left out of training."""
     data_seed: int = 0
-    """Seed of which rows are held out and which a PATH:COUNT draws: the same rows for every `seed`."""
+    """Seed of which rows are held out and which a PATH:COUNT or a weight draws: the same rows for every `seed`."""
     audio_root: str | None = None
     """Folder from which relative audio paths start; by default the folder of each data file."""
     on_error: Literal["raise", "skip"] = "raise"
@@ -157,15 +157,17 @@ def read_sets(
     sets: list[tuple[str, list[T]]] = []
     ids: set[str] = set()
     for number, given in enumerate(paths, 1):
-        path, count = _path_and_count(given)
+        path, count, _ = parse_set(given)
         if path.startswith("bundled"):
             items = list(bundled(path))
         else:
+            # Of a large set only the clips of the rows that are drawn are decoded.
+            check_drawn = config.check_audio and count is not None and read is read_samples
             loaded = read(
                 path,
                 audio_root=config.audio_root,
                 on_error=config.on_error,
-                check_audio=config.check_audio,
+                check_audio=config.check_audio and not check_drawn,
                 **options,
             )
             print(loaded.summary(), flush=True)
@@ -173,12 +175,8 @@ def read_sets(
                 print(loaded.listing(), flush=True)
             items = list(loaded.samples)
         if count is not None:
-            if not 1 <= count <= len(items):
-                raise ValueError(f"{given}: {count} rows are asked for, but {path} has {len(items)} usable ones")
-            order = sorted(
-                range(len(items)), key=[_draw_key(identity(item)[0], config.data_seed) for item in items].__getitem__
-            )
-            items = [items[i] for i in sorted(order[:count])]
+            usable = partial(_usable, on_error=config.on_error) if check_drawn else lambda item: True
+            items = first_drawn(given, items, count, config.data_seed, usable)
         if any(identity(item)[0] in ids for item in items):
             items = [_with_id(item, f"{number}:{identity(item)[0]}") for item in items]
         ids |= {identity(item)[0] for item in items}
@@ -186,88 +184,22 @@ def read_sets(
     return sets
 
 
-def _path_and_count(given: str) -> tuple[str, int | None]:
-    """`PATH:COUNT` as its parts; a path that exists is one, whatever its name."""
-    match = re.fullmatch(r"(.+):(\d+)", given)
-    return (match[1], int(match[2])) if match and not Path(given).exists() else (given, None)
-
-
-def identity(item: Any) -> tuple[str, str]:
-    """(id, stratum) of a row: a sample's task, a text's or stream's language. Rows of one id share a prompt."""
-    item = getattr(item, "sample", item)
-    if isinstance(item, Sample):
-        return item.id, item.task
-    if hasattr(item, "target_language"):
-        return item.id, item.target_language
-    return item.name, item.language
+def _usable(item: Any, on_error: str) -> bool:
+    """Whether the clips of a sample decode; where they do not, raise AudioError or print the reason."""
+    try:
+        check_clips(item)
+    except AudioError as error:
+        if on_error == "raise":
+            raise
+        print(f"  skipped {item.id}: {error}", flush=True)
+        return False
+    return True
 
 
 def _with_id(item: Any, new: str) -> Any:
     if hasattr(item, "sample"):
         return replace(item, sample=replace(item.sample, id=new))
     return replace(item, **{"id" if hasattr(item, "id") else "name": new})
-
-
-def split_held_out(sets: Sets[T], held_out: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[T]]:
-    """(training rows, held-out rows): where no set is held out, `count` training rows are, see `stratified`."""
-    if not sets:
-        raise ValueError("name what to train on: --data FILE … (or --data bundled)")
-    rest, measured_rows = ([item for _, items in part for item in items] for part in (sets, held_out))
-    if not held_out:
-        rest, measured_rows = stratified(sets, count, seed)
-    for use, part in (("train on", rest), ("measure on", measured_rows)):
-        if not part:
-            rows = sum(len(items) for _, items in sets)
-            raise ValueError(f"nothing left to {use}: {rows} rows read, {count} of them held out")
-    return rest, measured_rows
-
-
-def stratified(sets: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[T]]:
-    """(the other rows, `count` rows drawn of every set and task in proportion to its size), in the order of the data.
-
-    The draw follows a hash of `seed` and a row's id, so a resumed run draws the same rows. Rows of one prompt stay
-    together: a few more than `count` may be drawn. Prints the counts.
-    """
-    rows = [(name, item) for name, items in sets for item in items]
-    strata: dict[tuple[str, str], list[int]] = {}
-    for i, (name, item) in enumerate(rows):
-        strata.setdefault((name, identity(item)[1]), []).append(i)
-    chosen_indices: set[int] = set()
-    for (name, task), members, quota in zip(strata, strata.values(), _quotas(strata, count), strict=True):
-        chosen = _draw({i: identity(rows[i][1])[0] for i in members}, quota, seed)
-        print(f"held out: {len(chosen)} of {len(members)} rows of {name}{task and f', {task}'}", flush=True)
-        chosen_indices |= chosen
-    items = [item for _, item in rows]
-    return [item for i, item in enumerate(items) if i not in chosen_indices], [items[i] for i in sorted(chosen_indices)]
-
-
-def _quotas(strata: dict[tuple[str, str], list[int]], count: int) -> list[int]:
-    """How many of `count` rows each stratum gives, in proportion to its size."""
-    sizes = [len(members) for members in strata.values()]
-    shares = [min(count, sum(sizes)) * size / max(sum(sizes), 1) for size in sizes]
-    quotas = [int(share) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda i: quotas[i] - shares[i])
-    for i in by_remainder[: min(count, sum(sizes)) - sum(quotas)]:
-        quotas[i] += 1
-    return quotas
-
-
-def _draw_key(id: str, seed: int) -> bytes:
-    """Rows are drawn in the order of this hash: a row's place does not depend on the other rows."""
-    return hashlib.sha256(f"{seed}:{id}".encode()).digest()
-
-
-def _draw(id_of: dict[int, str], quota: int, seed: int) -> set[int]:
-    """Indices of at least `quota` rows, all of an id or none."""
-    groups: dict[str, list[int]] = {}
-    for i, id in id_of.items():
-        groups.setdefault(id, []).append(i)
-    chosen_indices: set[int] = set()
-    for id in sorted(groups, key=lambda id: _draw_key(id, seed)):
-        if len(chosen_indices) >= quota:
-            break
-        chosen_indices |= set(groups[id])
-    return chosen_indices
 
 
 def check_ptx(paths: Sequence[str], *trainings: RLConfig) -> None:
@@ -286,7 +218,7 @@ def ptx_examples(config: RecipeConfig, paths: Sequence[str], *trainings: RLConfi
     """
     check_ptx(paths, *trainings)
     bundled = partial(bundled_set, think=False, seed=config.seed)
-    samples = [s for _, items in read_sets(paths, config, bundled, read_samples, think=False) for s in items]
+    samples = weighted(read_sets(paths, config, bundled, read_samples, think=False), config.data_seed)
     return [Example(s, supervised_turn(s, tags=bool(s.choices) or "<answer>" in _prompt_text(s))) for s in samples]
 
 

@@ -12,6 +12,7 @@ from audiorl.audio import AudioClip, seconds
 from audiorl.config import RLConfig, SamplingConfig
 from audiorl.data.manifest import Loaded
 from audiorl.data.seedtts import Utterance
+from audiorl.data.sets import weighted
 from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.speech import measure_speech, probe_speech
 from audiorl.metrics.text import Normalizer, normalize
@@ -75,7 +76,7 @@ def ptx_utterances(config: SpeechConfig, paths: Sequence[str], training: RLConfi
     """The texts of `ptx_data` with their recordings and voices; [] where `training` uses none: see `ptx_examples`."""
     check_ptx(paths, training)
     bundled = partial(bundled_utterances, max_seconds=config.max_seconds)
-    utterances = [u for _, items in read_sets(paths, config, bundled, _reader(config)) for u in items]
+    utterances = weighted(read_sets(paths, config, bundled, _reader(config)), config.data_seed)
     return _with_voices(utterances, utterances, config)
 
 

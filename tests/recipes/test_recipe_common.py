@@ -14,13 +14,12 @@ from audiorl.cli import main
 from audiorl.config import RLConfig, SFTConfig
 from audiorl.data.bundled import bundled_set
 from audiorl.data.corpus import bundled_speech
+from audiorl.data.sets import parse_set, split_held_out, stratified
 from audiorl.recipe.common import (
     RecipeConfig,
     RewardOptions,
     ptx_examples,
     read_questions,
-    split_held_out,
-    stratified,
     supervised_turn,
 )
 from audiorl.rewards import Repetition, StandardisedSum, WeightedSum
@@ -32,7 +31,7 @@ SPEECH = bundled_speech(("en",), max_seconds=2)
 
 def test_held_out_rows_are_drawn_from_every_set_and_task() -> None:
     sizes = Counter(s.task for s in LANGUAGES)
-    other = [replace(s, id=f"other/{s.id}", task="qa") for s in LANGUAGES[:60]]
+    other = [replace(s, id=f"other/{s.id}", task="qa", metadata={"recording": s.id}) for s in LANGUAGES[:60]]
     sets = [("languages", LANGUAGES), ("other", other)]
     count, total = 40, len(LANGUAGES) + 60
     train, held_out = split_held_out(sets, [], count)
@@ -90,6 +89,76 @@ def test_sets_are_mixed_by_count(tmp_path: Path) -> None:
         read_questions(replace(config, data=(f"{a}:11",)), think=True)
     with pytest.raises(ValueError, match=r"a\.jsonl:0: 0 rows are asked for"):
         read_questions(replace(config, data=(f"{a}:0",)), think=True)
+
+
+def test_sets_are_mixed_by_weight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = manifest(tmp_path / "a.jsonl", 10), manifest(tmp_path / "b.jsonl", 10, 10)
+    config = RecipeConfig(data=(f"{a}:x2.5", f"{b}:6x0.5"), held_out=("bundled:languages/test",), check_audio=False)
+    train, _ = read_questions(config, think=True)
+    shown = Counter(s.id for s in train)
+    first, second = [shown[str(i)] for i in range(10)], [n for id, n in shown.items() if id.startswith("2:")]
+    assert Counter(first) == {2: 5, 3: 5} and second == [1, 1, 1]
+    assert f"mix: 25 rows (89%) of {a}:x2.5, which has 10" in capsys.readouterr().out
+    assert config.scheduled(RLConfig(prompts_per_step=4), len(train)).steps == 7, "copies count as rows of an epoch"
+    assert [s.id for s in read_questions(replace(config, seed=3), think=True)[0]] == [s.id for s in train]
+    other = Counter(s.id for s in read_questions(replace(config, data_seed=3), think=True)[0])
+    assert other != shown and sum(other.values()) == 28
+
+
+def test_held_out_rows_are_held_out_before_weights_copy_rows(tmp_path: Path) -> None:
+    data = (f"{manifest(tmp_path / 'a.jsonl', 10)}:x3",)
+    train, held_out = read_questions(RecipeConfig(data=data, held_out_count=4, check_audio=False), think=True)
+    assert len(held_out) == 4 == len({s.id for s in held_out}) and len(train) == 18
+    assert not {s.id for s in train} & {s.id for s in held_out}
+
+
+def test_weights_that_mean_nothing(tmp_path: Path) -> None:
+    assert parse_set("a.jsonl:5000x0.5") == ("a.jsonl", 5000, 0.5)
+    assert parse_set("a.jsonl:x2") == ("a.jsonl", None, 2.0)
+    assert parse_set("bundled:languages/train") == ("bundled:languages/train", None, 1.0)
+    assert parse_set("a:x") == ("a:x", None, 1.0)
+    (tmp_path / "odd:x2").write_text("")
+    assert parse_set(f"{tmp_path}/odd:x2") == (f"{tmp_path}/odd:x2", None, 1.0)
+    a = manifest(tmp_path / "a.jsonl", 10)
+    with pytest.raises(ValueError, match=r"a\.jsonl:x0: a weight of 0 leaves the set out"):
+        read_questions(RecipeConfig(data=(f"{a}:x0",), check_audio=False), think=True)
+    with pytest.raises(ValueError, match=r"a\.jsonl:x2: a weight is for training data"):
+        read_questions(RecipeConfig(data=("bundled",), held_out=(f"{a}:x2",), check_audio=False), think=True)
+
+
+def test_only_drawn_clips_are_decoded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = manifest(tmp_path / "a.jsonl", 10)
+    rows = [json.loads(line) for line in a.read_text().splitlines()]
+    config = RecipeConfig(data=(f"{a}:6",), held_out=("bundled:languages/test",))
+    drawn = {s.id for s in read_questions(config, think=True)[0]}
+
+    def without(broken: set[str]) -> None:
+        changed = [row | ({"audio": "gone.wav"} if str(row["id"]) in broken else {}) for row in rows]
+        a.write_text("".join(json.dumps(row) + "\n" for row in changed))
+
+    without({str(i) for i in range(10)} - drawn)
+    assert {s.id for s in read_questions(config, think=True)[0]} == drawn
+    first = min(drawn)
+    without({first})
+    with pytest.raises(ValueError, match=r"gone\.wav: missing"):
+        read_questions(config, think=True)
+    rest = {s.id for s in read_questions(replace(config, on_error="skip"), think=True)[0]}
+    assert len(rest) == 6 and rest > drawn - {first}, "the next in the draw takes its place"
+    assert f"skipped {first}: " in capsys.readouterr().out
+    without({str(i) for i in range(5)})
+    with pytest.raises(ValueError, match=r"6 rows are asked for, but .* has 5 usable ones"):
+        read_questions(replace(config, on_error="skip"), think=True)
+
+
+def test_held_out_rows_have_the_answers_of_the_data() -> None:
+    base = LANGUAGES[0]
+    answers = ["yes"] * 60 + ["no"] * 30 + [f"rare {i}" for i in range(10)]
+    rows = [
+        replace(base, id=str(i), task="qa", references=(answer,), choices=(answer, "other"), messages=())
+        for i, answer in enumerate(answers)
+    ]
+    drawn = Counter(s.references[0] for s in stratified([("a", rows)], 20)[1])
+    assert drawn["yes"] == 12 and drawn["no"] == 6 and sum(drawn.values()) == 20
 
 
 def test_steps_follow_from_epochs_or_are_refused() -> None:

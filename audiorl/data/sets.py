@@ -1,0 +1,187 @@
+"""Data sets side by side: drawing rows of each, mixing them by weight, and holding rows out.
+
+    sets = [("avqa.jsonl:5000", avqa), ("music.jsonl:x0.5", music)]        # as the options name them, with their rows
+    training, held_out = split_held_out(sets, [], count=200)
+
+Every draw follows a hash of a seed and a row's id: it is the same after a resumption, whatever the other rows are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from audiorl.types import Sample
+
+T = TypeVar("T")
+Sets = Sequence[tuple[str, Sequence[T]]]
+"""Data sets in order: the name that the user gave, and its rows."""
+
+
+def parse_set(given: str) -> tuple[str, int | None, float]:
+    """(path, rows to draw, weight) of `PATH`, `PATH:COUNT`, `PATH:xWEIGHT` or `PATH:COUNTxWEIGHT`.
+
+    A path that exists is one, whatever its name. Raises ValueError for a weight of 0.
+
+    >>> parse_set("avqa.jsonl:5000x0.5")
+    ('avqa.jsonl', 5000, 0.5)
+    """
+    match = re.fullmatch(r"(.+):(?=.)(\d+)?(?:x(\d+(?:\.\d+)?))?", given)
+    if not match or Path(given).exists():
+        return given, None, 1.0
+    path, count, weight = match.groups()
+    if weight is not None and float(weight) == 0:
+        raise ValueError(f"{given}: a weight of 0 leaves the set out; leave it out of the options")
+    return path, None if count is None else int(count), float(weight or 1)
+
+
+def first_drawn(given: str, items: list[T], count: int, seed: int, usable: Callable[[T], bool]) -> list[T]:
+    """`count` rows in the order of the data: the first usable ones in the order of their draw keys."""
+    chosen: list[int] = []
+    if count <= len(items):
+        for i in _draw_order(items, seed):
+            if len(chosen) == count:
+                break
+            if usable(items[i]):
+                chosen.append(i)
+    if not 1 <= count == len(chosen):
+        rows = len(chosen) if 0 < len(chosen) < count <= len(items) else len(items)
+        raise ValueError(f"{given}: {count} rows are asked for, but {parse_set(given)[0]} has {rows} usable ones")
+    return [items[i] for i in sorted(chosen)]
+
+
+def weighted(sets: Sets[T], seed: int = 0) -> list[T]:
+    """The rows of all sets in order, each set's as often as the weight in its name says. Prints the shares of a mix.
+
+    Weight 2 gives every row twice, 0.5 gives half of the rows, drawn by `seed`; 2.5 gives every row twice and a drawn
+    half a third time. One pass over the result is one epoch: a set with weight 2 is seen twice in it.
+    """
+    mix: list[list[T]] = []
+    for name, items in sets:
+        passes, fraction = divmod(parse_set(name)[2], 1)
+        extra = set(_draw_order(items, seed)[: round(fraction * len(items))])
+        mix.append([item for i, item in enumerate(items) for _ in range(int(passes) + (i in extra))])
+    total = sum(map(len, mix))
+    if len(mix) > 1:
+        for (name, items), rows in zip(sets, mix, strict=True):
+            share = f"{len(rows)} rows ({len(rows) / max(total, 1):.0%})"
+            print(f"mix: {share} of {name}, which has {len(items)}", flush=True)
+    return [item for rows in mix for item in rows]
+
+
+def split_held_out(sets: Sets[T], held_out: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[T]]:
+    """(training rows by their sets' weights, held-out rows): where no set is held out, `count` training rows are.
+
+    See `stratified` and `weighted`. A training row about a recording that `stratified` drew is left out.
+    """
+    if not sets:
+        raise ValueError("name what to train on: --data FILE … (or --data bundled)")
+    for name, _ in held_out:
+        if parse_set(name)[2] != 1:
+            raise ValueError(f"{name}: a weight is for training data; leave it out")
+    measured_rows = [item for _, items in held_out for item in items]
+    if not held_out:
+        rest, measured_rows = stratified(sets, count, seed)
+        remaining = {id(item) for item in rest}
+        measured_recordings = {_recording(item) for item in measured_rows}
+        training = {id(item) for item in rest if _recording(item) not in measured_recordings}
+        if len(training) < len(remaining):
+            print(f"left out of training: {len(remaining) - len(training)} rows about held-out recordings", flush=True)
+        sets = [(name, [item for item in items if id(item) in training]) for name, items in sets]
+    rest = weighted(sets, seed)
+    for use, part in (("train on", rest), ("measure on", measured_rows)):
+        if not part:
+            rows = sum(len(items) for _, items in sets)
+            raise ValueError(f"nothing left to {use}: {rows} rows read, {count} of them held out")
+    return rest, measured_rows
+
+
+def _recording(item: Any) -> str:
+    """What tells a row's recording: `recording` in its metadata, else its first clip, else its id."""
+    sample = getattr(item, "sample", item)
+    if not isinstance(sample, Sample):
+        return identity(item)[0]
+    given = sample.metadata.get("recording")
+    return str(given) if given is not None else sample.audio[0].key if sample.audio else sample.id
+
+
+def stratified(sets: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[T]]:
+    """(the other rows, `count` rows drawn of every set, task and frequent answer in proportion), in the data's order.
+
+    An answer of choice questions is frequent if its share of `count` is a row or more. The draw follows a hash of
+    `seed` and a row's id, so a resumed run draws the same rows. Rows of one prompt stay together: a few more than
+    `count` may be drawn. Prints the counts.
+    """
+    rows = [(name, item) for name, items in sets for item in items]
+    sizes = Counter((name, identity(item)[1], _answer_of(item)) for name, item in rows)
+    strata: dict[tuple[str, str, str], list[int]] = {}
+    for i, (name, item) in enumerate(rows):
+        stratum = (name, identity(item)[1], _answer_of(item))
+        frequent = sizes[stratum] * count >= len(rows)
+        strata.setdefault(stratum if frequent else (*stratum[:2], ""), []).append(i)
+    chosen_indices: set[int] = set()
+    counts: dict[tuple[str, str], list[int]] = {}
+    for (name, task, _), members, quota in zip(strata, strata.values(), _quotas(strata.values(), count), strict=True):
+        chosen = _draw({i: identity(rows[i][1])[0] for i in members}, quota, seed)
+        chosen_indices |= chosen
+        drawn_and_size = counts.setdefault((name, task), [0, 0])
+        drawn_and_size[0] += len(chosen)
+        drawn_and_size[1] += len(members)
+    for (name, task), (number, size) in counts.items():
+        print(f"held out: {number} of {size} rows of {name}{task and f', {task}'}", flush=True)
+    items = [item for _, item in rows]
+    return [item for i, item in enumerate(items) if i not in chosen_indices], [items[i] for i in sorted(chosen_indices)]
+
+
+def _answer_of(item: Any) -> str:
+    """The right choice of a question with choices, "" for any other row."""
+    sample = getattr(item, "sample", item)
+    return sample.references[0] if isinstance(sample, Sample) and sample.choices and sample.references else ""
+
+
+def _quotas(strata: Iterable[Sequence[int]], count: int) -> list[int]:
+    """How many of `count` rows each stratum gives, in proportion to its size."""
+    sizes = [len(members) for members in strata]
+    shares = [min(count, sum(sizes)) * size / max(sum(sizes), 1) for size in sizes]
+    quotas = [int(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda i: quotas[i] - shares[i])
+    for i in by_remainder[: min(count, sum(sizes)) - sum(quotas)]:
+        quotas[i] += 1
+    return quotas
+
+
+def _draw_order(items: Sequence[Any], seed: int) -> list[int]:
+    """The rows' indices in the order of their draw keys."""
+    return sorted(range(len(items)), key=[_draw_key(identity(item)[0], seed) for item in items].__getitem__)
+
+
+def _draw_key(id: str, seed: int) -> bytes:
+    """Rows are drawn in the order of this hash: a row's place does not depend on the other rows."""
+    return hashlib.sha256(f"{seed}:{id}".encode()).digest()
+
+
+def _draw(id_of: dict[int, str], quota: int, seed: int) -> set[int]:
+    """Indices of at least `quota` rows, all of an id or none."""
+    groups: dict[str, list[int]] = {}
+    for i, id in id_of.items():
+        groups.setdefault(id, []).append(i)
+    chosen_indices: set[int] = set()
+    for id in sorted(groups, key=lambda id: _draw_key(id, seed)):
+        if len(chosen_indices) >= quota:
+            break
+        chosen_indices |= set(groups[id])
+    return chosen_indices
+
+
+def identity(item: Any) -> tuple[str, str]:
+    """(id, stratum) of a row: a sample's task, a text's or stream's language. Rows of one id share a prompt."""
+    item = getattr(item, "sample", item)
+    if isinstance(item, Sample):
+        return item.id, item.task
+    if hasattr(item, "target_language"):
+        return item.id, item.target_language
+    return item.name, item.language
