@@ -32,7 +32,7 @@ from audiorl.evaluation.phases import evaluate_phase, probe
 from audiorl.models.examples import Example
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.report import write_report
-from audiorl.rewards import AnswerAccuracy, AnswerFormat, ThinkFormat, WeightedSum
+from audiorl.rewards import AnswerAccuracy, AnswerFormat, Term, ThinkFormat, ThinkTranscript, WeightedSum
 from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
 from audiorl.train.sft import sft
@@ -45,7 +45,9 @@ class Config:
     think: bool = True
     """Think before answering; without, the answer comes at once."""
     thought_words: int = 2
-    """Words of the phrase that a thought of the supervised start repeats."""
+    """Words of the phrase that a thought repeats, in the supervised start and for the reward."""
+    thought_weight: float = 1.0
+    """Weight of the reward for thoughts that repeat what is said; 0 only measures them."""
     control: bool = True
     """Also train the control: further SFT for as long as GRPO took."""
     max_phrases: int | None = None
@@ -94,10 +96,10 @@ def main(config: Config, run: Run) -> None:
     measured = bundled_languages("test", config.max_seconds, config.held_out, config.max_phrases)
     policy = tiny_qwen_omni([u.text for u in human] + [LANGUAGE_QUESTION] * 100, seed=config.seed, config=config.model)
     policy.model.to(torch_device(config.model.device))
-    reward = WeightedSum.of(
-        accuracy=(AnswerAccuracy(), 2.0),
-        format=(ThinkFormat() if config.think else AnswerFormat(), 1.0),
-    )
+    terms = [Term("accuracy", AnswerAccuracy(), 2.0), Term("format", ThinkFormat() if config.think else AnswerFormat())]
+    if config.think:
+        terms.append(Term("thought", ThinkTranscript(config.thought_words), config.thought_weight))
+    reward = WeightedSum(tuple(terms))
     tokens = config.sampling.max_new_tokens
 
     supervised = ["sft", "control_sft"] if config.control else ["sft"]
