@@ -1,7 +1,7 @@
-"""How large a model is: its parameters, counted on the real classes without memory for a single weight.
+"""How large a model is: its parameters, counted on the real classes without allocating them.
 
-The model is built on torch's meta device, where a tensor has a shape and nothing else, and becomes an `AudioPolicy`, so
-that what is trained is decided by the code that trains it.
+The model is built on torch's meta device, where a tensor has a shape but no data, and becomes an `AudioPolicy`. So the
+code that trains decides which weights count as trained.
 """
 
 from __future__ import annotations

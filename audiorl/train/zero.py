@@ -1,16 +1,15 @@
 """DeepSpeed ZeRO (Rajbhandari et al., arXiv 1910.02054) behind the interface of `train.optim.Optimizer`.
 
-DeepSpeed partitions, sums, steps and gathers. Three things are done here, because a batch of rollouts is not what it
-expects, equally long passes through equal modules on every rank:
+DeepSpeed partitions, reduces, steps and gathers. It expects every rank to run the same modules in the same order. A
+batch of rollouts does not: one rank's micro-batch has audio, another's has none. So three things are done here:
 
-- Gradients are summed in an order of ours. DeepSpeed sums a gradient when it arrives, but which ones arrive, and when,
-  depends on what is in a rank's micro-batch: audio or none, text or frames. Every pass goes through all decoder layers,
-  so a layer's gradients are summed when its backward pass is over, all others after the whole pass.
-- From stage 2 on summing is part of every micro-batch, so all ranks run equally many (`every_pass`).
+- Gradients are reduced in a fixed order. DeepSpeed reduces a gradient as soon as it is computed, and which gradients
+  exist depends on the micro-batch. Every pass runs all decoder layers, so a layer's gradients are reduced when its
+  backward pass is over, and all others after the whole pass.
+- From stage 2 on gradients are reduced after every micro-batch, so all ranks run equally many (`every_pass`).
 - At stage 3 weights are partitioned only during an update. Between updates every rank holds all of them, so that
-  rollouts, log-probs, evaluation and checkpoints need not go in step. During an update the decoder's layers are
-  gathered one by one; what lies outside of them (embeddings, heads, the audio encoder) stays whole, because passes use
-  it differently, or outside of its module's forward.
+  ranks generate, evaluate and save independently. During an update the decoder's layers are gathered one by one.
+  Embeddings, heads and the audio encoder stay gathered, because passes also use them outside of their own forward.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ from audiorl.runtime.world import World
 from audiorl.train.adamw import adamw, check_shape, learning_rate
 
 BUCKET = 5 * 10**8
-"""The most numbers that are summed or gathered at once; a model that is smaller is one bucket."""
+"""Maximum number of elements reduced or gathered at once; a smaller model is one bucket."""
 MASTER = "master"
 """The key of float32 weights in a state, next to AdamW's own."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _HOLDER = "audiorl"
 _LINEAR = nn.functional.linear
-"""torch's own. At stage 3 DeepSpeed puts another one there, for all modules, which keeps no weight for the way back."""
+"""torch's own. At stage 3 DeepSpeed replaces it, for all modules, by one that saves no weight for the backward pass."""
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What DeepSpeed must know of a model: the module, its trained weights, its layers, and other weights of a pass."""
+    """What DeepSpeed needs to know of a model: module, trained weights, decoder layers, other weights of a pass."""
 
     module: nn.Module
     trained: Mapping[str, nn.Parameter]
@@ -65,7 +64,7 @@ class Anatomy:
 
 
 def _passed(policy: AudioPolicy) -> tuple[Sequence[nn.Module], Sequence[nn.Parameter]]:
-    """The decoder's layers, and the other weights that passes go through. A tower for images is none of them."""
+    """The decoder's layers, and the other weights that a pass uses. An encoder of images is not among them."""
     backbone, model = policy.backbone, policy.model
     decoder = backbone.decoder(model)
     parts = [decoder, backbone.head(model)]
@@ -81,8 +80,8 @@ def _passed(policy: AudioPolicy) -> tuple[Sequence[nn.Module], Sequence[nn.Param
 class ZeroOptimizer:
     """AdamW with its state (1), the gradients (2) and the weights (3) partitioned over the ranks of `world`.
 
-    Made after whatever copies the model: at stage 3 copies of its modules are useless. `close` gives the model back.
-    Weights that no rank reached get a gradient of zeros, where `Optimizer` would leave them as they are.
+    Copy the model before, where copies are needed: at stage 3 its modules cannot be copied. `close` restores the model.
+    Weights without a gradient on any rank get one of zeros, where `Optimizer` would not update them.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class ZeroOptimizer:
     ):
         deepspeed = _deepspeed()
         if isinstance(model, ValueModel) and not model.shared and stage == 3:
-            _own_weights(model.trunk.model)
+            _copy_frozen_weights(model.trunk.model)
         anatomy = Anatomy.of(model)
         self._parameters = dict(anatomy.trained)
         self._shapes = {name: p.shape for name, p in self._parameters.items()}
@@ -105,29 +104,29 @@ class ZeroOptimizer:
         self.updates = 0
         self.every_pass = stage >= 2
         self.loss_scale = float(world.size)  # DeepSpeed divides gradients by it
-        self._before = _Before(anatomy.module)
+        self._snapshot = _Snapshot(anatomy.module)
         weights = list(self._parameters.values())
         if stage == 3:
             for layer in anatomy.layers:
-                deepspeed.utils.set_z3_leaf_module(layer, True)  # gathered whole, whatever a pass uses of it
-        self._low = any(p.dtype == torch.bfloat16 for p in anatomy.module.parameters())
+                deepspeed.utils.set_z3_leaf_module(layer, True)  # gathered whole, even where a pass uses a part of it
+        self._bfloat16 = any(p.dtype == torch.bfloat16 for p in anatomy.module.parameters())
         size = sum(p.numel() for p in anatomy.module.parameters())
         self._engine, *_ = deepspeed.initialize(
             model=anatomy.module,
             optimizer=adamw(weights, config),
-            config=_config(stage, offload, self._low, config.max_grad_norm, min(size + -size % 64, BUCKET)),
+            config=_config(stage, offload, self._bfloat16, config.max_grad_norm, min(size + -size % 64, BUCKET)),
         )
         self._zero = self._engine.optimizer
-        # DeepSpeed's own hooks sum gradients as they arrive, and tell passes by calls of the whole module.
+        # DeepSpeed's hooks reduce gradients as they are computed, and recognise a pass by a call of the whole module.
         calls = (self._engine.module_forward_pre_hook, self._engine.module_forward_post_hook)
         for hook in (*calls, *self._zero._grad_acc_hooks, *getattr(self._zero, "_leaf_module_hooks", ())):
             hook.remove()
-        self._summed: set[int] = set()
+        self._reduced: set[int] = set()
         self._hooks = []
         # The first layer's inputs may need no gradient, and its hook then would come too early.
         for layer in anatomy.layers[1:] if self.every_pass else ():
-            own = [p for p in layer.parameters() if id(p) in self._names]
-            self._hooks.append(layer.register_full_backward_hook(self._layer_done(own)))
+            trained = [p for p in layer.parameters() if id(p) in self._names]
+            self._hooks.append(layer.register_full_backward_hook(self._layer_done(trained)))
         self._all = list(dict.fromkeys(anatomy.module.parameters()))
         self._non_layer = list(dict.fromkeys(anatomy.non_layer))
         self._gather(self._all)
@@ -137,10 +136,10 @@ class ZeroOptimizer:
     def zero_grad(self) -> None:
         """Begin an update."""
         self._zero.zero_grad(set_to_none=True)
-        self._summed.clear()
+        self._reduced.clear()
         self._zero.set_gradient_accumulation_boundary(False)
         if self._stage == 3:
-            # Else a weight that is not in the first micro-batch would keep what it had in the update before.
+            # Otherwise a weight that the first micro-batch does not use would keep the last update's gradient.
             self._zero.grad_partitions_flat_buffer.zero_()
             self._zero.micro_step_id = 1
             non_layer_ids = {id(p) for p in self._non_layer}
@@ -149,16 +148,16 @@ class ZeroOptimizer:
     def reduce(self) -> None:
         """After the backward pass of a micro-batch, on all ranks."""
         if self.every_pass:
-            self._sum_the_rest(everything=False)
+            self._reduce_rest(everything=False)
 
     def gather_gradients(self) -> None:
-        """After the last backward pass: what came since `reduce`, such as the gradients of a tower trained once."""
+        """After the last backward pass: gradients computed since `reduce`, such as those of an encoder run once."""
         if self.every_pass:
-            self._sum_the_rest(everything=False)
+            self._reduce_rest(everything=False)
             self._zero.finalize_gradient_accumulation_boundary()
         else:
             self._zero.set_gradient_accumulation_boundary(True)
-            self._sum_the_rest(everything=True)
+            self._reduce_rest(everything=True)
 
     def step(self) -> dict[str, float]:
         """One update from the accumulated gradients. Returns grad_norm (before clipping) and lr.
@@ -175,33 +174,33 @@ class ZeroOptimizer:
         self.updates += 1
         return {"grad_norm": float(self._zero._global_grad_norm), "lr": lr}
 
-    def _layer_done(self, own: Sequence[nn.Parameter]) -> Any:
+    def _layer_done(self, parameters: Sequence[nn.Parameter]) -> Any:
         def done(*_: Any) -> None:
-            self._sum(own)
+            self._reduce(parameters)
 
         return done
 
-    def _sum_the_rest(self, everything: bool) -> None:
-        """Sum what some rank has a gradient for, or `everything`, and has not summed in this pass."""
+    def _reduce_rest(self, everything: bool) -> None:
+        """Reduce what some rank has a gradient for, or `everything`, and what this pass has not reduced yet."""
         weights = list(self._parameters.values())
-        own = [p.grad is not None or id(p) in self._summed for p in weights]
-        ranks_with_gradient = self._world.sum(torch.tensor(own, dtype=torch.int32, device=weights[0].device)).tolist()
-        self._sum([p for p, n in zip(weights, ranks_with_gradient, strict=True) if n or everything])
+        present = torch.tensor([p.grad is not None or id(p) in self._reduced for p in weights], dtype=torch.int32)
+        ranks_with_gradient = self._world.sum(present.to(weights[0].device)).tolist()
+        self._reduce([p for p, n in zip(weights, ranks_with_gradient, strict=True) if n or everything])
         with torch.no_grad():
             if self._stage < 3:
                 self._zero.setup_buckets()
             self._zero.overlapping_partition_gradients_reduce_epilogue()
             if self._stage == 3:
                 self._zero.backward_epilogue()
-        self._summed.clear()
+        self._reduced.clear()
 
     @torch.no_grad()
-    def _sum(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Hand gradients over to be summed, in this order on all ranks."""
+    def _reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Hand gradients to DeepSpeed, in this order on all ranks."""
         for p in parameters:
-            if id(p) in self._summed:
+            if id(p) in self._reduced:
                 continue
-            self._summed.add(id(p))
+            self._reduced.add(id(p))
             if p.grad is None:
                 _set_zero_gradient(p, self._shapes[self._names[id(p)]])
             if self._stage == 3:
@@ -210,10 +209,10 @@ class ZeroOptimizer:
                 self._zero.setup_buckets()
                 self._zero.reduce_ready_partitions_and_remove_grads(p, 0)
 
-    # -- whole weights ---------------------------------------------------------------------------------------------
+    # -- gathered weights ---------------------------------------------------------------------------------------------
 
     def _gather(self, parameters: Sequence[Any]) -> None:
-        """Make weights whole and keep them so."""
+        """Gather weights until they are released."""
         if self._stage < 3:
             return
         parts = [p for p in parameters if p.ds_status.name == "NOT_AVAILABLE"]
@@ -223,14 +222,14 @@ class ZeroOptimizer:
             p.ds_active_sub_modules.add(_HOLDER)
 
     def _release(self, parameters: Sequence[Any], changed: bool = False) -> None:
-        """Keep this rank's part only, of the weights as they are now if they have `changed`."""
+        """Keep only this rank's partition. `changed`: the gathered weights were written; partition them again."""
         for p in parameters:
             p.ds_active_sub_modules.discard(_HOLDER)
         if parameters:
             parameters[0].partition(parameters, has_been_updated=changed)
 
     def close(self) -> None:
-        """Give the model back as it was made: whole weights, no hooks."""
+        """Restore the model: whole weights, no hooks."""
         for hook in self._hooks:
             hook.remove()
         if self._stage == 3:
@@ -238,7 +237,7 @@ class ZeroOptimizer:
             for p in self._all:
                 p.data = p.data.clone()
         self._engine.destroy()
-        self._before.restore()
+        self._snapshot.restore()
         del self._engine, self._zero
 
     # -- state -----------------------------------------------------------------------------------------------------
@@ -258,7 +257,7 @@ class ZeroOptimizer:
                 moments = {}
             if moments:
                 moments["step"] = torch.as_tensor(steps[0])
-            if self._low:
+            if self._bfloat16:
                 moments[MASTER] = safe_get_full_fp32_param(p)
             if self._world.rank == 0:
                 out |= {f"{key}.{name}": tensor.detach().cpu().clone() for key, tensor in moments.items()}
@@ -281,7 +280,7 @@ class ZeroOptimizer:
                 self._zero._lazy_init_hp_params_optimizer_state()
         for name, p in self._parameters.items():
             for key in (*MOMENTS, MASTER):
-                if f"{key}.{name}" in state and (self._low or key != MASTER):
+                if f"{key}.{name}" in state and (self._bfloat16 or key != MASTER):
                     self._set(p, state[f"{key}.{name}"], None if key == MASTER else key)
 
     def _slots(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
@@ -299,7 +298,7 @@ class ZeroOptimizer:
         )
 
         value = value.to(device=p.device, dtype=torch.float32)
-        if self._stage == 3:  # a rank's part, with the last one filled up
+        if self._stage == 3:  # this rank's partition; the last one is padded
             size = math.ceil(value.numel() / self._world.size)
             flat = nn.functional.pad(value.flatten(), (0, size * self._world.size - value.numel()))
             value = flat.narrow(0, size * self._world.rank, size)
@@ -310,15 +309,15 @@ class ZeroOptimizer:
 
 
 def _set_zero_gradient(p: nn.Parameter, shape: torch.Size) -> None:
-    """Of a weight that is not here now, too, whose tensor is empty: torch wants a gradient to be of its size."""
-    here = p.data
-    p.data = here.new_zeros(1).expand(shape)
+    """Also for a partitioned weight, whose tensor is empty: torch checks that a gradient has its weight's size."""
+    data = p.data
+    p.data = data.new_zeros(1).expand(shape)
     p.grad = torch.zeros(shape, dtype=p.dtype, device=p.device)
-    p.data = here
+    p.data = data
 
 
-class _Before:
-    """What a module and its weights had in them, so that what DeepSpeed adds can be taken away."""
+class _Snapshot:
+    """Attributes of a module and its weights, so that those that DeepSpeed adds can be removed."""
 
     def __init__(self, module: nn.Module):
         self._modules = [(m, dict(m.__dict__)) for m in module.modules()]
@@ -334,8 +333,8 @@ class _Before:
                 del parameter.__dict__[name]
 
 
-def _own_weights(module: nn.Module) -> None:
-    """Copies of the frozen weights, which another model may partition, too."""
+def _copy_frozen_weights(module: nn.Module) -> None:
+    """Replace frozen weights by copies: another model that shares them may be partitioned as well."""
     copies: dict[int, nn.Parameter] = {}
     for part in module.modules():
         for name, p in part._parameters.items():
@@ -367,7 +366,7 @@ def _config(stage: int, offload: bool, low: bool, max_grad_norm: float, bucket: 
 
 
 def _deepspeed() -> Any:
-    """The package, ready to work in torch's process group. Makes one of this process alone where there is none."""
+    """The package, initialised in torch's process group; without one, in a new group of this process alone."""
     cuda = torch.cuda.is_available()
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -379,7 +378,7 @@ def _deepspeed() -> Any:
         import deepspeed.ops
     except ImportError as error:
         raise ValueError('runtime.zero needs DeepSpeed: pip install "audiorl[scale]"') from error
-    if not cuda:  # or it compiles an operation of its own for gloo's sums at first use, with a C++ compiler
+    if not cuda:  # otherwise it compiles a kernel for gloo at first use, with a C++ compiler
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():
         dist.init_process_group(backend(), store=dist.HashStore(), rank=0, world_size=1)
@@ -392,7 +391,7 @@ _group: Any = None
 
 
 def _forget_group_before(deepspeed: Any) -> None:
-    """DeepSpeed keeps the first process group that it sees, also when that one is gone."""
+    """DeepSpeed keeps the first process group that it was initialised with, even after that group was destroyed."""
     global _group
     if _group is not None and _group is not dist.group.WORLD:
         deepspeed.comm.comm.cdb = None
