@@ -1,10 +1,15 @@
 """MMAU and MMAR: multiple-choice questions about sound, music and speech.
 
     python -m eval.mmau --data mmau-test-mini.json --model MODEL --out results/mmau
+    python -m eval.mmau --data mmau-test-mini.json --model MODEL --out results/mmau --blind silence
     python -m eval.mmau --score predictions.json
 
 Writes to --out: predictions.jsonl (one row per question as it is answered; a second call goes on from there),
 predictions.json (the benchmark's own list with the model's outputs in the keys its scorer reads) and scores.json.
+
+--blind asks every question once more without what is to be listened to, and writes blind-silence.jsonl or
+blind-text.jsonl. The difference is what the audio is worth: a model that answers as well without it guesses from the
+text.
 
 A question counts as right by the official rule, `audiorl.metrics.mmau_match`. Unlike the official script, which skips
 questions without an output, those count as wrong here and are reported as missing. Results on MMAU before and after
@@ -16,22 +21,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from audiorl.audio import AudioClip, seconds
 from audiorl.evaluation.generate import generate_all
 from audiorl.evaluation.options import InferenceOptions, run_script, write_scores
 from audiorl.evaluation.summaries import summarize
 from audiorl.metrics.choice import mmau_match, word_set
 from audiorl.rewards.tags import extract_think, final_text
-from audiorl.types import Rollout, RolloutEngine
+from audiorl.types import Message, Rollout, RolloutEngine, Sample
 
 Kind = Literal["mmau", "mmar"]
+Blind = Literal["silence", "text"]
 Row = dict[str, Any]
 
 # Where a scorer looks for the output: MMAU's script reads the first, its README names the second.
@@ -50,6 +58,9 @@ class Options(InferenceOptions):
     """Score this predictions file instead of running a model; with --data, questions it leaves out count as wrong."""
     kind: Kind = "mmau"
     """Which benchmark: decides on the keys that are read and written."""
+    blind: Blind | None = None
+    """Ask again without the audio and report the difference. silence: the clip becomes silence of the same length.
+    text: the prompt has no audio. By default this is not measured."""
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -74,8 +85,11 @@ def _lines(text: str) -> list[Any]:
     return [json.loads(line) for line in text.split("\n") if line.strip()]
 
 
-def predict(options: Options, rows: Sequence[Row], engine: RolloutEngine | None = None) -> list[Row]:
-    """The rows with the model's outputs added; rows whose audio cannot be used stay without."""
+def predict(options: Options, rows: Sequence[Row], engine: RolloutEngine | None = None) -> tuple[list[Row], list[Row]]:
+    """(the rows with the model's outputs, the rows with its blind outputs, which are none without `options.blind`).
+
+    Rows whose audio cannot be used stay without an output.
+    """
     loaded = options.read()
     assert options.out
     wanted = {str(row["id"]) for row in rows}
@@ -85,11 +99,31 @@ def predict(options: Options, rows: Sequence[Row], engine: RolloutEngine | None 
     if not samples:
         raise ValueError(f"{options.data}: none of the {len(rows)} questions can be asked")
     engine = engine or options.engine()
-    answers = generate_all(
-        engine, samples, options.out / "predictions.jsonl", batch_size=options.batch_size, describe=_describe
-    )
-    by_id = {a["id"]: a for a in answers}
-    return [_with_prediction(row, by_id.get(str(row["id"])), options.kind) for row in rows]
+    runs = {"predictions": samples}
+    if options.blind is not None:
+        runs[f"blind-{options.blind}"] = [blinded(s, options.blind) for s in samples]
+    answered = []
+    for name, prompts in runs.items():
+        file = options.out / f"{name}.jsonl"
+        answers = generate_all(engine, prompts, file, batch_size=options.batch_size, describe=_describe)
+        by_id = {a["id"]: a for a in answers}
+        answered.append([_with_prediction(row, by_id.get(str(row["id"])), options.kind) for row in rows])
+    return answered[0], answered[1] if options.blind is not None else []
+
+
+def blinded(sample: Sample, blind: Blind) -> Sample:
+    """The sample with silence of the same length in place of its clips, or without clips."""
+    messages = []
+    for message in sample.messages:
+        content = [_silence(c) if isinstance(c, AudioClip) and blind == "silence" else c for c in message.content]
+        if blind == "text":
+            content = [c for c in content if isinstance(c, str)]
+        messages.append(Message(message.role, tuple(content)))
+    return dataclasses.replace(sample, messages=tuple(messages))
+
+
+def _silence(clip: AudioClip, sample_rate: int = 16_000) -> AudioClip:
+    return AudioClip(array=np.zeros(round(seconds(clip) * sample_rate), np.float32), sample_rate=sample_rate)
 
 
 def _describe(rollout: Rollout) -> Mapping[str, Any]:
@@ -127,21 +161,26 @@ def judge(row: Row, kind: Kind) -> Verdict:
     return Verdict(correct, missing=False, unanswered=not word_set(prediction))
 
 
-def score_rows(rows: Sequence[Row], kind: Kind = "mmau") -> dict[str, Any]:
+def score_rows(rows: Sequence[Row], kind: Kind = "mmau", blind: Sequence[Row] = ()) -> dict[str, Any]:
     """{"total": cell, "task": {"music": cell, …}, "category": …}, only groupings that the rows have.
 
-    A cell holds accuracy, its 95% bootstrap interval [low, high], n, missing and unanswered. A question with a list of
-    categories counts in each of them.
+    A cell holds accuracy, its 95% bootstrap interval [low, high], n, missing and unanswered. With the rows' `blind`
+    outputs it also holds `blind`, and `difference` = accuracy − blind, each with its interval; that of the difference
+    is paired by question. A question with a list of categories counts in each of them.
     """
     verdicts = [judge(row, kind) for row in rows]
-    scores: dict[str, Any] = {"total": _cell(verdicts)}
+    blind_verdicts = [judge(row, kind) for row in blind]
+    scores: dict[str, Any] = {"total": _cell(verdicts, blind_verdicts)}
     for grouping in GROUPINGS:
-        groups: dict[str, list[Verdict]] = {}
-        for row, verdict in zip(rows, verdicts, strict=True):
+        groups: dict[str, list[int]] = {}
+        for i, row in enumerate(rows):
             for name in _names(row.get(grouping)):
-                groups.setdefault(name, []).append(verdict)
+                groups.setdefault(name, []).append(i)
         if groups:
-            scores[grouping] = {name: _cell(groups[name]) for name in sorted(groups)}
+            scores[grouping] = {
+                name: _cell([verdicts[i] for i in groups[name]], [blind_verdicts[i] for i in groups[name] if blind])
+                for name in sorted(groups)
+            }
     return scores
 
 
@@ -150,30 +189,56 @@ def _names(value: Any) -> list[str]:
     return list(dict.fromkeys(str(v) for v in values if v not in (None, "")))
 
 
-def _cell(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    return {
-        **summarize([float(v.correct) for v in verdicts], "accuracy"),
+def _cell(verdicts: Sequence[Verdict], blind: Sequence[Verdict]) -> dict[str, Any]:
+    right = [float(v.correct) for v in verdicts]
+    cell = {
+        **summarize(right, "accuracy"),
         "missing": sum(v.missing for v in verdicts),
         "unanswered": sum(v.unanswered for v in verdicts),
     }
+    if blind:
+        right_blind = [float(v.correct) for v in blind]
+        cell["blind"] = summarize(right_blind, "accuracy")
+        cell["difference"] = summarize([a - b for a, b in zip(right, right_blind, strict=True)], "accuracy")
+    return cell
 
 
 def table(scores: Mapping[str, Any], title: str) -> Table:
     """The scores for people: accuracy in percent with its interval."""
+    columns = ("accuracy", "95% interval", "n", "missing", "unanswered")
+    return _table(scores, title, columns, lambda c: (*_percent(c), c["n"], c["missing"], c["unanswered"]))
+
+
+def blind_table(scores: Mapping[str, Any], blind: Blind) -> Table:
+    """Accuracy with and without the audio in percent, and the difference with its paired interval."""
+    title = "with audio and with silence" if blind == "silence" else "with audio and without"
+    return _table(
+        scores,
+        title,
+        ("accuracy", "blind", "difference", "95% interval", "n"),
+        lambda c: (_percent(c)[0], _percent(c["blind"])[0], *_percent(c["difference"]), c["n"]),
+    )
+
+
+def _table(
+    scores: Mapping[str, Any], title: str, headings: Sequence[str], columns: Callable[[Any], Sequence[Any]]
+) -> Table:
+    """A row a cell of the scores, the total first."""
     out = Table(title=title)
     out.add_column("")
-    for heading in ("accuracy", "95% interval", "n", "missing", "unanswered"):
-        out.add_column(heading, justify="right")
+    for heading in headings:
+        out.add_column(heading, justify="right", no_wrap=True)
     for grouping, cells in scores.items():
         for name, cell in ({"total": cells} if grouping == "total" else cells).items():
-            out.add_row(
-                name if grouping == "total" else f"{grouping}: {name}",
-                f"{100 * cell['accuracy']:.2f}",
-                f"{100 * cell['low']:.2f}–{100 * cell['high']:.2f}",
-                *(str(cell[key]) for key in ("n", "missing", "unanswered")),
-                end_section=grouping == "total",
-            )
+            label = name if grouping == "total" else f"{grouping}: {name}"
+            out.add_row(label, *map(str, columns(cell)), end_section=grouping == "total")
     return out
+
+
+def _percent(cell: Mapping[str, float]) -> tuple[str, str]:
+    """(accuracy, its interval) in percent."""
+    low, high = (f"{100 * cell[key]:.2f}" for key in ("low", "high"))
+    return f"{100 * cell['accuracy']:.2f}", f"{low}–{high}" if cell["low"] >= 0 else f"{low} to {high}"
 
 
 def merge(rows: Sequence[Row], predictions: Sequence[Row], kind: Kind) -> list[Row]:
@@ -185,14 +250,17 @@ def merge(rows: Sequence[Row], predictions: Sequence[Row], kind: Kind) -> list[R
 
 def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]:
     """Do what the options say and return the scores; empty when the data holds no answers to score against."""
+    blind: list[Row] = []
     if options.score is not None:
+        if options.blind is not None:
+            raise ValueError("--blind asks a model: give --data, --model and --out, and leave out --score")
         rows = read_rows(options.score)
         if options.data is not None:
             rows = merge(read_rows(options.data)[: options.limit], rows, options.kind)
     else:
         options.check()
         assert options.data and options.out
-        rows = predict(options, read_rows(options.data)[: options.limit], engine)
+        rows, blind = predict(options, read_rows(options.data)[: options.limit], engine)
         options.out.mkdir(parents=True, exist_ok=True)
         predictions = json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
         (options.out / "predictions.json").write_text(predictions, encoding="utf-8")
@@ -202,11 +270,13 @@ def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]
             f"No answers in the data: nothing can be scored; the predictions to submit are{where}."
         )
         return {}
-    scores = score_rows(rows, options.kind)
+    scores = score_rows(rows, options.kind, blind)
     if options.out is not None:
         settings = {k: None if v is None else str(v) for k, v in dataclasses.asdict(options).items()}
         write_scores(options.out, {**scores, "options": settings})
     Console().print(table(scores, f"{options.kind.upper()} · {options.model or options.score}"))
+    if options.blind is not None:
+        Console().print(blind_table(scores, options.blind))
     return scores
 
 

@@ -1,12 +1,15 @@
+import dataclasses
 import json
 import random
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from audiorl.types import Sample
+from audiorl.audio import AudioClip
+from audiorl.types import Message, Sample
 
 ROOT = Path(__file__).parents[3]
 
@@ -147,6 +150,38 @@ def test_mmar_keys_lines_and_limit(mmau, manifest, scripted, tmp_path) -> None:
     assert (row["answer_prediction"], row["thinking_prediction"]) == ("dog", "woof")
     assert scores["modality"]["sound"]["accuracy"] == 1.0
     assert "task" not in scores
+
+
+def test_blind_answers_are_compared_question_by_question(mmau, manifest, scripted, tmp_path, capsys) -> None:
+    data = tmp_path / "mini.json"
+    data.write_text(json.dumps([question(str(i), task="music" if i == 3 else "sound") for i in range(4)]))
+    clip = AudioClip(array=np.ones(8000, np.float32), sample_rate=8000)
+    manifest([Sample(id=str(i), messages=(Message("user", (clip, "What?")),)) for i in range(4)])
+    options = mmau.Options(data=data, model="m", out=tmp_path / "out")
+    mmau.run(options, engine=scripted({"0": "dog", "1": "dog", "2": "dog", "3": "cat"}))
+    engine = scripted({"0": "dog", "1": "cat", "2": "cat", "3": "cat"})  # asked only what is not answered yet
+    scores = mmau.run(dataclasses.replace(options, blind="silence"), engine=engine)
+    assert engine.asked == ["0", "1", "2", "3"]
+    total = scores["total"]
+    assert (total["accuracy"], total["blind"]["accuracy"], total["difference"]["accuracy"]) == (0.75, 0.25, 0.5)
+    assert total["difference"]["low"] == 0.0 and total["difference"]["high"] == 1.0
+    assert scores["task"]["music"]["difference"]["accuracy"] == 0
+    assert scores["task"]["sound"]["blind"]["n"] == 3
+    assert "difference" in capsys.readouterr().out
+    written = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert [row["model_output"] for row in written] == ["dog", "dog", "dog", "cat"]
+    assert (tmp_path / "out" / "blind-silence.jsonl").exists()
+    with pytest.raises(ValueError, match="--blind asks a model"):
+        mmau.run(mmau.Options(score=tmp_path / "out" / "predictions.json", blind="text"))
+
+
+def test_blinded_prompts_have_no_sound(mmau) -> None:
+    clip = AudioClip(array=np.ones(12_000, np.float32), sample_rate=8000, start=0.5)
+    sample = Sample(id="1", messages=(Message("system", ("Hi",)), Message("user", (clip, "What?"))), references=("x",))
+    silent, text = mmau.blinded(sample, "silence"), mmau.blinded(sample, "text")
+    assert [len(c.load()) for c in silent.audio] == [16_000] and not silent.audio[0].load().any()
+    assert silent.messages[1].content[1] == "What?" and silent.references == ("x",)
+    assert text.messages == (Message("system", ("Hi",)), Message("user", ("What?",))) and text.id == "1"
 
 
 def test_scoring_partial_predictions_against_the_data(mmau, tmp_path) -> None:

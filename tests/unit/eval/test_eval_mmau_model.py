@@ -85,6 +85,15 @@ def test_mmau(folder: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "task: speech" in printed and "difficulty: hard" in printed
 
 
+@pytest.mark.parametrize("blind", ["silence", "text"])
+def test_mmau_blind(folder: Path, model: Path, blind: str) -> None:
+    out = evaluate(folder, model, MMAU, "--blind", blind)
+    scores = json.loads((out / "scores.json").read_text())
+    assert scores["total"]["blind"]["n"] == 3 and "difference" in scores["difficulty"]["hard"]
+    answers = [(out / f"{name}.jsonl").read_text().splitlines() for name in ("predictions", f"blind-{blind}")]
+    assert [len(lines) for lines in answers] == [3, 3]
+
+
 def test_mmau_test_without_answers_writes_what_is_submitted(
     folder: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
