@@ -1,4 +1,4 @@
-"""Write streams to interpret, laid out from the bundled recordings or a folder of tools/build_corpus.py.
+"""Write streams to interpret, laid out from the bundled recordings or a folder of `audiorl data build`.
 
     python tools/build_streams.py OUT                                       # English to Spanish, 100 held-out streams
     python tools/build_streams.py OUT --split train --target fr --count 500 --seconds 10 60

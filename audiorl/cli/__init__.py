@@ -19,6 +19,7 @@ from tyro.conf import Positional, arg, subcommand
 
 import audiorl
 from audiorl.cli.codec import Decode, Encode, run_codec
+from audiorl.cli.data import Build, run_data
 from audiorl.config import RewardServerConfig
 from audiorl.errors import Interrupted, RankError
 from audiorl.options import parse, parse_known
@@ -247,6 +248,21 @@ def _codec(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
+class Data:
+    """Build a corpus of human speech: data build OUT. `audiorl data build --help` lists the options."""
+
+
+def _data(args: list[str]) -> int:
+    if args[:1] == ["build"]:
+        run_data(parse(Build, args[1:], prog="audiorl data build"))
+        return 0
+    if args and args[0] not in HELP:
+        raise ValueError(f"data: no command is called {args[0]!r}; it is audiorl data build OUT")
+    parse(Data, ["--help"], prog="audiorl data")
+    return 0
+
+
+@dataclass(frozen=True)
 class Export:
     """Write the model of a checkpoint to a folder that transformers and vLLM load, with a model card."""
 
@@ -300,6 +316,7 @@ COMMANDS: dict[str, tuple[type, Callable[[list[str]], int]]] = {
     "eval": (Eval, _eval),
     "rewards": (Rewards, _rewards),
     "codec": (Codec, _codec),
+    "data": (Data, _data),
     "export": (Export, _export),
     "doctor": (Doctor, _doctor),
 }

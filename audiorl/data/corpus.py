@@ -1,4 +1,4 @@
-"""Parallel human speech: the recordings that come with the package, and folders that tools/build_corpus.py writes.
+"""Parallel human speech: the recordings that come with the package, and folders that `audiorl data build` writes.
 
 Studio recordings of telephone prompts with transcripts. The same `key` is the same prompt in every language, so two
 languages are parallel speech and parallel text::
@@ -25,7 +25,12 @@ from audiorl.audio import AudioClip
 
 @dataclass(frozen=True)
 class Utterance:
-    """One recording with its transcript. `duration` in seconds; `id` is unique, `key` is shared by translations."""
+    """One recording with its transcript, from a row of a manifest.
+
+    `id` is unique; `key` is shared by all recordings of the same prompt, in any language. `duration` in seconds.
+    `translation` is the text in English, "" for English speech and where there is none. `licence` is that of the
+    recording, an SPDX identifier where there is one; "" for speech that no manifest lists.
+    """
 
     id: str
     key: str
@@ -34,6 +39,8 @@ class Utterance:
     clip: AudioClip
     duration: float
     speaker: str
+    translation: str = ""
+    licence: str = ""
 
 
 def bundled_speech(
@@ -54,7 +61,7 @@ def corpus(
     folder = Path(folder)
     manifest = folder / "manifest.jsonl"
     if not manifest.exists():
-        raise ValueError(f"{manifest}: missing; build the folder with tools/build_corpus.py")
+        raise ValueError(f"{manifest}: missing; build the folder with `audiorl data build`")
     utterances = []
     with open(manifest, encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
@@ -63,7 +70,7 @@ def corpus(
     for language in languages or ():
         if language not in present:
             raise ValueError(
-                f"{manifest}: no language {language!r}, only {', '.join(present)}; tools/build_corpus.py builds others"
+                f"{manifest}: no language {language!r}, only {', '.join(present)}; `audiorl data build` builds others"
             )
     longest = float("inf") if max_seconds is None else max_seconds
     return [
@@ -146,6 +153,8 @@ def _group_keys(utterances: Iterable[Utterance]) -> dict[str, str]:
 def _utterance(manifest: Path, number: int, line: str) -> Utterance:
     try:
         row = json.loads(line)
+        if not row["licence"]:
+            raise ValueError(f"{manifest}: row {number}: field 'licence' is empty; write the recording's licence there")
         return Utterance(
             id=row["id"],
             key=row["key"],
@@ -154,6 +163,8 @@ def _utterance(manifest: Path, number: int, line: str) -> Utterance:
             clip=AudioClip(path=str(manifest.parent / row["audio"])),
             duration=float(row["duration"]),
             speaker=row["speaker"],
+            translation=row.get("translation", ""),
+            licence=row["licence"],
         )
     except json.JSONDecodeError as error:
         raise ValueError(f"{manifest}: row {number}: not JSON ({error}); build the folder again") from error

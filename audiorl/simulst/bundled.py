@@ -1,4 +1,4 @@
-"""Streams of human speech for interpretation, built from the bundled recordings or a corpus of tools/build_corpus.py.
+"""Streams of human speech for interpretation, built from the bundled recordings or a corpus of `audiorl data build`.
 
     train = bundled_streams("train", target="es", count=200)
     test = bundled_streams("test", target="es", count=20)               # prompts and texts that are not in "train"
@@ -116,7 +116,7 @@ def prompt_pairs(
     for language in (source, target):
         if not any(u.language == language for u in speech):
             languages = ", ".join(sorted({u.language for u in speech}))
-            raise ValueError(f"no recordings in {language!r}, only {languages}; tools/build_corpus.py builds others")
+            raise ValueError(f"no recordings in {language!r}, only {languages}; `audiorl data build` builds others")
     # The split is made over all languages and durations, so that it does not depend on the arguments.
     train, test = split_by_key(speech, held_out, seed=0)
     return [

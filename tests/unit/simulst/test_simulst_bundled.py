@@ -216,7 +216,7 @@ def test_prompts_said_by_a_voice_of_ones_own() -> None:
 def test_what_cannot_be_drawn() -> None:
     with pytest.raises(ValueError, match='split must be "train" or "test", got \'dev\''):
         draw_streams("dev")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"no recordings in 'it', only en, es, fr; tools/build_corpus\.py"):
+    with pytest.raises(ValueError, match=r"no recordings in 'it', only en, es, fr; `audiorl data build`"):
         draw_streams("train", "it")
     for seconds in ((30.0, 10.0), (0.0, 10.0)):
         with pytest.raises(ValueError, match="seconds must be"):
@@ -234,7 +234,7 @@ def test_what_cannot_be_drawn() -> None:
 
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
-    """A folder such as tools/build_corpus.py writes, in Italian and English."""
+    """A folder such as `audiorl data build` writes, in Italian and English."""
     folder, rows = tmp_path / "corpus", []
     for language in ("en", "it"):
         for k in range(12):
@@ -244,7 +244,7 @@ def built(tmp_path: Path) -> Path:
             soundfile.write(folder / audio, burst(seconds), RATE)
             text = f"{'prompt' if language == 'en' else 'frase'} {'abcdefghijkl'[k]}"
             row = {"id": f"{language}/p{k}", "key": f"p{k}", "language": language, "text": text, "audio": audio}
-            rows.append(row | {"duration": seconds, "speaker": "x"})
+            rows.append(row | {"duration": seconds, "speaker": "x", "licence": "X"})
     (folder / "manifest.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (folder / "ATTRIBUTION.md").write_text("# Attribution\n")
     (folder / "LICENSE-X.txt").write_text("licence\n")
@@ -289,7 +289,5 @@ def test_the_command_line(
 
 
 def test_the_command_line_says_where_other_languages_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        ValueError, match=r"no recordings in 'ru', only en, es, fr; tools/build_corpus\.py builds others"
-    ):
+    with pytest.raises(ValueError, match=r"no recordings in 'ru', only en, es, fr; `audiorl data build` builds others"):
         run_tool(monkeypatch, str(tmp_path / "out"), "--target", "ru")
