@@ -1,12 +1,14 @@
-"""Speech recognition: WER or CER of a model on a manifest or a folder of transcribed audio.
+"""Speech recognition and translation into English: errors by language and speaker, and what is written for silence.
 
     python -m eval.asr --data test.jsonl --model MODEL --out results/asr --normalizer english
-    python -m eval.asr --score results/asr/results.jsonl --metric cer
+    python -m eval.asr --data test.jsonl --model TRAINED --baseline START --silence 40 --out results/asr \\
+        --known-speakers train.jsonl --recognisers judges/whisper-base
+    python -m eval.asr --data test.jsonl --model MODEL --task translate --out results/translation
+    python -m eval.asr --score results/asr/results.jsonl --baseline results/start/results.jsonl
 
 Writes to --out: predictions.jsonl (responses as they come; a second call goes on from there), results.jsonl (reference,
-hypothesis, counts and rate per file), scores.json (corpus rate and its counts, mean rate per file) and worst.html (the
-worst files with audio to listen to). Run it before and after training on another task: transcription is what audio RL
-runs lose first.
+hypothesis, counts and rate per file), scores.json and worst.html (the worst files with audio to listen to). Run it
+before and after training on another task: transcription is what audio RL runs lose first.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ import base64
 import dataclasses
 import io
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
@@ -25,111 +29,219 @@ import soundfile
 from rich.console import Console
 from rich.table import Table
 
-from audiorl.audio import AudioClip, AudioError
-from audiorl.evaluation.generate import generate_all, read_rows
+from audiorl.audio import AudioClip, AudioError, seconds
+from audiorl.data.no_speech import no_speech_samples
+from audiorl.data.prompts import TRANSLATE
+from audiorl.data.rows import Row as DataRow
+from audiorl.data.rows import read_rows as read_data
+from audiorl.evaluation.generate import check_settings, complete_rows, generate_all, greedy_engine, read_rows
 from audiorl.evaluation.options import InferenceOptions, run_script, write_scores
-from audiorl.metrics.text import CorpusErrors, ErrorCounts, Normalizer, char_errors, normalize, word_errors
+from audiorl.evaluation.recognition import (
+    LOWER_IS_BETTER,
+    Corpus,
+    Task,
+    no_speech_scores,
+    paired_rows,
+    slices,
+    with_groups,
+)
+from audiorl.judges import load_recogniser
+from audiorl.metrics.text import CorpusErrors, Normalizer, normalize
 from audiorl.rewards.tags import final_text
 from audiorl.types import Rollout, RolloutEngine, Sample
 
 Metric = Literal["wer", "cer"]
 Row = dict[str, Any]
+Systems = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Rows by the name of the system that wrote their hypotheses, in equal order; the first is the evaluated one."""
 _RATE = 16_000
+_NAMES = {"wer": "WER %", "cer": "CER %", "bleu": "BLEU", "chrf": "chrF"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(InferenceOptions):
-    """Evaluate a model's transcripts, or score an existing results file."""
+    """Evaluate a model's transcripts or translations, or score an existing results file."""
 
     score: Path | None = None
     """Score this file (JSON lines with id, reference, hypothesis) instead of running a model."""
+    baseline: str | None = None
+    """Compare with this model, or with this results.jsonl, on the same rows: differences with paired intervals."""
+    recognisers: tuple[str, ...] = ()
+    """Recognisers that transcribe the same recordings for reference, as `audiorl.judges.load_recogniser` reads them."""
+    task: Task = "transcribe"
+    """`translate`: into English, compared with the column `translation`; rows without one are left out."""
+    question: str | None = None
+    """Asked in place of the usual request, for a model that was trained with another one."""
+    known_speakers: tuple[str, ...] = ()
+    """Names of the speakers that training used, or manifests with their rows; others are unseen. Rows need a column
+    `speaker`."""
+    silence: int = 0
+    """Also ask for transcripts of so many clips without speech: digital silence, noise, hum and clicks, at -60 to -20
+    dB."""
+    music: Path | None = None
+    """A folder of recordings without voices, such as music on hold, for `silence`."""
     kind: str = "asr"
     """How `read_samples` reads the data."""
     metric: Metric = "wer"
-    """Errors in words (WER) or characters (CER)."""
+    """Errors in words (WER) or characters (CER): which of them results.jsonl and worst.html show."""
     normalizer: Normalizer = "basic"
     """What is left out before texts are compared: english (numbers, contractions, spelling), basic (case, punctuation)
-    or none."""
+    or none. BLEU and chrF compare the texts as they are."""
     language: str | None = None
     """For spelling digits out with the basic normaliser, where the data does not name the language itself."""
     worst: int = 30
     """How many files worst.html shows."""
 
 
-def transcribe(options: Options, engine: RolloutEngine | None = None) -> tuple[list[Row], Sequence[Sample], int]:
-    """Rows {id, reference, hypothesis, language}, their samples, and how many entries had no usable audio."""
-    loaded = options.read()
-    assert options.out
-    samples = loaded.samples
+# -- transcripts -------------------------------------------------------------------------------------------------------
+
+
+def read(options: Options) -> tuple[list[Sample], int]:
+    """The samples, their first reference the text to compare with, and how many entries had no usable audio."""
+    question = options.question or (TRANSLATE if options.task == "translate" else None)
+    loaded = options.read(question)
+    samples = list(loaded.samples)
+    if options.task == "translate":
+        texts = [(s, s.metadata.get("translation")) for s in samples]
+        samples = [replace(s, references=(text,)) for s, text in texts if isinstance(text, str) and text.strip()]
+        if len(samples) < len(texts):
+            print(f"{len(texts) - len(samples)} of {len(texts)} rows have no translation", file=sys.stderr)
     for sample in samples:
         if not sample.references:
             raise ValueError(f"{options.data}: {sample.id!r} has no reference transcript")
     if not samples:
-        raise ValueError(f"{options.data}: nothing to transcribe")
-    engine = engine or options.engine()
-    answers = generate_all(
-        engine, samples, options.out / "predictions.jsonl", batch_size=options.batch_size, describe=_describe
-    )
-    rows = [
-        {
-            "id": sample.id,
-            "reference": sample.references[0],
-            "hypothesis": answer["hypothesis"],
-            "language": sample.metadata.get("language"),
-        }
-        for sample, answer in zip(samples, answers, strict=True)
-    ]
-    return rows, samples, len(loaded.skipped)
+        raise ValueError(f"{options.data}: nothing to {options.task}")
+    return samples, len(loaded.skipped)
+
+
+def rows_of(samples: Sequence[Sample], hypotheses: Mapping[str, str]) -> list[Row]:
+    """{id, reference, hypothesis, language, speaker} of each sample; of one without speech {kind, seconds} too."""
+    rows = []
+    for sample in samples:
+        row = {"id": sample.id, "reference": sample.references[0], "hypothesis": hypotheses[sample.id]}
+        about = {name: sample.metadata.get(name) for name in ("language", "speaker", "kind")}
+        row |= {name: value for name, value in about.items() if value} | {"language": about["language"]}
+        rows.append(row if not about["kind"] else row | {"seconds": sum(map(seconds, sample.audio))})
+    return rows
+
+
+def answers(engine: RolloutEngine, samples: Sequence[Sample], out: Path, batch_size: int) -> dict[str, str]:
+    """What a model writes, by id; kept in `out`, from which a later call goes on."""
+    rows = generate_all(engine, samples, out, batch_size=batch_size, describe=_describe)
+    return {row["id"]: row["hypothesis"] for row in rows}
 
 
 def _describe(rollout: Rollout) -> Mapping[str, Any]:
     return {"hypothesis": final_text(rollout.text)}
 
 
-def score_rows(rows: Sequence[Row], options: Options) -> tuple[list[Row], dict[str, Any]]:
+def recognised(path: str, samples: Sequence[Sample], options: Options, out: Path) -> dict[str, str]:
+    """What a recogniser writes, by id; each language with a recogniser for it. Kept in `out` like `answers`."""
+    hypotheses: dict[str, str] = {}
+    for language in dict.fromkeys(s.metadata.get("language") for s in samples):
+        recogniser = load_recogniser(path, language, options.device, options.batch_size, options.task)
+
+        def transcribe(batch: Sequence[Sample]) -> list[Row]:
+            waves = [sample.audio[0].load(_RATE) for sample in batch]
+            texts = recogniser.transcribe(waves, _RATE)  # noqa: B023  called before the loop goes on
+            return [{"id": s.id, "hypothesis": text} for s, text in zip(batch, texts, strict=True)]
+
+        spoken = {s.id: s for s in samples if s.metadata.get("language") == language}
+        rows = complete_rows(out, spoken, transcribe, options.batch_size)
+        hypotheses |= {id: row["hypothesis"] for id, row in rows.items()}
+    return hypotheses
+
+
+def transcripts(options: Options, engine: RolloutEngine | None, samples: Sequence[Sample], name: str) -> Systems:
+    """What the model, the baseline model and the recognisers write: OUT/NAME.jsonl and OUT/SYSTEM/NAME.jsonl."""
+    assert options.out
+    engine = engine or options.engine()
+    file = options.out / f"{name}.jsonl"
+    systems: dict[str, list[Row]] = {"model": rows_of(samples, answers(engine, samples, file, options.batch_size))}
+    if options.baseline and not _is_file(options.baseline):
+        start = greedy_engine(options.baseline, options.max_new_tokens, options.device)
+        file = _folder(options, "baseline", options.baseline) / f"{name}.jsonl"
+        systems["baseline"] = rows_of(samples, answers(start, samples, file, options.batch_size))
+    for path in options.recognisers:
+        file = _folder(options, Path(path).name, path) / f"{name}.jsonl"
+        systems[Path(path).name] = rows_of(samples, recognised(path, samples, options, file))
+    return systems
+
+
+def _folder(options: Options, system: str, path: str) -> Path:
+    """Where the transcripts of another system are kept. Raises ValueError where those of a third one lie there."""
+    assert options.out
+    folder = options.out / re.sub(r"[^\w.-]+", "_", system)
+    settings = {"model": path, "task": options.task, "question": options.question}
+    check_settings(folder / "settings.json", {**settings, "max_new_tokens": options.max_new_tokens})
+    return folder
+
+
+def _is_file(baseline: str) -> bool:
+    return baseline.endswith(".jsonl")
+
+
+def known_speakers(options: Options) -> frozenset[str]:
+    """The names, and those in the rows of manifests."""
+    names: set[str] = set()
+    for given in options.known_speakers:
+        if not Path(given).is_file():
+            names.add(given)
+            continue
+        speakers = {row.data.get("speaker") for row in read_data(Path(given)) if isinstance(row, DataRow)} - {None, ""}
+        if not speakers:
+            raise ValueError(f"--known-speakers {given}: no row of this manifest names a speaker")
+        names |= {str(speaker) for speaker in speakers}
+    return frozenset(names)
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+
+
+def score_rows(rows: Sequence[Mapping[str, Any]], corpus: Corpus, options: Options) -> tuple[list[Row], dict[str, Any]]:
     """The rows with their normalised texts, counts and rate, and the scores of the corpus.
 
     A file whose reference is empty after normalisation (a reference of pure filler, silence) has no length: its
     insertions count in the corpus rate, and its own rate is 0 or 1. `empty_references` tells how many there are.
     """
-    errors = word_errors if options.metric == "wer" else char_errors
+    counts = corpus.errors[options.metric]
     results = []
-    counts: list[ErrorCounts] = []
-    for row in rows:
-        texts = [_text(row, key) for key in ("reference", "hypothesis")]
+    for row, count in zip(rows, counts, strict=True):
         language = row.get("language") or options.language
-        reference, hypothesis = (normalize(text, options.normalizer, language) for text in texts)
-        count = errors(reference, hypothesis)
-        counts.append(count)
-        results.append(
-            {
-                **row,
-                "normalized_reference": reference,
-                "normalized_hypothesis": hypothesis,
-                "rate": count.rate,
-                **dataclasses.asdict(count),
-            }
-        )
-    corpus = CorpusErrors(tuple(counts))
+        texts = {
+            f"normalized_{key}": normalize(row[key], options.normalizer, language)
+            for key in ("reference", "hypothesis")
+        }
+        results.append({**row, **texts, "rate": count.rate, **dataclasses.asdict(count)})
+    errors = CorpusErrors(tuple(counts))
     scores = {
         "metric": options.metric,
         "normalizer": options.normalizer,
-        options.metric: corpus.rate,
-        f"mean_{options.metric}": corpus.mean,
+        options.metric: errors.rate,
+        f"mean_{options.metric}": errors.mean,
         "files": len(rows),
-        "reference_length": corpus.total.reference_length,
-        **dataclasses.asdict(corpus.total),
+        "reference_length": errors.total.reference_length,
+        **dataclasses.asdict(errors.total),
         "exact": sum(c.errors == 0 for c in counts),
         "empty_references": sum(c.reference_length == 0 for c in counts),
     }
     return results, scores
 
 
-def _text(row: Row, key: str) -> str:
-    value = row.get(key)
-    if not isinstance(value, str):
-        raise ValueError(f"row {row.get('id')!r}: {key} is {value!r}, expected text")
-    return value
+def compare(systems: Systems, options: Options) -> tuple[dict[str, Corpus], dict[str, Any]]:
+    """The corpus of each system, and {systems: {NAME: {SLICE: scores}}, difference: {SLICE: {METRIC: interval}}}."""
+    if options.known_speakers:
+        trained = known_speakers(options)
+        systems = {name: with_groups(rows, trained) for name, rows in systems.items()}
+    corpora = {n: Corpus(rows, options.task, options.normalizer, options.language) for n, rows in systems.items()}
+    first, *_ = corpora.values()
+    parts = list(slices(first.rows))
+    scores: dict[str, Any] = {
+        "systems": {name: {label: c.scores(i) for label, i in parts} for name, c in corpora.items()}
+    }
+    if "baseline" in corpora:
+        scores["difference"] = {label: first.difference(corpora["baseline"], i) for label, i in parts}
+    return corpora, scores
 
 
 def worst_page(results: Sequence[Row], samples: Sequence[Sample], scores: Mapping[str, Any], count: int) -> str:
@@ -175,37 +287,104 @@ def _player(clip: AudioClip) -> str:
     return f'<audio controls preload="none" src="data:audio/flac;base64,{data}"></audio>'
 
 
-def table(scores: Mapping[str, Any], title: str) -> Table:
-    """The scores for people: rates in percent, counts of each kind of error."""
-    metric = scores["metric"]
-    out = Table(title=title, show_header=False)
-    out.add_row(f"{metric.upper()} (corpus)", f"{100 * scores[metric]:.2f}%")
-    out.add_row(f"{metric.upper()} (mean over files)", f"{100 * scores[f'mean_{metric}']:.2f}%")
-    for key in ("substitutions", "insertions", "deletions", "reference_length", "files", "exact", "skipped"):
-        if key in scores:
-            out.add_row(key.replace("_", " "), str(scores[key]))
-    return out
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def tables(scores: Mapping[str, Any], title: str) -> Iterator[Table]:
+    """The scores for people: the evaluated system by slice, then all systems, then clips without speech."""
+    (name, evaluated), *others = scores["systems"].items()
+    metrics = [metric for metric in _NAMES if metric in evaluated["all"]]
+    out = Table(title=title)
+    columns = ["", "files", *(_NAMES[m] for m in metrics), "sub", "ins", "del", "length", "repeated %"]
+    for column in columns if metrics[0] in LOWER_IS_BETTER else [c for c in columns if c not in ("sub", "ins", "del")]:
+        out.add_column(column, justify="right" if column else "left")
+    for label, values in evaluated.items():
+        counts = [str(values[key]) for key in ("substitutions", "insertions", "deletions") if key in values]
+        length = "–" if values["length_ratio"] is None else f"{values['length_ratio']:.2f}"
+        rates = [_interval(values[m], m) for m in metrics]
+        out.add_row(label, str(values["files"]), *rates, *counts, length, f"{100 * values['repetition']:.1f}")
+    yield out
+    if others:
+        metric = metrics[0]
+        out = Table(title=f"{_NAMES[metric]} on the same rows")
+        difference = scores.get("difference")
+        for column in ("", name, *(["model − baseline"] if difference else []), *(other for other, _ in others)):
+            out.add_column(column, justify="right" if column else "left")
+        for label, values in evaluated.items():
+            cells = [_interval(values[metric], metric)]
+            cells += [_interval(difference[label][metric], metric, signed=True)] if difference else []
+            out.add_row(label, *cells, *(_interval(slices[label][metric], metric) for _, slices in others))
+        yield out
+    if "no_speech" in scores:
+        out = Table(title="words written per minute without speech")
+        for column in ("", "clips", "minutes", *scores["no_speech"]):
+            out.add_column(column, justify="right" if column else "left")
+        for kind, values in next(iter(scores["no_speech"].values())).items():
+            cells = [_interval(kinds[kind]["words_per_minute"]) for kinds in scores["no_speech"].values()]
+            out.add_row(kind, str(values["clips"]), f"{values['minutes']:.1f}", *cells)
+        yield out
+
+
+def _interval(value: Mapping[str, float], metric: str = "", signed: bool = False) -> str:
+    """`12.3 (10.1–14.5)`, error rates in percent."""
+    scale = 100 if metric in LOWER_IS_BETTER else 1
+    numbers = [f"{scale * value[key]:{'+' if signed else ''}.1f}" for key in ("value", "low", "high")]
+    return f"{numbers[0]} ({numbers[1]} to {numbers[2]})" if signed else f"{numbers[0]} ({numbers[1]}–{numbers[2]})"
+
+
+def check(options: Options) -> None:
+    """Raise ValueError for options that do not go together."""
+    if options.score is not None:
+        needing = {"recognisers": options.recognisers, "silence": options.silence}
+        for name in (name for name, value in needing.items() if value):
+            raise ValueError(f"--{name}: needs recordings; give --data, --model and --out instead of --score")
+        if options.baseline and not _is_file(options.baseline):
+            raise ValueError("--baseline: with --score give the baseline's results.jsonl too")
+    if options.silence < 0 or (options.music and not options.silence):
+        raise ValueError("--silence: give the number of clips, 1 or more; --music adds parts of recordings to them")
+    names = [Path(path).name for path in options.recognisers]
+    if len({*names, "model", "baseline"}) < len(names) + 2:
+        raise ValueError(f"--recognisers: two of {', '.join(names)} have one name; rename a folder")
 
 
 def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]:
     """Do what the options say and return the scores."""
+    check(options)
     samples: Sequence[Sample] = ()
     skipped = None
     if options.score is not None:
-        rows = read_rows(options.score)
+        systems: Systems = {"model": read_rows(options.score)}
+        if not systems["model"]:
+            raise ValueError(f"{options.score}: no rows")
     else:
-        rows, samples, skipped = transcribe(options, engine)
-    if not rows:
-        raise ValueError(f"{options.score}: no rows")
-    results, scores = score_rows(rows, options)
+        samples, skipped = read(options)
+        engine = engine or options.engine()
+        systems = transcripts(options, engine, samples, "predictions")
+    if options.baseline and _is_file(options.baseline):
+        baseline = paired_rows(systems["model"], read_rows(options.baseline), options.baseline)
+        systems = {"model": systems["model"], "baseline": baseline, **systems}
+    corpora, compared = compare(systems, options)
+    results = [dict(row) for row in corpora["model"].rows]
+    scores: dict[str, Any] = {"task": options.task, "files": len(results)}
+    if options.task == "transcribe":
+        results, scores = score_rows(corpora["model"].rows, corpora["model"], options)
+    scores |= compared
     if skipped is not None:
         scores["skipped"] = skipped
+    if options.silence:
+        silent = no_speech_samples(options.silence, music=options.music, question=options.question or "")
+        written = transcripts(options, engine, silent, "no_speech")
+        scores["no_speech"] = {name: no_speech_scores(rows) for name, rows in written.items()}
     if options.out is not None:
-        page = worst_page(results, samples, scores, options.worst)
-        write_scores(options.out, scores, {"worst.html": page})
+        pages = {}
+        if options.task == "transcribe":
+            pages["worst.html"] = worst_page(results, samples, scores, options.worst)
+        write_scores(options.out, scores, pages)
         lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in results)
         (options.out / "results.jsonl").write_text(lines, encoding="utf-8")
-    Console().print(table(scores, f"{options.data or options.score} · {options.model or 'scored'}"))
+    console = Console(width=max(Console().width, 120))  # narrower, the cells of a file's log would be cut
+    for table in tables(scores, f"{options.data or options.score} · {options.model or 'scored'}"):
+        console.print(table)
     return scores
 
 

@@ -52,7 +52,8 @@ def no_speech_samples(
         clip = AudioClip(array=wav, sample_rate=RATE)
         samples.append(_sample(f"no-speech/{number}/{name}", clip, kind, level, question))
     for number, clip in enumerate(_music(music, max(1, count // len(kinds)), seed) if music else ()):
-        samples.append(_sample(f"no-speech/music/{number}", clip, "music", None, question))
+        name = f"{Path(str(clip.path)).name}@{clip.start:.2f}"
+        samples.append(_sample(f"no-speech/music/{number}/{name}", clip, "music", None, question))
     return samples
 
 

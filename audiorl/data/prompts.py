@@ -31,6 +31,10 @@ LANGUAGES = {
 """Names for the prompt; a language that is not listed is written as given."""
 
 
+TRANSLATE = "Translate what is said in this recording into English, the words only."
+"""The request of `asr_prompt(ask=…)` for a translation."""
+
+
 def choice_question(
     clip: AudioClip, question: str, choices: Sequence[str], think: bool = True, word_limit: int = 50
 ) -> tuple[Message, ...]:

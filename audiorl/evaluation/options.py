@@ -49,14 +49,17 @@ class InferenceOptions:
         if not (self.data and self.model and self.out):
             raise ValueError("give --data, --model and --out to run a model, or --score FILE to score what one said")
 
-    def read(self) -> Loaded:
+    def read(self, question: str | None = None) -> Loaded:
         """The usable samples, every clip decoded once; what is skipped goes to stderr, a line each.
+
+        question: asked in place of the request for a transcript.
 
         The settings are kept in out/settings.json: see `check_settings` for an `out` that a run left.
         """
         self.check()
         assert self.data and self.out
         settings = {"model": self.model, "data": self.data.name, "kind": self.kind, "think": self.think}
+        settings |= {"question": question} if question else {}
         check_settings(self.out / "settings.json", {**settings, "max_new_tokens": self.max_new_tokens})
         loaded = manifest.read_samples(
             self.data,
@@ -67,6 +70,7 @@ class InferenceOptions:
             limit=self.limit,
             check_audio=True,
             need_answer=False,
+            question=question,
         )
         if loaded.skipped:
             print(f"{loaded.summary()}\n{loaded.listing()}", file=sys.stderr)

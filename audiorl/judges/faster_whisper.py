@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from audiorl.judges.protocol import Waveform
 from audiorl.judges.waves import resampled
@@ -25,6 +25,7 @@ class FasterWhisper:
     language: str | None = None
     device: str = "auto"
     compute_type: str = "default"
+    task: Literal["transcribe", "translate"] = "transcribe"
 
     @property
     def name(self) -> str:
@@ -48,6 +49,7 @@ class FasterWhisper:
         segments, _ = self.model.transcribe(
             wav,
             language=self.language,
+            task=self.task,
             beam_size=1,
             best_of=1,
             temperature=0.0,

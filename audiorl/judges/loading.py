@@ -7,7 +7,7 @@ import json
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from audiorl.judges.protocol import QualityModel, Recogniser, SpeakerEncoder
 from audiorl.user_files import load_function
@@ -25,30 +25,37 @@ CUSTOM = ("python file", *RECIPE_JUDGES)
 
 
 def load_recogniser(
-    path: str | Path, language: str | None = None, device: str = "auto", batch_size: int = 8
+    path: str | Path,
+    language: str | None = None,
+    device: str = "auto",
+    batch_size: int = 8,
+    task: Literal["transcribe", "translate"] = "transcribe",
 ) -> Recogniser:
     """The speech recogniser at `path`; its weights are read at the first call.
 
     A transformers folder (or a hub id that is cached) of Whisper or of any model with a CTC head; a CTranslate2 folder
     of Whisper, which needs faster-whisper; "pocketsphinx" for the recogniser of that package; a folder that
     `recipes/tts_quickstart.py` trained; or FILE.py:FOLDER, see `load_custom`. `language`: a code such as "en" for
-    multilingual Whisper, which otherwise detects it for each clip.
+    multilingual Whisper, which otherwise detects it for each clip. `task`: multilingual Whisper can also
+    "translate" into English; other recognisers raise ValueError for that.
     """
+    if (Path(path) / "model.bin").is_file():
+        from audiorl.judges.faster_whisper import FasterWhisper
+
+        return FasterWhisper(str(path), language, device, task=task)
+    kind = "" if str(path) == POCKETSPHINX else model_type(path)
+    if kind == "whisper":
+        from audiorl.judges.whisper import Whisper
+
+        return Whisper(str(path), language, device, batch_size, task=task)
+    if task == "translate":
+        raise ValueError(f"{path}: only multilingual Whisper translates; leave this recogniser out")
     if str(path) == POCKETSPHINX:
         from audiorl.judges.sphinx import PocketSphinx
 
         return PocketSphinx()
-    if (Path(path) / "model.bin").is_file():
-        from audiorl.judges.faster_whisper import FasterWhisper
-
-        return FasterWhisper(str(path), language, device)
-    kind = model_type(path)
     if kind in CUSTOM:
         return load_custom(path, kind, device, "transcribe")
-    if kind == "whisper":
-        from audiorl.judges.whisper import Whisper
-
-        return Whisper(str(path), language, device, batch_size)
     from audiorl.judges.ctc import CTC
 
     return CTC(str(path), device, batch_size)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -25,7 +25,8 @@ class Whisper:
 
     Clips of up to 30 s are transcribed in batches; longer ones alone, window by window, as the paper describes for
     long-form transcription but without its random retries at higher temperatures. A multilingual model detects the
-    language of each clip unless it is given. Source: Radford et al. 2022.
+    language of each clip unless it is given. `task` "translate" writes English whatever is spoken, which only
+    multilingual models can. Source: Radford et al. 2022.
     """
 
     path: str
@@ -33,6 +34,7 @@ class Whisper:
     device: str = "auto"
     batch_size: int = 8
     max_new_tokens: int = 200
+    task: Literal["transcribe", "translate"] = "transcribe"
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.max_new_tokens < 1:
@@ -84,7 +86,9 @@ class Whisper:
 
         options: dict[str, Any] = {"return_timestamps": True} if long else {}
         if getattr(model.generation_config, "is_multilingual", False):
-            options |= {"language": self.language, "task": "transcribe"}
+            options |= {"language": self.language, "task": self.task}
+        elif self.task == "translate":
+            raise ValueError(f"{self.path}: an English model of Whisper cannot translate; give a multilingual one")
         with quietly():  # it warns about arguments that it passes to itself
             ids = model.generate(
                 features.input_features.to(model.dtype),

@@ -1,13 +1,19 @@
 import base64
+import dataclasses
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
 from audiorl.audio import AudioClip
+from audiorl.data.corpus import bundled_speech
+from audiorl.data.no_speech import no_speech_samples
+from audiorl.models.saving import save_policy
 from audiorl.types import Message, Sample
+from tests.conftest import make_omni
 
 TONE = (0.3 * np.sin(np.arange(8000) / 10)).astype(np.float32)
 
@@ -43,7 +49,7 @@ def test_scores_files_and_page(asr, manifest, scripted, tmp_path, capsys) -> Non
     assert scores["mean_wer"] == pytest.approx((1 / 4 + 0 + 2 / 3) / 3)
     assert scores["substitutions"] + scores["insertions"] + scores["deletions"] == 3
     assert json.loads((tmp_path / "out" / "scores.json").read_text()) == scores
-    assert "37.50%" in capsys.readouterr().out
+    assert "37.5 (0.0–66.7)" in capsys.readouterr().out
 
     rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert [r["rate"] for r in rows] == pytest.approx([0.25, 0.0, 2 / 3])
@@ -103,3 +109,175 @@ def test_errors(asr, manifest, scripted, tmp_path) -> None:
     file.write_text("")
     with pytest.raises(ValueError, match="no rows"):
         asr.run(asr.Options(score=file))
+
+
+def write_rows(path: Path, texts: dict[str, str], **columns: str) -> Path:
+    rows = [{"id": id, "reference": "one two three four", "hypothesis": text} | columns for id, text in texts.items()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_slices_by_language_speaker_and_group(asr, tmp_path, capsys) -> None:
+    said = "one two three four"
+    rows = [
+        {"id": "1", "language": "en", "speaker": "Ann", "hypothesis": said},
+        {"id": "2", "language": "en", "speaker": "Bob", "hypothesis": "one two"},
+        {"id": "3", "language": "es", "speaker": "Eva", "hypothesis": said + " five six"},
+        {"id": "4", "language": "es", "speaker": "Pia", "hypothesis": "one one one one one one"},
+        {"id": "5", "language": "es", "speaker": "Sol", "hypothesis": "two three four five"},
+    ]
+    file, trained = tmp_path / "results.jsonl", tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps({"reference": said, **row}) + "\n" for row in rows))
+    trained.write_text(json.dumps({"audio": "a.wav", "text": "a", "speaker": "Ann"}) + "\n")
+    scores = asr.run(asr.Options(score=file, known_speakers=(str(trained), "Eva"), normalizer="none"))
+    parts = scores["systems"]["model"]
+    assert list(parts) == [
+        *("all", "en", "es", "known speakers", "unseen speakers"),
+        *("known speakers, en", "known speakers, es", "unseen speakers, en", "unseen speakers, es"),
+        *("en, Ann", "en, Bob", "es, Eva", "es, Pia", "es, Sol"),
+    ]
+    # deletions 2; insertions 2; 3 substitutions and 2 insertions; 1 deletion and 1 insertion, or 4 substitutions
+    assert parts["known speakers"]["wer"]["value"] == pytest.approx(2 / 8)
+    assert parts["en, Bob"]["wer"]["value"] == 0.5
+    assert (parts["en"]["deletions"], parts["es, Eva"]["insertions"]) == (2, 2)
+    assert parts["es, Eva"]["length_ratio"] == pytest.approx(6 / 4)
+    assert parts["es, Pia"]["repetition"] == pytest.approx(3 / 4)
+    assert parts["all"]["wer"]["low"] < parts["all"]["wer"]["value"] < parts["all"]["wer"]["high"]
+    unseen = parts["unseen speakers"]["wer"]
+    assert unseen["speakers"] == 3 and unseen["low_speakers"] <= unseen["value"] <= unseen["high_speakers"]
+    assert "speakers" not in parts["known speakers"]["wer"]  # two say nothing about others
+    assert parts["all"]["cer"]["value"] > 0
+    assert "unseen speakers, es" in capsys.readouterr().out
+
+    file.write_text(json.dumps({"id": "1", "reference": said, "hypothesis": said}) + "\n")
+    with pytest.raises(ValueError, match="row '1' names no speaker"):
+        asr.run(asr.Options(score=file, known_speakers=("Ann",)))
+    (tmp_path / "none.jsonl").write_text('{"audio": "a.wav", "text": "a"}\n')
+    with pytest.raises(ValueError, match=r"--known-speakers .*none\.jsonl: no row of this manifest names a speaker"):
+        asr.run(asr.Options(score=file, known_speakers=(str(tmp_path / "none.jsonl"),)))
+
+
+def test_two_results_files_in_pairs(asr, tmp_path, capsys) -> None:
+    said = "one two three four"
+    better = {str(i): said if i % 2 else "one two three" for i in range(20)}
+    worse = {str(i): "one two three" if i % 2 else "one two" for i in reversed(range(20))}  # one error more in each
+    files = [write_rows(tmp_path / f"{name}.jsonl", texts) for name, texts in (("a", better), ("b", worse))]
+    scores = asr.run(asr.Options(score=files[0], baseline=str(files[1])))
+    difference = scores["difference"]["all"]["wer"]
+    assert difference["value"] == pytest.approx(-0.25)
+    assert (difference["low"], difference["high"]) == pytest.approx((-0.25, -0.25))  # no row differs from that
+    assert "-25.0 (-25.0 to -25.0)" in capsys.readouterr().out
+
+    short = write_rows(tmp_path / "c.jsonl", {"1": said})
+    with pytest.raises(ValueError, match=r"c\.jsonl: no row '0'"):
+        asr.run(asr.Options(score=files[0], baseline=str(short)))
+    with pytest.raises(ValueError, match=r"a\.jsonl: row '0' is not among the others"):
+        asr.run(asr.Options(score=short, baseline=str(files[0])))
+    other = tmp_path / "d.jsonl"
+    other.write_text(json.dumps({"id": "1", "reference": "five", "hypothesis": "five"}) + "\n")
+    with pytest.raises(ValueError, match="row '1' has another reference"):
+        asr.run(asr.Options(score=other, baseline=str(short)))
+
+
+JUDGE = """
+class Judge:
+    name = "echo"
+
+    def transcribe(self, waves, sample_rate):
+        return ["the cat sat down" if len(wav) == 8000 else "" for wav in waves]
+
+def load(device):
+    return Judge()
+"""
+
+
+def test_recognisers_silence_and_a_baseline_on_the_same_rows(asr, manifest, scripted, tmp_path, monkeypatch, capsys):
+    samples = [spoken("a", "The cat sat down.", language="en"), spoken("b", "the cat sat", language="es")]
+    manifest(samples)
+    (tmp_path / "judge.py").write_text(JUDGE)
+    talking = {s.id: "thanks for watching" for s in no_speech_samples(13)}
+    texts = {"a": "the cat sat down", "b": "the cat"}
+    start = scripted({"a": "the", "b": "the"} | dict.fromkeys(talking, ""))
+    monkeypatch.setattr(asr, "greedy_engine", lambda model, tokens, device: start)
+    options = asr.Options(
+        data=tmp_path / "test.jsonl",
+        model="trained",
+        baseline="start",
+        recognisers=(str(tmp_path / "judge.py"),),
+        silence=13,
+        out=tmp_path / "out",
+    )
+    scores = asr.run(options, engine=scripted(texts | talking))
+    rates = {name: slices["all"]["wer"]["value"] for name, slices in scores["systems"].items()}
+    assert rates == {"model": 1 / 7, "baseline": 5 / 7, "judge.py": 1 / 7}
+    assert scores["difference"]["all"]["wer"]["value"] == pytest.approx(-4 / 7)
+    silent = {name: kinds["all"] for name, kinds in scores["no_speech"].items()}
+    assert (silent["model"]["words"], silent["baseline"]["words"], silent["judge.py"]["words"]) == (39, 0, 0)
+    assert silent["model"]["words_per_minute"]["value"] == pytest.approx(39 / silent["model"]["minutes"])
+    assert set(scores["no_speech"]["model"]) == {"all", "silence", "white", "pink", "hum", "clicks"}
+    assert silent["model"]["clips_with_words"] == 1.0
+    shown = capsys.readouterr().out
+    assert "judge.py" in shown and "words written per minute without speech" in shown
+    assert json.loads((tmp_path / "out" / "scores.json").read_text()) == scores
+
+    again = asr.run(options, engine=scripted({}))  # everything is there already
+    assert again == scores
+    with pytest.raises(ValueError, match="belongs to a run with other settings"):
+        asr.run(dataclasses.replace(options, baseline="another"), engine=scripted({}))
+
+
+def test_translation_into_english(asr, manifest, scripted, tmp_path, capsys) -> None:
+    pytest.importorskip("sacrebleu")
+    manifest(
+        [
+            spoken("a", "el gato", translation="the cat sat on the mat", language="es", speaker="Eva"),
+            spoken("b", "le chat", translation="a dog ran over the hill", language="fr", speaker="June"),
+            spoken("c", "the mouse", language="en", speaker="Ann"),
+        ]
+    )
+    options = asr.Options(data=tmp_path / "test.jsonl", model="m", task="translate", out=tmp_path / "out")
+    scores = asr.run(options, engine=scripted({"a": "the cat sat on the mat", "b": "a cat"}))
+    parts = scores["systems"]["model"]
+    assert list(parts) == ["all", "es", "fr", "es, Eva", "fr, June"]
+    assert parts["es, Eva"]["bleu"]["value"] == pytest.approx(100)
+    assert parts["es"]["chrf"]["value"] == pytest.approx(100)
+    assert parts["fr"]["chrf"]["value"] < 30
+    shown = capsys.readouterr()
+    assert "1 of 3 rows have no translation" in shown.err and "chrF" in shown.out
+    manifest([spoken("c", "the mouse")])
+    with pytest.raises(ValueError, match="nothing to translate"):
+        asr.run(dataclasses.replace(options, out=tmp_path / "other"), engine=scripted({}))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"recognisers": ("judges/whisper-base",)}, "--recognisers: needs recordings"),
+        ({"silence": 3}, "--silence: needs recordings"),
+        ({"baseline": "runs/start"}, r"--baseline: with --score give the baseline's results\.jsonl"),
+        ({"music": Path("hold")}, "--silence: give the number of clips"),
+        ({"silence": -1, "score": None}, "--silence: give the number of clips"),
+        ({"score": None, "recognisers": ("a/base", "b/base")}, "two of base, base have one name"),
+    ],
+)
+def test_options_that_do_not_go_together(asr, tmp_path, options, message) -> None:
+    score = write_rows(tmp_path / "results.jsonl", {"1": "one"})
+    with pytest.raises(ValueError, match=message):
+        asr.run(asr.Options(**{"score": score} | options))
+
+
+@pytest.mark.slow
+def test_a_model_on_real_speech_and_on_none(asr, tmp_path) -> None:
+    """A tiny random model of the released class writes something for everything; the command counts it."""
+    policy = make_omni()
+    save_policy(policy, tmp_path / "model")
+    speech = Path(str(bundled_speech()[0].clip.path)).parents[1]
+    rows = [json.loads(line) for line in (speech / "manifest.jsonl").read_text().splitlines()]
+    data = tmp_path / "test.jsonl"
+    data.write_text("".join(json.dumps(row | {"audio": str(speech / row["audio"])}) + "\n" for row in rows[::300]))
+    options = asr.Options(data=data, model=str(tmp_path / "model"), max_new_tokens=6, silence=5, out=tmp_path / "out")
+    scores = asr.run(options)
+    parts = scores["systems"]["model"]
+    assert set(parts) >= {"all", "en", "es", "fr"} and parts["all"]["files"] == len(rows[::300])
+    assert scores["no_speech"]["model"]["all"]["clips"] == 5
+    assert parts["all"]["wer"]["value"] > 0.9
