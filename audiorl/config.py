@@ -7,7 +7,8 @@ resolved result is written to the run folder as JSON.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +36,25 @@ def _require_counts(config: Any, names: tuple[str, ...]) -> None:
         _require(getattr(config, name) > 0, name, getattr(config, name), "at least 1")
 
 
+def _require_ranges(
+    config: Any, positive: Sequence[str] = (), not_negative: Sequence[str] = (), prefix: str = ""
+) -> None:
+    """Refuse numbers that are not finite anywhere in `config`, and those out of range in the fields named.
+
+    A field that is None is not set, and passes.
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            _require(not isinstance(number, float) or math.isfinite(number), prefix + field.name, value, "finite")
+    for name in positive:
+        value = getattr(config, name)
+        _require(value is None or value > 0, prefix + name, value, "greater than 0")
+    for name in not_negative:
+        value = getattr(config, name)
+        _require(value is None or value >= 0, prefix + name, value, "at least 0")
+
+
 @dataclass(frozen=True)
 class LoraConfig:
     """Low-rank adapters on the decoder (Hu et al. 2021)."""
@@ -45,6 +65,9 @@ class LoraConfig:
     """Scale: the adapters' output is multiplied by alpha / rank."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Linear layers of the decoder that get an adapter, by the last part of their name."""
+
+    def __post_init__(self) -> None:
+        _require_ranges(self, positive=("alpha",), not_negative=("rank",), prefix="model.lora.")
 
 
 @dataclass(frozen=True)
@@ -70,6 +93,9 @@ class ModelConfig:
     """Attention implementation of transformers."""
     audio_cache_mb: int = 4096
     """Memory in MiB for the outputs of a frozen audio encoder."""
+
+    def __post_init__(self) -> None:
+        _require_ranges(self, not_negative=("audio_cache_mb",), prefix="model.")
 
 
 @dataclass(frozen=True)
@@ -105,17 +131,14 @@ class SamplingConfig:
     """Occurrences in the window that cause a second draw."""
 
     def __post_init__(self) -> None:
-        _require(self.max_frames > 0, "sampling.max_frames", self.max_frames, "at least 1")
-        if self.audio_temperature is not None:
-            _require(self.audio_temperature >= 0, "sampling.audio_temperature", self.audio_temperature, "at least 0")
-        _require(0 < self.audio_top_p <= 1, "sampling.audio_top_p", self.audio_top_p, "in (0, 1]")
-        _require(self.audio_top_k >= 0, "sampling.audio_top_k", self.audio_top_k, "at least 0 (0 switches it off)")
-        _require(self.ras_window >= 0, "sampling.ras_window", self.ras_window, "at least 0 (0 switches it off)")
-        _require(self.ras_repeats > 0, "sampling.ras_repeats", self.ras_repeats, "at least 1")
-        _require(self.temperature >= 0, "sampling.temperature", self.temperature, "at least 0")
-        _require(0 < self.top_p <= 1, "sampling.top_p", self.top_p, "in (0, 1]")
-        _require(self.top_k >= 0, "sampling.top_k", self.top_k, "at least 0 (0 switches it off)")
-        _require(self.max_new_tokens > 0, "sampling.max_new_tokens", self.max_new_tokens, "at least 1")
+        _require_ranges(
+            self,
+            positive=("max_frames", "max_new_tokens", "max_batch_tokens", "ras_repeats"),
+            not_negative=("temperature", "audio_temperature", "top_k", "audio_top_k", "ras_window"),
+            prefix="sampling.",
+        )
+        for name in ("top_p", "audio_top_p"):
+            _require(0 < getattr(self, name) <= 1, f"sampling.{name}", getattr(self, name), "in (0, 1]")
 
     def of_codes(self) -> SamplingConfig:
         """The same with the codes' temperature, top_p and top_k in place of the text's."""
@@ -143,8 +166,13 @@ class OptimConfig:
     """Gradients are scaled down to this total norm."""
 
     def __post_init__(self) -> None:
-        _require(self.lr > 0, "optim.lr", self.lr, "greater than 0")
-        _require(self.max_grad_norm > 0, "optim.max_grad_norm", self.max_grad_norm, "greater than 0")
+        _require_ranges(
+            self,
+            positive=("lr", "eps", "max_grad_norm"),
+            not_negative=("weight_decay", "warmup_steps"),
+            prefix="optim.",
+        )
+        _require(all(0 <= beta < 1 for beta in self.betas), "optim.betas", self.betas, "two numbers in [0, 1)")
 
 
 Advantage = Literal[
@@ -167,6 +195,9 @@ class CriticConfig:
     """First steps in which only the critic learns (with a shared trunk: only the value head)."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
     """Optimizer of a critic with its own trunk."""
+
+    def __post_init__(self) -> None:
+        _require_ranges(self, positive=("clip",), not_negative=("coef", "warmup_steps"), prefix="critic.")
 
 
 @dataclass(frozen=True)
@@ -266,7 +297,23 @@ class RLConfig:
     """Steps between rollouts written to the run folder; the first and last step are always written."""
 
     def __post_init__(self) -> None:
-        _require_counts(self, ("steps", "prompts_per_step", "group_size", "mini_batches", "epochs", "save_every"))
+        counts = ("steps", "prompts_per_step", "group_size", "mini_batches", "epochs", "save_every", "rollouts_every")
+        _require_counts(self, (*counts, "micro_batch_tokens", "ptx_batch"))
+        _require_ranges(
+            self,
+            positive=("score_clip", "clip_low", "clip_high", "ratio_cap", "engine_cap", "kl_target", "kl_horizon"),
+            not_negative=("advantage_eps", "kl_beta", "kl_gain", "ptx_coef", "eval_every", "dynamic_sampling"),
+        )
+        for name in ("gamma", "lam"):
+            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "in [0, 1]")
+        if self.dual_clip is not None:
+            _require(self.dual_clip > 1, "dual_clip", self.dual_clip, "greater than 1")
+        compared = ("group", "time-index", "leave-one-out", "reinforce++-baseline")
+        if self.group_size == 1 and self.advantage in compared:
+            raise ValueError(
+                f"advantage {self.advantage!r} compares the rollouts of a prompt, so group_size must be at least 2: a "
+                "single rollout has advantage 0 and trains nothing"
+            )
         if (self.prompts_per_step * self.group_size) % self.mini_batches:
             raise ValueError(
                 f"mini_batches {self.mini_batches} does not divide the {self.prompts_per_step} x "
@@ -278,8 +325,6 @@ class RLConfig:
             )
         if self.ema_decay is not None:
             _require(0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "between 0 and 1")
-        if self.score_clip is not None:
-            _require(self.score_clip > 0, "score_clip", self.score_clip, "greater than 0")
 
 
 @dataclass(frozen=True)
@@ -300,7 +345,8 @@ class SFTConfig:
     """Updates between checkpoints."""
 
     def __post_init__(self) -> None:
-        _require_counts(self, ("steps", "batch_size", "save_every"))
+        _require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
+        _require_ranges(self)
 
 
 PreferenceLoss = Literal["dpo", "cdpo", "ipo", "r-dpo", "sampo", "ld-dpo", "simpo", "cpo", "orpo", "kto"]
@@ -347,7 +393,8 @@ class PreferenceConfig:
     """Updates between held-out evaluations; 0: only before and after."""
 
     def __post_init__(self) -> None:
-        _require_counts(self, ("steps", "batch_size", "save_every"))
+        _require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
+        _require_ranges(self, positive=("beta",), not_negative=("alpha", "lam", "sft_coef", "eval_every"))
         for name in self.options():
             if name not in _PREFERENCE_OPTIONS[self.loss]:
                 names = ", ".join(_PREFERENCE_OPTIONS[self.loss])
@@ -403,7 +450,8 @@ class RewardModelConfig:
     """Updates between checkpoints."""
 
     def __post_init__(self) -> None:
-        _require_counts(self, ("steps", "batch_size", "save_every"))
+        _require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
+        _require_ranges(self)
 
 
 @dataclass(frozen=True)
@@ -430,7 +478,8 @@ class ProcessRewardConfig:
     """Updates between checkpoints."""
 
     def __post_init__(self) -> None:
-        _require_counts(self, ("steps", "batch_size", "save_every"))
+        _require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
+        _require_ranges(self)
 
 
 @dataclass(frozen=True)

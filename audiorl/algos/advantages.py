@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from audiorl.algos.shapes import check_shapes
+
 
 def group_relative(rewards: Tensor, group_ids: Sequence[str] | Tensor, std: bool = True, eps: float = 1e-4) -> Tensor:
     """GRPO's advantage, (r - mean) / (std + eps) within each group (Shao et al. 2024, arXiv 2402.03300, eq. 3 ff.).
@@ -43,8 +45,7 @@ def remax(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
 
     Both [B]: `greedy_rewards` repeats a prompt's value for each of its rollouts.
     """
-    if rewards.shape != greedy_rewards.shape:
-        raise ValueError(f"remax: {len(rewards)} rewards but {len(greedy_rewards)} greedy rewards")
+    check_shapes("remax", rewards=rewards, greedy_rewards=greedy_rewards)
     return rewards - greedy_rewards
 
 
@@ -56,6 +57,7 @@ def time_index_relative(
     rewards, mask [B, S]: a reward for each of at most S turns, True where the rollout has the turn; group_ids: B
     labels. Returns [B, S], 0 where the mask is False. A turn that only one rollout of the group has contributes 0.
     """
+    check_shapes("time_index_relative", rewards=rewards, mask=mask)
     mask = mask.bool()
     turn = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)[mask]
     group, _ = _group_index(group_ids, mask.device)
@@ -72,6 +74,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
     δ_s = r_s + γ·V_s' - V_s and A_s = δ_s + γλ·A_s'; after the last one both V and A are 0. returns = A + V.
     Not differentiated through.
     """
+    check_shapes("gae", rewards=rewards, values=values, mask=mask)
     rewards, values, mask = rewards.detach(), values.detach(), mask.bool()
     r, v = rewards, values
     gaps = not bool(mask.all())
@@ -87,6 +90,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
 
 def reinforce_returns(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
     """REINFORCE's returns, G_s = r_s + γ·G_s' over sampled tokens (Williams 1992). All [B, T]."""
+    check_shapes("reinforce_returns", rewards=rewards, mask=mask)
     mask = mask.bool()
     order, valid = _sampled_first(mask)
     sums = _discounted_sums(torch.where(valid, rewards.detach().gather(1, order), 0.0), gamma)
@@ -123,6 +127,7 @@ def whiten(x: Tensor, mask: Tensor, reduce: Callable[[Tensor], Tensor] | None = 
     `reduce` sums a tensor over all ranks, so that mean and (unbiased) variance are those of the global batch. Fewer
     than two entries, or equal ones, give 0.
     """
+    check_shapes("whiten", x=x, mask=mask)
     mask = mask.bool()
     masked = torch.where(mask, x, 0.0).double()
     reduce = reduce or (lambda t: t)
@@ -168,8 +173,8 @@ def _sampled_first(mask: Tensor) -> tuple[Tensor, Tensor]:
 def _centred(rewards: Tensor, group_ids: Sequence[str] | Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
     """Rewards less their group's mean [B], the group of each [B], and the groups' sizes."""
     index, size = _group_index(group_ids, rewards.device)
-    if len(index) != len(rewards):
-        raise ValueError(f"{name}: {len(rewards)} rewards but {len(index)} group ids")
+    if rewards.dim() != 1 or len(index) != len(rewards):
+        raise ValueError(f"{name}: rewards of shape {list(rewards.shape)} but {len(index)} group ids")
     empty = torch.zeros(size, dtype=rewards.dtype, device=rewards.device)
     count = empty.index_add(0, index, torch.ones_like(rewards))
     mean = empty.index_add(0, index, rewards) / count

@@ -10,6 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from audiorl.algos.shapes import check_shapes
 from audiorl.config import KLKind
 
 
@@ -18,9 +19,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> 
 
     k1 is unbiased; k3 is unbiased, never negative, and what GRPO puts into the loss.
     """
-    if logprobs.shape != ref_logprobs.shape:
-        shapes = f"{list(logprobs.shape)} and {list(ref_logprobs.shape)}"
-        raise ValueError(f"kl_estimate: log-probs of two shapes, {shapes}; a text token and a frame are not compared")
+    check_shapes("kl_estimate", logprobs=logprobs, ref_logprobs=ref_logprobs)
     d = logprobs - ref_logprobs
     if kind == "k1":
         return d

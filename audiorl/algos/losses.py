@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from audiorl.algos.shapes import check_shapes
 from audiorl.config import Aggregation
 
 
@@ -50,6 +51,7 @@ def ppo_clip_loss(
     tokens with negative advantage by -c·A (Ye et al. 2020). Returns (loss, sums): the sums `clip_frac`, `approx_kl`
     (k3 of old against new) and `ratio`, each weighted like the loss.
     """
+    check_shapes("ppo_clip_loss", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, weights=weights)
     log_ratio = logprobs - old_logprobs
     ratio = log_ratio.exp()
     unclipped = ratio * advantages
@@ -84,6 +86,14 @@ def gspo_loss(
     s = exp(mean_t(logprobs - old_logprobs)) stands at every token of its sequence. sequence [N] int64 numbers
     each token's sequence from 0; a sequence must not be split. The rest is as in `ppo_clip_loss`.
     """
+    check_shapes(
+        "gspo_loss",
+        logprobs=logprobs,
+        old_logprobs=old_logprobs,
+        advantages=advantages,
+        weights=weights,
+        sequence=sequence,
+    )
     count = torch.zeros(int(sequence.max()) + 1 if len(sequence) else 0, dtype=logprobs.dtype, device=logprobs.device)
     total = count.index_add(0, sequence, logprobs - old_logprobs)
     count = count.index_add(0, sequence, torch.ones_like(logprobs))
@@ -98,6 +108,7 @@ def cispo_loss(
 
     -sg(min(ratio, cap))·A·logprob, summed with `weights`. `clip_frac` counts the tokens at the cap.
     """
+    check_shapes("cispo_loss", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, weights=weights)
     log_ratio = (logprobs - old_logprobs).detach()
     ratio = log_ratio.exp()
     loss = -(weights * ratio.clamp(max=cap) * advantages * logprobs).sum()
@@ -108,6 +119,7 @@ def reinforce_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, weights: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The plain policy gradient, -A·logprob, summed with `weights` (Williams 1992). Old log-probs only make metrics."""
+    check_shapes("reinforce_loss", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, weights=weights)
     loss = -(weights * advantages * logprobs).sum()
     return loss, _ratio_sums((logprobs - old_logprobs).detach(), torch.zeros_like(weights), weights)
 
@@ -117,6 +129,7 @@ def engine_correction(old_logprobs: Tensor, engine_logprobs: Tensor, cap: float 
 
     min(exp(old - engine), cap), elementwise and constant: multiplies the tokens' loss weights.
     """
+    check_shapes("engine_correction", old_logprobs=old_logprobs, engine_logprobs=engine_logprobs)
     return (old_logprobs - engine_logprobs).detach().exp().clamp(max=cap)
 
 
@@ -128,6 +141,7 @@ def value_loss(
     All inputs [N]; `clip=None` leaves the plain squared error. Returns (loss, sums): the sum `value_clip_frac`,
     weighted like the loss.
     """
+    check_shapes("value_loss", values=values, old_values=old_values, returns=returns, weights=weights)
     error = (values - returns) ** 2
     if clip is None:
         return 0.5 * (weights * error).sum(), {"value_clip_frac": torch.zeros_like(error.sum().detach())}

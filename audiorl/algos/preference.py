@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
+from audiorl.algos.shapes import check_shapes
+
 Answers = Sequence[Tensor]
 
 
@@ -56,6 +58,7 @@ def r_dpo(
     The sign is the one under which a longer chosen answer gets the smaller gradient: what its length explains is not
     learned again. Lengths [P] in tokens.
     """
+    check_shapes("r_dpo", chosen=chosen, chosen_lengths=chosen_lengths, rejected_lengths=rejected_lengths)
     excess = alpha * (chosen_lengths - rejected_lengths)
     return -logsigmoid(beta * _margin(chosen, rejected, ref_chosen, ref_rejected) + excess)
 
@@ -113,11 +116,14 @@ def simpo(
     gamma: float = 1.0,
 ) -> Tensor:
     """-log σ(β·chosen/|chosen| - β·rejected/|rejected| - γ) (Meng et al. 2024, arXiv 2405.14734, eq. 6)."""
+    lengths = dict(chosen_lengths=chosen_lengths, rejected_lengths=rejected_lengths)
+    check_shapes("simpo", chosen=chosen, rejected=rejected, **lengths)
     return -logsigmoid(beta * chosen / chosen_lengths - beta * rejected / rejected_lengths - gamma)
 
 
 def cpo(chosen: Tensor, rejected: Tensor, beta: float = 0.1, alpha: float = 1.0) -> Tensor:
     """-log σ(β·(chosen - rejected)) - α·chosen, no reference (Xu et al. 2024, arXiv 2401.08417)."""
+    check_shapes("cpo", chosen=chosen, rejected=rejected)
     return -logsigmoid(beta * (chosen - rejected)) - alpha * chosen
 
 
@@ -128,6 +134,8 @@ def orpo(
 
     Both from mean token log-probs m; log-odds = m - log(1 - e^m), in float32 without cancellation.
     """
+    lengths = dict(chosen_lengths=chosen_lengths, rejected_lengths=rejected_lengths)
+    check_shapes("orpo", chosen=chosen, rejected=rejected, **lengths)
     good, bad = (chosen / chosen_lengths).float(), (rejected / rejected_lengths).float()
     return -good - lam * logsigmoid((good - _log1mexp(good)) - (bad - _log1mexp(bad)))
 
@@ -146,6 +154,7 @@ def kto(
     desirable [B] bool. With Δ = logprobs - ref_logprobs: λ_D·(1 - σ(β(Δ - z0))) where desirable, otherwise
     λ_U·(1 - σ(β(z0 - Δ))). `baseline`: z0, from `kto_baseline`.
     """
+    check_shapes("kto", logprobs=logprobs, ref_logprobs=ref_logprobs, desirable=desirable)
     gain = beta * (logprobs - ref_logprobs - baseline.detach())
     return torch.where(
         desirable.bool(),
@@ -185,6 +194,7 @@ def pairwise(
     """
     if log_exp and (isinstance(margin, Tensor) or margin):
         raise ValueError("pairwise: the LogExp form knows no margin")
+    check_shapes("pairwise", chosen=chosen, rejected=rejected, margin=margin if isinstance(margin, Tensor) else None)
     loss = softplus(rejected - chosen) if log_exp else -logsigmoid(chosen - rejected - margin)
     return loss + regulariser * (chosen**2 + rejected**2) / 2 if regulariser else loss
 
@@ -218,6 +228,8 @@ def process_reward(logits: Tensor, labels: Tensor, label_ids: Sequence[int] | No
 
 
 def _margin(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor) -> Tensor:
+    log_probs = dict(chosen=chosen, rejected=rejected, ref_chosen=ref_chosen, ref_rejected=ref_rejected)
+    check_shapes("preference loss", **log_probs)
     return (chosen - ref_chosen) - (rejected - ref_rejected)
 
 

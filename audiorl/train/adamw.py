@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from audiorl.config import OptimConfig
 from audiorl.runtime.world import World
+from audiorl.train.checks import check_weights
 
 
 def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
@@ -82,11 +83,12 @@ class Optimizer:
         if not torch.isfinite(norm):
             bad = [n for n, p in self._parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
             what = f"the gradient of {bad[0]!r}" if bad else "the norm of the gradient"
-            raise FloatingPointError(f"{what} is not finite; the weights were not changed")
+            raise FloatingPointError(f"{what} is not finite; this update changed no weight")
         lr = learning_rate(self.updates, self._total_steps, self._config)
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.step()
+        check_weights(self._parameters, lr)
         self.zero_grad()  # nothing needs the gradients any more: free them before the next rollouts are generated
         self.updates += 1
         return {"grad_norm": float(norm), "lr": lr}

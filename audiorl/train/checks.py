@@ -20,8 +20,8 @@ def check_finite(experiences: Sequence[Experience], flat: Tensor, what: str) -> 
             at = bad[0].tolist()
             code = f", codebook {at[1]}" if len(at) > 1 and e.codes is not None else ""
             raise FloatingPointError(
-                f"rollout {e.name}: {what} is {float(values[tuple(at)])} at its sampled token {at[0]}{code}; the "
-                "weights were not changed, resume from the last checkpoint with a lower learning rate or a smaller clip"
+                f"rollout {e.name}: {what} is {float(values[tuple(at)])} at its sampled token {at[0]}{code}; this "
+                "update changed no weight, resume from the last checkpoint with a lower learning rate or a smaller clip"
             )
 
 
@@ -29,7 +29,7 @@ def check_loss(experiences: Sequence[Experience], loss: Tensor) -> None:
     """Raise FloatingPointError naming the rollouts of a pack whose loss is not finite."""
     if not bool(loss.isfinite()):
         names = ", ".join(e.name for e in experiences)
-        raise FloatingPointError(f"the loss of {names} is {float(loss)}; the weights were not changed")
+        raise FloatingPointError(f"the loss of {names} is {float(loss)}; this update changed no weight")
 
 
 def check_gradients(parameters: Mapping[str, nn.Parameter]) -> None:
@@ -37,4 +37,17 @@ def check_gradients(parameters: Mapping[str, nn.Parameter]) -> None:
     if not bool(torch.nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None]).isfinite()):
         bad = [n for n, p in parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
         what = f"the gradient of {bad[0]!r}" if bad else "the gradient's norm"
-        raise FloatingPointError(f"{what} is not finite; the weights were not changed")
+        raise FloatingPointError(f"{what} is not finite; this update changed no weight")
+
+
+def check_weights(parameters: Mapping[str, nn.Parameter], lr: float) -> None:
+    """After an update: raise FloatingPointError naming a weight that is not finite, before it is saved or sent."""
+    with torch.no_grad():
+        if bool(torch.nn.utils.get_total_norm(list(parameters.values())).isfinite()):
+            return
+        bad = [name for name, p in parameters.items() if not bool(p.isfinite().all())]
+    if bad:  # the norm of large finite weights can overflow
+        raise FloatingPointError(
+            f"the update made the weight {bad[0]!r} not finite (learning rate {lr:g}); resume from the last checkpoint "
+            "with a lower learning rate"
+        )

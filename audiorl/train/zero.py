@@ -32,6 +32,7 @@ from audiorl.models.value import ValueModel
 from audiorl.runtime.torchrun import backend
 from audiorl.runtime.world import World
 from audiorl.train.adamw import adamw, check_shape, learning_rate
+from audiorl.train.checks import check_weights
 
 BUCKET = 5 * 10**8
 """Maximum number of elements reduced or gathered at once; a smaller model is one bucket."""
@@ -170,7 +171,8 @@ class ZeroOptimizer:
         self._zero.zero_grad(set_to_none=True)
         self._gather(self._all)
         if self._zero.overflow:
-            raise FloatingPointError("the norm of the gradient is not finite; the weights were not changed")
+            raise FloatingPointError("the norm of the gradient is not finite; this update changed no weight")
+        check_weights(self._parameters, lr)
         self.updates += 1
         return {"grad_norm": float(self._zero._global_grad_norm), "lr": lr}
 

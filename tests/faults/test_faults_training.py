@@ -132,7 +132,7 @@ def test_a_loss_that_is_infinite(samples: list[Sample], epochs: int) -> None:
         (with_advantage(batch[3], NAN), "nan"),
         (far, "inf"),
     ):
-        with pytest.raises(FloatingPointError, match=rf"the loss of 'sample-1' is -?({what}); the weights were not"):
+        with pytest.raises(FloatingPointError, match=rf"the loss of 'sample-1' is -?({what}); this update changed"):
             learner.step(TrainBatch([*batch[:3], wrong.replace(name="'sample-1'"), *batch[4:]]))
         assert_untouched(learner, before)
 
@@ -160,7 +160,7 @@ def test_a_gradient_that_is_not_finite_though_its_loss_is(samples: list[Sample],
     own = learner.policy.trainable() if part == "policy" else learner.critic.model.trainable()
     name, weight = next((n, p) for n, p in own.items() if "layers.1.mlp" in n)
     hook = weight.register_hook(lambda grad: grad * INF)
-    with pytest.raises(FloatingPointError, match=f"gradient of '{name}' is not finite; the weights were not changed"):
+    with pytest.raises(FloatingPointError, match=f"gradient of '{name}' is not finite; this update changed no weight"):
         learner.step(TrainBatch(batch))
     assert_untouched(learner, before)
     hook.remove()
@@ -234,3 +234,17 @@ def test_the_saved_average_is_the_one_of_the_updates(samples: list[Sample], tmp_
     assert kept and any(not torch.equal(kept[n], last[n]) for n in kept)
     names = {n: f"thinker.{n}" for n in kept}  # the checkpoint has the layout of the whole Omni model
     assert all(torch.equal(average[saved], kept[n]) for n, saved in names.items())
+
+
+def test_an_update_that_makes_weights_infinite_is_not_saved(tmp_path: Path, samples: list[Sample]) -> None:
+    """Every number of the configuration is finite, and so is the gradient; 1e38 · 10 is not."""
+    optim = OptimConfig(lr=1e38, weight_decay=10.0)
+    learner = Trainer(make_omni(), RLConfig(steps=9, prompts_per_step=2, group_size=3), optim, 1.0, 8)
+    with pytest.raises(
+        FloatingPointError, match=r"the update made the weight '.*' not finite \(learning rate 1e\+38\)"
+    ):
+        learner.step(TrainBatch(batch_of(learner.policy, samples)))
+    run = Run.create(tmp_path / "run", "test", [], CONFIG)
+    with pytest.raises(FloatingPointError, match="the update made the weight"):
+        train(run, samples, Even(), optim)
+    assert not list((tmp_path / "run").rglob("*.safetensors"))

@@ -39,6 +39,9 @@ CONFIG = RLConfig(
 )
 
 
+OPTIM = OptimConfig(lr=3e-3, schedule="linear")
+
+
 class Even:
     """The share of even token ids; in its third call one total is `value`."""
 
@@ -54,9 +57,8 @@ class Even:
         return scores
 
 
-def train(run: Run, samples: Sequence[Sample], reward: Even) -> dict[str, Tensor]:
+def train(run: Run, samples: Sequence[Sample], reward: Even, optim: OptimConfig = OPTIM) -> dict[str, Tensor]:
     policy = make_omni()
-    optim = OptimConfig(lr=3e-3, schedule="linear")
     train_rl(
         policy, samples, reward, run, config=CONFIG, optim=optim, sampling=SamplingConfig(max_new_tokens=6), seed=3
     )

@@ -315,7 +315,7 @@ def _update(
 def _check_finite(losses: Mapping[str, Tensor]) -> None:
     for name, value in losses.items():
         if not bool(value.detach().isfinite()):
-            raise FloatingPointError(f"the {name} loss is {float(value.detach())}; the weights were not changed")
+            raise FloatingPointError(f"the {name} loss is {float(value.detach())}; this update changed no weight")
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

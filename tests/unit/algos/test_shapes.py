@@ -1,0 +1,56 @@
+"""No loss and no advantage broadcasts: tensors of two shapes are an error that names both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from audiorl.algos import advantages, losses, preference
+from audiorl.algos.kl import kl_estimate
+
+N, Q = 3, 3  # equal, so that [N] - [N, Q] would broadcast without an error
+NUMBERED = partial(losses.gspo_loss, sequence=torch.zeros(N, dtype=torch.long))
+BINARY = torch.ones(N, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (kl_estimate, 2),
+        (losses.ppo_clip_loss, 4),
+        (NUMBERED, 4),
+        (losses.cispo_loss, 4),
+        (losses.reinforce_loss, 4),
+        (losses.engine_correction, 2),
+        (losses.value_loss, 4),
+        (advantages.remax, 2),
+        (partial(advantages.time_index_relative, group_ids=["a"] * N), 2),
+        (advantages.gae, 3),
+        (advantages.reinforce_returns, 2),
+        (advantages.whiten, 2),
+        (preference.dpo, 4),
+        (preference.cdpo, 4),
+        (preference.ipo, 4),
+        (preference.r_dpo, 6),
+        (preference.simpo, 4),
+        (preference.cpo, 2),
+        (preference.orpo, 4),
+        (partial(preference.kto, baseline=torch.zeros(())), 3),
+        (preference.pairwise, 3),
+    ],
+)
+def test_one_input_of_another_shape_is_refused(function: Callable[..., Any], inputs: int) -> None:
+    for odd in range(inputs):
+        tensors = [torch.zeros(N, Q) if i == odd else torch.zeros(N) for i in range(inputs)]
+        with pytest.raises(ValueError, match=r"shapes differ: .*\[3, 3\]"):
+            function(*tensors)
+
+
+def test_rewards_of_a_group_are_a_vector() -> None:
+    for function in (advantages.group_relative, advantages.leave_one_out):
+        with pytest.raises(ValueError, match=r"rewards of shape \[3, 3\]"):
+            function(torch.zeros(3, 3), ["a"] * 3)

@@ -1,0 +1,82 @@
+"""Options out of their range are refused by name, before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from audiorl.config import (
+    CriticConfig,
+    LoraConfig,
+    ModelConfig,
+    OptimConfig,
+    PreferenceConfig,
+    ProcessRewardConfig,
+    RewardModelConfig,
+    RLConfig,
+    SamplingConfig,
+    SFTConfig,
+)
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (OptimConfig, "lr", INF),
+        (OptimConfig, "lr", NAN),
+        (OptimConfig, "lr", -1e-6),
+        (OptimConfig, "eps", 0.0),
+        (OptimConfig, "betas", (0.9, 1.0)),
+        (OptimConfig, "betas", (NAN, 0.9)),
+        (OptimConfig, "weight_decay", -0.1),
+        (OptimConfig, "warmup_steps", -1),
+        (OptimConfig, "max_grad_norm", NAN),
+        (SamplingConfig, "temperature", -1.0),
+        (SamplingConfig, "temperature", NAN),
+        (SamplingConfig, "temperature", INF),
+        (SamplingConfig, "audio_temperature", -1.0),
+        (SamplingConfig, "top_p", 0.0),
+        (SamplingConfig, "audio_top_p", 1.5),
+        (SamplingConfig, "top_k", -1),
+        (SamplingConfig, "max_new_tokens", 0),
+        (SamplingConfig, "max_batch_tokens", 0),
+        (RLConfig, "kl_beta", -0.1),
+        (RLConfig, "kl_beta", NAN),
+        (RLConfig, "kl_target", 0.0),
+        (RLConfig, "clip_low", -0.2),
+        (RLConfig, "clip_high", NAN),
+        (RLConfig, "dual_clip", 1.0),
+        (RLConfig, "ratio_cap", 0.0),
+        (RLConfig, "engine_cap", -2.0),
+        (RLConfig, "gamma", 1.1),
+        (RLConfig, "lam", -0.1),
+        (RLConfig, "entropy_coef", NAN),
+        (RLConfig, "ptx_coef", -1.0),
+        (RLConfig, "rollouts_every", 0),
+        (RLConfig, "eval_every", -1),
+        (RLConfig, "micro_batch_tokens", 0),
+        (RLConfig, "ema_decay", 1.0),
+        (CriticConfig, "coef", -1.0),
+        (CriticConfig, "clip", NAN),
+        (SFTConfig, "micro_batch_tokens", 0),
+        (PreferenceConfig, "beta", -0.1),
+        (PreferenceConfig, "sft_coef", NAN),
+        (RewardModelConfig, "regulariser", INF),
+        (ProcessRewardConfig, "batch_size", 0),
+        (LoraConfig, "rank", -1),
+        (ModelConfig, "audio_cache_mb", -1),
+    ],
+)
+def test_a_number_out_of_range_is_refused(kind: type, name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{name} is .*; it must be "):
+        kind(**{name: value})
+
+
+@pytest.mark.parametrize("advantage", ["group", "time-index", "leave-one-out", "reinforce++-baseline"])
+def test_a_group_of_one_has_no_group_advantage(advantage: Any) -> None:
+    with pytest.raises(ValueError, match="group_size must be at least 2"):
+        RLConfig(advantage=advantage, group_size=1)
+    RLConfig(advantage="gae", group_size=1)
