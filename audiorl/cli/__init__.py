@@ -20,6 +20,7 @@ from tyro.conf import Positional, arg, subcommand
 import audiorl
 from audiorl.cli.codec import Decode, Encode, run_codec
 from audiorl.cli.data import Build, run_data
+from audiorl.cli.graft import Graft, run_graft
 from audiorl.config import RewardServerConfig
 from audiorl.errors import Interrupted, RankError
 from audiorl.options import parse, parse_known
@@ -247,6 +248,11 @@ def _codec(args: list[str]) -> int:
     return 0
 
 
+def _graft(args: list[str]) -> int:
+    run_graft(parse(Graft, args or ["--help"], prog="audiorl graft"))
+    return 0
+
+
 @dataclass(frozen=True)
 class Data:
     """Build a corpus of human speech: data build OUT. `audiorl data build --help` lists the options."""
@@ -317,6 +323,7 @@ COMMANDS: dict[str, tuple[type, Callable[[list[str]], int]]] = {
     "rewards": (Rewards, _rewards),
     "codec": (Codec, _codec),
     "data": (Data, _data),
+    "graft": (Graft, _graft),
     "export": (Export, _export),
     "doctor": (Doctor, _doctor),
 }

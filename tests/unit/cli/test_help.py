@@ -27,9 +27,21 @@ from audiorl.runtime.config import RuntimeConfig
 
 COMMANDS = (
     "", "train", "resume", "report", "eval", "rewards", "rewards score", "rewards serve", "codec", "codec encode",
-    "codec decode", "export", "doctor",
+    "codec decode", "graft", "export", "doctor",
 )  # fmt: skip
-COMMAND_OPTIONS = ("Train", "Resume", "Report", "Eval", "Score", "Serve", "Encode", "Decode", "Export", "Doctor")
+COMMAND_OPTIONS = (
+    "Train",
+    "Resume",
+    "Report",
+    "Eval",
+    "Score",
+    "Serve",
+    "Encode",
+    "Decode",
+    "Graft",
+    "Export",
+    "Doctor",
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

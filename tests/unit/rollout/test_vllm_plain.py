@@ -7,6 +7,8 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +17,11 @@ import torch
 from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.models import AudioPolicy, load_policy, qwen2_audio, qwen_omni, text
+from audiorl.models.graft import graft
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Message, Request, Sample
 from tests.conftest import TEXTS, ask
+from tests.support.grafts import save_llm, save_whisper
 
 SCRIPT = Path(__file__).parents[2] / "support" / "plain_vllm.py"
 needs_torchvision = pytest.mark.skipif(find_spec("torchvision") is None, reason="Omni's processor needs torchvision")
@@ -25,6 +29,18 @@ MAKE = {
     "qwen2": lambda: text.tiny(TEXTS, hidden=128),
     "qwen2-audio": lambda: qwen2_audio.tiny(TEXTS, hidden=128, window=30),
     "qwen2.5-omni": lambda: qwen_omni.tiny(TEXTS, hidden=128, layers=2, vocab_size=400, whisper=False),
+}
+
+
+def grafted(family: Any, kind: str, **sizes: int) -> AudioPolicy:
+    """A tiny Whisper model joined with a tiny text model of another class than the family's."""
+    with TemporaryDirectory() as folder:
+        return graft(save_llm(Path(folder) / "llm", kind, **sizes), save_whisper(Path(folder) / "whisper"), family)
+
+
+MAKE |= {
+    "qwen2.5-omni from llama": lambda: grafted("qwen2.5-omni", "llama"),
+    "qwen2-audio from qwen3": lambda: grafted("qwen2-audio", "qwen3", head_dim=32),
 }
 
 
@@ -44,6 +60,8 @@ def larger_weights(policy: AudioPolicy) -> AudioPolicy:
         "qwen2",
         pytest.param("qwen2-audio", marks=pytest.mark.slow),
         pytest.param("qwen2.5-omni", marks=[pytest.mark.slow, needs_torchvision]),
+        pytest.param("qwen2-audio from qwen3", marks=pytest.mark.slow),
+        pytest.param("qwen2.5-omni from llama", marks=[pytest.mark.slow, needs_torchvision]),
     ],
 )
 def test_plain_vllm_answers_as_the_trainers_engine(family: str, samples: list[Sample], tmp_path: Path) -> None:
