@@ -176,7 +176,15 @@ class OptimConfig:
 
 
 Advantage = Literal[
-    "group", "time-index", "leave-one-out", "remax", "reinforce", "reinforce++", "reinforce++-baseline", "gae"
+    "group",
+    "process",
+    "time-index",
+    "leave-one-out",
+    "remax",
+    "reinforce",
+    "reinforce++",
+    "reinforce++-baseline",
+    "gae",
 ]
 
 
@@ -205,7 +213,8 @@ class RLConfig:
     """Policy gradient training. The defaults are GRPO (arXiv 2402.03300) with Ke-Omni-R's choices.
 
     RLOO is advantage `leave-one-out`; REINFORCE++ has its own, best with kl_in `reward`; PPO is `gae`; `time-index`
-    compares a group's streams turn by turn. Dr.GRPO is advantage_std False with aggregation
+    compares a group's streams turn by turn; `process` is GRPO with a reward for each step of an answer
+    (`ProcessModelReward(credit="steps")`). Dr.GRPO is advantage_std False with aggregation
     `sequence-mean-token-sum`; DAPO is clip_high 0.28, aggregation `token-mean`, kl_beta 0 and dynamic_sampling.
     """
 
@@ -383,6 +392,16 @@ class PreferenceConfig:
     """Mean instead of summed token log-probs (the per-token form of IPO); for dpo, cdpo, ipo and r-dpo."""
     sft_coef: float = 0.0
     """Weight of the chosen answer's negative log-likelihood, a mean over tokens, added to the loss (RPO)."""
+    audio_coef: float = 0.0
+    """Weight of DPO on audio: the chosen answer with its audio against the same answer with parts of the audio silenced
+    (mDPO, arXiv 2406.11839; OPA-DPO uses 0.2). One more pass over prompt and chosen answer for each pair; 0: none."""
+    silenced: float = 0.3
+    """Share of the audio that is silenced for `audio_coef`, in pieces of 0.1 s."""
+    anchor_coef: float = 0.0
+    """Weight of the anchor, which keeps the chosen answer's log-prob above the reference's (OPA-DPO uses 1); 0: none.
+    """
+    anchor: float = 0.0
+    """δ of the anchor: by how much β times the chosen answer's log-ratio should exceed 0."""
     sort: bool = False
     """Batches of pairs of similar length."""
     micro_batch_tokens: int = 8192
@@ -394,7 +413,8 @@ class PreferenceConfig:
 
     def __post_init__(self) -> None:
         _require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
-        _require_ranges(self, positive=("beta",), not_negative=("alpha", "lam", "sft_coef", "eval_every"))
+        weights = ("alpha", "lam", "sft_coef", "audio_coef", "anchor_coef")
+        _require_ranges(self, positive=("beta",), not_negative=(*weights, "eval_every"))
         for name in self.options():
             if name not in _PREFERENCE_OPTIONS[self.loss]:
                 names = ", ".join(_PREFERENCE_OPTIONS[self.loss])
@@ -403,6 +423,9 @@ class PreferenceConfig:
             raise ValueError(f"length_normalized is not an option of the loss {self.loss!r}")
         if self.label_smoothing is not None:
             _require(0 <= self.label_smoothing < 0.5, "label_smoothing", self.label_smoothing, "in [0, 0.5)")
+        if (self.audio_coef or self.anchor_coef) and self.loss in ("simpo", "cpo", "orpo", "kto"):
+            raise ValueError(f"audio_coef and anchor_coef are not options of the loss {self.loss!r}")
+        _require(0 < self.silenced <= 1, "silenced", self.silenced, "in (0, 1]")
         if self.loss == "kto" and self.sft_coef:
             raise ValueError("sft_coef is not an option of the loss 'kto'")
         if self.loss == "kto" and self.batch_size < 2:
@@ -442,6 +465,10 @@ class RewardModelConfig:
     """Use the pairs' margins."""
     regulariser: float = 0.0
     """Weight c of c·(r_chosen² + r_rejected²)/2, which keeps scores near 0; 0 leaves it out."""
+    length_debias: bool = False
+    """Leave to a fixed model of the answers' lengths what length explains of the pairs (product of experts, arXiv
+    2310.05199), so that the score does not learn it. That model is fitted to the pairs before training and not saved.
+    """
     sort: bool = False
     """Batches of pairs of similar length."""
     micro_batch_tokens: int = 8192
@@ -452,6 +479,8 @@ class RewardModelConfig:
     def __post_init__(self) -> None:
         _require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
         _require_ranges(self)
+        if self.length_debias and self.log_exp:
+            raise ValueError("length_debias moves the margin, which log_exp does not know; set one of them")
 
 
 @dataclass(frozen=True)

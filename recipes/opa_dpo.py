@@ -5,9 +5,12 @@
 
 The policy answers every prompt; the expert revises the answer as little as it must; supervised fine-tuning on gold and
 revised answers brings both onto the policy's own distribution; then DPO prefers them to the first answers, with the
-fine-tuned model as start and reference. An expert is a Python file with `revise(sample, text) -> str`. Without one the
-right answer replaces what the policy wrote between its <answer> tags. `--path tiny --data bundled` tries the recipe
-without any download.
+fine-tuned model as start and reference. As in the paper, DPO also compares each preferred answer with itself after a
+prompt whose audio is partly silenced (weight 0.2, 30 % of the audio), and an anchor keeps preferred answers at least as
+likely as under the reference (weight 1); `--dpo.audio-coef 0 --dpo.anchor-coef 0` leaves both out.
+
+An expert is a Python file with `revise(sample, text) -> str`. Without one the right answer replaces what the policy
+wrote between its <answer> tags. `--path tiny --data bundled` tries the recipe without any download.
 """
 
 from __future__ import annotations
@@ -44,8 +47,9 @@ class Config(RecipeConfig):
     """Supervised fine-tuning. Its steps follow from `epochs` and `max_steps`."""
     sft_optim: OptimConfig = OptimConfig(lr=1e-5)
     """The optimizer of supervised fine-tuning."""
-    dpo: PreferenceConfig = PreferenceConfig(batch_size=32)
-    """The preference loss. Its steps follow from `epochs` and `max_steps`."""
+    dpo: PreferenceConfig = PreferenceConfig(batch_size=32, audio_coef=0.2, anchor_coef=1.0)
+    """The preference loss, with the paper's pairs of audio and its anchor. Its steps follow from `epochs` and
+    `max_steps`."""
     dpo_optim: OptimConfig = OptimConfig(lr=1e-6)
     """The optimizer of preference learning."""
     sampling: SamplingConfig = SamplingConfig(temperature=1.0, max_new_tokens=64)
@@ -62,7 +66,7 @@ def tiny() -> Config:
         eval_tokens=8,
         model=ModelConfig(),
         sft=SFTConfig(batch_size=4, save_every=1),
-        dpo=PreferenceConfig(batch_size=2, save_every=1),
+        dpo=PreferenceConfig(batch_size=2, save_every=1, audio_coef=0.2, anchor_coef=1.0),
         sampling=SamplingConfig(max_new_tokens=8, max_batch_tokens=20_000),
     )
 

@@ -67,6 +67,24 @@ def time_index_relative(
     return torch.where(mask, normalised.flip(1).cumsum(1).flip(1), 0.0)
 
 
+def process_relative(
+    rewards: Tensor, mask: Tensor, group_ids: Sequence[str] | Tensor, std: bool = True, eps: float = 1e-4
+) -> Tensor:
+    """GRPO with a reward for each step of an answer (Shao et al. 2024, arXiv 2402.03300, section 4.1.3).
+
+    rewards, mask [B, T]: a step's reward stands on its last token; a sampled token with reward 0 ends no step. Rewards
+    are normalised over all steps of the group, and a token's advantage is the sum of those of its own step and of the
+    later ones. Returns [B, T], 0 where the mask is False. With `std=False` the mean alone is subtracted.
+    """
+    check_shapes("process_relative", rewards=rewards, mask=mask)
+    mask = mask.bool()
+    ends = mask & (rewards != 0)
+    group, _ = _group_index(group_ids, mask.device)
+    normalised = torch.zeros_like(rewards)
+    normalised[ends] = group_relative(rewards[ends], group[:, None].expand_as(mask)[ends], std, eps)
+    return torch.where(mask, normalised.flip(1).cumsum(1).flip(1), 0.0)
+
+
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
 

@@ -107,6 +107,17 @@ def ld_dpo(
     return -logsigmoid(beta * torch.stack(margins))
 
 
+def anchored(chosen: Tensor, ref_chosen: Tensor, beta: float = 0.1, anchor: float = 0.0) -> Tensor:
+    """-log σ(β·(chosen - ref_chosen) - δ): keeps the chosen answer's log-prob above the reference's.
+
+    δ is `anchor`, 0 in both papers: mDPO (Wang et al. 2024, arXiv 2406.11839, eq. 5) and OPA-DPO (Yang et al. 2025,
+    arXiv 2501.09695), which add it to DPO on answers and to DPO on audio: `dpo` of the chosen answer with its audio
+    against the same answer with distorted audio.
+    """
+    check_shapes("anchored", chosen=chosen, ref_chosen=ref_chosen)
+    return -logsigmoid(beta * (chosen - ref_chosen) - anchor)
+
+
 def simpo(
     chosen: Tensor,
     rejected: Tensor,
@@ -197,6 +208,32 @@ def pairwise(
     check_shapes("pairwise", chosen=chosen, rejected=rejected, margin=margin if isinstance(margin, Tensor) else None)
     loss = softplus(rejected - chosen) if log_exp else -logsigmoid(chosen - rejected - margin)
     return loss + regulariser * (chosen**2 + rejected**2) / 2 if regulariser else loss
+
+
+def length_expert(differences: Tensor) -> tuple[float, float]:
+    """(slope, scale) of σ(slope·tanh(d / scale)), how far length alone predicts which answer of a pair is chosen.
+
+    differences [P]: tokens of the chosen answer less those of the rejected one. `scale` is their root mean square, the
+    slope the most probable one under a normal prior of variance 10, which keeps it finite where every chosen answer is
+    longer. The form is that of length-controlled AlpacaEval (Dubois et al. 2024, arXiv 2404.04475, eq. 3).
+    """
+    scale = float(differences.double().square().mean().sqrt()) or 1.0
+    x = torch.tanh(differences.double() / scale)
+    slope = 0.0
+    for _ in range(50):  # Newton: the negative log-likelihood is convex
+        p = torch.sigmoid(slope * x)
+        gradient, curvature = slope / 10 - float((x * (1 - p)).sum()), 0.1 + float((x**2 * p * (1 - p)).sum())
+        slope -= gradient / curvature
+    return slope, scale
+
+
+def length_logit(differences: Tensor, slope: float, scale: float) -> Tensor:
+    """The log-odds [P] that length alone gives; see `length_expert`.
+
+    A reward model trained on r_w - r_l + this (a product of experts: Clark et al. 2019, arXiv 1909.03683; for length
+    Shen et al. 2023, arXiv 2310.05199) does not learn what length explains: `pairwise` with the margin -length_logit.
+    """
+    return slope * torch.tanh(differences / scale)
 
 
 def process_reward(logits: Tensor, labels: Tensor, label_ids: Sequence[int] | None = None) -> Tensor:

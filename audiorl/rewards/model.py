@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from audiorl.types import Rollout, Score
 
@@ -54,6 +54,11 @@ class ProcessModelReward:
     An answer is split into steps after every `</think>` and at each `separator`. The total is the lowest probability of
     a step to be good, the rule of "Let's verify step by step"; `parts` hold the mean too. An empty answer
     scores 0. `marker`, `good` and `bad` are those that the model was trained with.
+
+    With `credit` "steps" each step's last token gets the step's probability divided by the number of steps, for
+    advantages that tell tokens apart (`process`, `reinforce`, `gae`); the total is their sum, the mean. A policy then
+    earns nothing by more steps. It needs the policy's tokenizer to be that of the process reward model. Raises
+    ValueError where it is not.
     """
 
     path: str
@@ -61,8 +66,13 @@ class ProcessModelReward:
     good: str = "+"
     bad: str = "-"
     separator: str = "\n"
+    credit: Literal["total", "steps"] = "total"
     device: str = "auto"
     max_batch_tokens: int = 8192
+
+    def __post_init__(self) -> None:
+        if self.credit not in ("total", "steps"):
+            raise ValueError(f"ProcessModelReward: credit is {self.credit!r}; it must be 'total' or 'steps'")
 
     @cached_property
     def judge(self) -> StepJudge:
@@ -77,10 +87,31 @@ class ProcessModelReward:
         steps = [self.steps(r.text) for r in rollouts]
         filled = [i for i, steps_of_answer in enumerate(steps) if steps_of_answer]
         judged = self.judge.judge([(rollouts[i].sample, steps[i]) for i in filled], self.max_batch_tokens)
-        scores = [Score(0.0, {"mean": 0.0})] * len(rollouts)
+        scores = [Score(0.0, {"mean": 0.0}, per_token=self._per_token(r, (), ())) for r in rollouts]
         for i, values in zip(filled, judged, strict=True):
-            scores[i] = Score(min(values), {"mean": sum(values) / len(values)})
+            mean = sum(values) / len(values)
+            total = min(values) if self.credit == "total" else mean
+            scores[i] = Score(total, {"mean": mean}, per_token=self._per_token(rollouts[i], steps[i], values))
         return scores
+
+    def _per_token(self, r: Rollout, steps: Sequence[str], values: Sequence[float]) -> tuple[float, ...] | None:
+        """Each step's share of the total on the token that completes its text; None where the total is one number."""
+        if self.credit == "total":
+            return None
+        ids = [i for s in r.segments for i in s.ids.tolist()]
+        decode = self.judge.policy.decode
+        if decode(ids) != r.text:
+            raise ValueError(
+                f"ProcessModelReward: rollout {r.name} reads differently under the process reward model's tokenizer; "
+                'credit="steps" needs a process reward model with the policy\'s tokenizer'
+            )
+        credit, end, token = [0.0] * len(ids), 0, 0
+        for step, value in zip(steps, values, strict=True):
+            end = r.text.index(step, end) + len(step)
+            while token < len(ids) - 1 and not decode(ids[: token + 1]).startswith(r.text[:end]):
+                token += 1
+            credit[token] += value / len(steps)
+        return tuple(credit)
 
     def steps(self, text: str) -> tuple[str, ...]:
         """The answer's steps, without empty ones.

@@ -17,6 +17,7 @@ from audiorl.algos.advantages import (
     gae,
     group_relative,
     leave_one_out,
+    process_relative,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     reinforce_returns,
@@ -31,7 +32,7 @@ from audiorl.train.batches import widened
 from audiorl.types import Experience, Score
 
 Reduce = Callable[[Tensor], Tensor]
-GROUP_ESTIMATORS = ("group", "leave-one-out", "remax", "time-index")
+GROUP_ESTIMATORS = ("group", "process", "leave-one-out", "remax", "time-index")
 """Estimators that need the scores of one group and nothing else."""
 
 
@@ -67,7 +68,7 @@ def scored_experiences(batch: RolloutBatch, config: RLConfig) -> list[Experience
 def compute_advantages(experiences: Sequence[Experience], config: RLConfig) -> list[Experience]:
     """On the driver: `advantages` [L] of the estimators that compare the scores of a group, 0 on observed tokens.
 
-    They are `group`, `leave-one-out`, `remax` and `time-index`. Experiences of the other estimators, and all where the
+    They are those of GROUP_ESTIMATORS. Experiences of the other estimators, and all where the
     KL is part of the reward, come back as they are: `compute_token_advantages` completes them in the trainers, which
     have log-probs and values and whiten over all ranks.
     """
@@ -127,6 +128,9 @@ def _group_advantages(
     groups = [e.group_id for e in experiences]
     if config.advantage == "time-index":
         return _filled(experiences, _per_turn(experiences, rewards_BT, mask_BT, config))
+    if config.advantage == "process":
+        std, eps = config.advantage_std, config.advantage_eps
+        return _filled(experiences, process_relative(rewards_BT, mask_BT, groups, std, eps))
     if config.advantage == "group":
         advantages_B = group_relative(scores_B, groups, config.advantage_std, config.advantage_eps)
     elif config.advantage == "leave-one-out":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from audiorl.algos.packing import micro_batches, pack, pack_experiences
+from audiorl.algos.packing import micro_batches, pack, pack_experiences, shared_groups
 from audiorl.models import AudioPolicy
 from audiorl.train.checks import check_finite
 from audiorl.types import Experience, PackedBatch, PolicyOutput
@@ -106,5 +106,9 @@ def fill(
 
 
 def group_packs(groups: Sequence[Sequence[Experience]], budget: int) -> list[list[int]]:
-    """Indices of groups in packs of at most `budget` row tokens; a group shares its prompt and is never split."""
-    return pack([group[0].prompt_length + sum(len(e) - e.prompt_length for e in group) for group in groups], budget)
+    """Indices of groups in packs of at most `budget` row tokens; groups stay whole, a shared prompt counts once."""
+    return pack([sum(map(_row_tokens, shared_groups(group))) for group in groups], budget)
+
+
+def _row_tokens(sharing: Sequence[Experience]) -> int:
+    return sharing[0].prompt_length + sum(len(e) - e.prompt_length for e in sharing)

@@ -1,7 +1,8 @@
 """Preference optimisation: pairs of answers to one audio prompt (DPO and its family), or single ones (KTO).
 
 The reference's log-probs are computed once, before the first update, by the policy itself; no second model is held. The
-two answers of a pair share their prompt, audio included.
+two answers of a pair share their prompt, audio included. With `audio_coef` the chosen answer is read a second time
+after the same prompt with parts of its audio silenced.
 
 Shapes: P pairs of a pack, tokens of one answer [n].
 """
@@ -10,15 +11,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from audiorl.algos import preference as losses
 from audiorl.algos.packing import pack_experiences
+from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, PreferenceConfig
+from audiorl.data.augment import silence_pieces
 from audiorl.data.preferences import Judged, Pair
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
@@ -31,7 +35,7 @@ from audiorl.train.checks import check_finite, check_loss
 from audiorl.train.fit import fit, seen
 from audiorl.train.learner import Learner, learners
 from audiorl.train.reference import reference_logprobs
-from audiorl.types import Experience
+from audiorl.types import Experience, Message, Sample
 
 WITHOUT_REFERENCE = ("simpo", "cpo", "orpo")
 
@@ -43,6 +47,8 @@ class Referenced:
     pair: Pair
     chosen: Tensor
     rejected: Tensor
+    silenced: Tensor | None = None
+    """Those of the chosen answer after the prompt with silenced audio; None without `audio_coef`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +103,16 @@ class PreferenceWorker(Learner[AudioPolicy]):
     # -- pairs ----------------------------------------------------------------------------------------------------
 
     def _pairs(self, items: Sequence[Referenced], count: int, sums: dict[str, float]) -> None:
+        config = self.config
         groups = [
-            [experience(self.policy, Example(i.pair.sample, text), str(k)) for text in (i.pair.chosen, i.pair.rejected)]
+            [
+                experience(self.policy, e, str(k))
+                for e in (
+                    Example(i.pair.sample, i.pair.chosen),
+                    Example(i.pair.sample, i.pair.rejected),
+                    *([silenced_example(i.pair, config.silenced)] if config.audio_coef else []),
+                )
+            ]
             for k, i in enumerate(items)
         ]
         chosen_tokens = sum(self.world.gather(sum(counts([g[0] for g in groups]))))
@@ -106,11 +120,19 @@ class PreferenceWorker(Learner[AudioPolicy]):
         def loss(places: list[int]) -> Tensor:
             experiences = [e for p in places for e in groups[p]]
             answers = self._answers(experiences)
-            chosen, rejected = answers[::2], answers[1::2]
+            each = 3 if config.audio_coef else 2
+            chosen, rejected = answers[::each], answers[1::each]
             refs = [items[p] for p in places]
             total = self._losses(chosen, rejected, refs, places).sum() / count
-            if self.config.sft_coef:
-                total = total - self.config.sft_coef * torch.cat(chosen).sum() / chosen_tokens
+            if config.sft_coef:
+                total = total - config.sft_coef * torch.cat(chosen).sum() / chosen_tokens
+            if config.anchor_coef:
+                total = total + config.anchor_coef * self._anchored(chosen, refs).sum() / count
+            if config.audio_coef:
+                on_audio, margins = self._on_audio(chosen, answers[2::each], refs)
+                total = total + config.audio_coef * on_audio.sum() / count
+                sums["preference/audio_margin"] += float(margins.sum()) / count
+                sums["preference/audio_accuracy"] += float((margins > 0).sum()) / count
             check_loss(experiences, total.detach())
             with torch.no_grad():
                 sums["preference/loss"] += float(total)
@@ -153,6 +175,29 @@ class PreferenceWorker(Learner[AudioPolicy]):
             return losses.r_dpo(good, bad, ref_good, ref_bad, *lengths, **options)
         loss = {"dpo": losses.dpo, "cdpo": losses.cdpo, "ipo": losses.ipo}[name]
         return loss(good, bad, ref_good, ref_bad, **options)
+
+    def _anchored(self, chosen: Sequence[Tensor], items: Sequence[Referenced]) -> Tensor:
+        """The anchor's loss of every pair, [P]."""
+        return losses.anchored(
+            _sums(chosen), _sums([i.chosen.to(chosen[0]) for i in items]), anchor=self.config.anchor, **self._beta()
+        )
+
+    def _on_audio(
+        self, chosen: Sequence[Tensor], silenced: Sequence[Tensor], items: Sequence[Referenced]
+    ) -> tuple[Tensor, Tensor]:
+        """DPO of the chosen answer's audio against silenced audio: losses and margins [P]."""
+        refs = [i.silenced for i in items]
+        assert all(r is not None for r in refs), "the reference's log-probs after silenced audio are missing"
+        good, bad = _sums(chosen), _sums(silenced)
+        ref_good, ref_bad = (
+            _sums([i.chosen.to(good) for i in items]),
+            _sums([r.to(good) for r in refs if r is not None]),
+        )
+        margins = (good - ref_good) - (bad - ref_bad)
+        return losses.dpo(good, bad, ref_good, ref_bad, **self._beta()), margins.detach()
+
+    def _beta(self) -> dict[str, float]:
+        return {} if self.config.beta is None else {"beta": self.config.beta}
 
     def _draw(self, place: int) -> torch.Generator:
         """SamPO's draw depends on the update and the pair's place in its batch, not on how the batch is packed.
@@ -245,9 +290,15 @@ def prefer(
         if config.loss in WITHOUT_REFERENCE:
             prepared = [Referenced(p, torch.empty(0), torch.empty(0)) for p in pairs]
         else:
-            examples = [(Example(p.sample, p.chosen), Example(p.sample, p.rejected)) for p in pairs]
-            refs = reference_logprobs(trainers, examples, run, phase, seen(items, config, seed))
-            prepared = [Referenced(p, *r) for p, r in zip(pairs, refs, strict=True)]
+            groups: list[tuple[Example, ...]]
+            groups = [(Example(p.sample, p.chosen), Example(p.sample, p.rejected)) for p in pairs]
+            wanted_indices = seen(items, config, seed)
+            if config.audio_coef:
+                groups += [(silenced_example(p, config.silenced),) for p in pairs]
+                wanted_indices = [*wanted_indices, *(len(pairs) + i for i in wanted_indices)]
+            refs = reference_logprobs(trainers, groups, run, phase, wanted_indices)
+            silenced = [r[0] for r in refs[len(pairs) :]] if config.audio_coef else [None] * len(pairs)
+            prepared = [Referenced(p, r[0], r[1], s) for p, r, s in zip(pairs, refs, silenced, strict=False)]
     fit(
         trainers,
         policy,
@@ -260,6 +311,28 @@ def prefer(
         evaluate=evaluate,
         eval_every=config.eval_every,
     )
+
+
+def silenced_example(pair: Pair, share: float) -> Example:
+    """The chosen answer after its prompt with a `share` of every user's clip silenced, the same pieces at every call.
+
+    Raises ValueError for a prompt without audio.
+    """
+    sample = pair.sample
+    if not sample.audio:
+        raise ValueError(f"sample {sample.id!r}: audio_coef compares with silenced audio, but the prompt has none")
+    messages = tuple(
+        m if m.role == "assistant" else Message(m.role, tuple(_silenced(c, sample, share) for c in m.content))
+        for m in sample.messages
+    )
+    return Example(replace(sample, id=f"{sample.id}/silenced", messages=messages), pair.chosen)
+
+
+def _silenced(content: str | AudioClip, sample: Sample, share: float) -> str | AudioClip:
+    if isinstance(content, str):
+        return content
+    rng = np.random.default_rng(list(f"{sample.id}/{share:g}".encode()))
+    return AudioClip(array=silence_pieces(content.load(16_000), share, rng), sample_rate=16_000)
 
 
 def _check_kto(judged: Sequence[Judged], config: PreferenceConfig) -> None:

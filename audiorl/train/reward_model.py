@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.packing import pack_experiences
-from audiorl.algos.preference import pairwise
+from audiorl.algos.preference import length_expert, length_logit, pairwise
 from audiorl.config import OptimConfig, RewardModelConfig
 from audiorl.data.preferences import Pair
 from audiorl.data.schedule import rough_length
@@ -27,11 +27,22 @@ from audiorl.types import Experience
 
 
 class RewardModelWorker(Learner[ValueModel]):
-    """Bradley-Terry on the scores at the last token of both answers of a pair."""
+    """Bradley-Terry on the scores at the last token of both answers of a pair.
 
-    def __init__(self, model: ValueModel, config: RewardModelConfig, optim: OptimConfig, world: World | None = None):
+    `expert`: slope and scale of `length_expert`, of which only the slope 0 leaves the scores as they are.
+    """
+
+    def __init__(
+        self,
+        model: ValueModel,
+        config: RewardModelConfig,
+        optim: OptimConfig,
+        expert: tuple[float, float] = (0.0, 1.0),
+        world: World | None = None,
+    ):
         super().__init__(model, optim, config.steps, world)
         self.config = config
+        self.expert = expert
 
     @changes_worker
     def train(self, pairs: Sequence[Pair]) -> dict[str, float]:
@@ -48,6 +59,9 @@ class RewardModelWorker(Learner[ValueModel]):
                 margin: Tensor | float = 0.0
                 if self.config.margins and not self.config.log_exp:
                     margin = torch.tensor([pairs[p].margin for p in places]).to(chosen)
+                if self.config.length_debias:
+                    longer = torch.tensor([_excess(groups[p]) for p in places]).to(chosen)
+                    margin = margin - length_logit(longer, *self.expert)
                 each = pairwise(chosen, rejected, margin, self.config.log_exp, self.config.regulariser)
                 total = each.sum() / count
                 check_loss(part, total.detach())
@@ -76,12 +90,22 @@ def train_reward_model(
     if run.finished(phase):
         run.load_result(phase, model)
         return
-    trainers = learners(run, phase, model, RewardModelWorker, config, optim)
+    expert = (0.0, 1.0)
+    if config.length_debias:
+        excess = [_excess(group) for group in pair_experiences(model.trunk, pairs)]
+        expert = length_expert(torch.tensor(excess))
+        print(f"{phase}: length alone gives log-odds of {expert[0]:.2f}·tanh(tokens / {expert[1]:.1f})", flush=True)
+    trainers = learners(run, phase, model, RewardModelWorker, config, optim, expert)
 
     def length(pair: Pair) -> int:
         return rough_length(pair.sample, pair.chosen, pair.rejected)
 
     fit(trainers, model, pairs, run, config, phase=phase, seed=seed, length=length)
+
+
+def _excess(group: Sequence[Experience]) -> int:
+    """How many tokens longer the chosen answer of [chosen, rejected] is."""
+    return group[0].num_sampled - group[1].num_sampled
 
 
 def ranked_right(model: ValueModel, pairs: Sequence[Pair]) -> list[bool]:

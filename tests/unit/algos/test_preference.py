@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.preference import (
+    anchored,
     cdpo,
     cpo,
     dpo,
@@ -17,6 +18,8 @@ from audiorl.algos.preference import (
     kto,
     kto_baseline,
     ld_dpo,
+    length_expert,
+    length_logit,
     orpo,
     pairwise,
     process_reward,
@@ -159,3 +162,29 @@ def test_process_reward() -> None:
         process_reward(logits, soft)
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         process_reward(logits, soft + 0.5, (0, 1))
+
+
+def test_the_anchor_by_hand() -> None:
+    """Log-ratios 2 and -1, β 0.5, δ 0.25: -log σ(0.75), -log σ(-0.75). It pulls most where the answer lost most."""
+    chosen = t(-3, -5).requires_grad_()
+    loss = anchored(chosen, t(-5, -4), beta=0.5, anchor=0.25)
+    assert loss.tolist() == pytest.approx([log(1 + exp(-0.75)), log(1 + exp(0.75))])
+    loss.sum().backward()
+    assert chosen.grad is not None
+    assert chosen.grad.tolist() == pytest.approx([-0.5 / (1 + exp(0.75)), -0.5 / (1 + exp(-0.75))])
+
+
+@pytest.mark.parametrize("longer", [4, 8, 10])
+def test_the_length_expert_is_the_most_probable_slope(longer: int) -> None:
+    """`longer` of 10 chosen answers are 3 tokens longer, the rest 3 shorter: all at tanh(±1), the gradient 0."""
+    slope, scale = length_expert(torch.tensor([3] * longer + [-3] * (10 - longer)))
+    assert scale == pytest.approx(3)
+    x = math.tanh(1)
+    p = 1 / (1 + exp(-slope * x))
+    assert slope / 10 == pytest.approx(x * (longer * (1 - p) - (10 - longer) * p))
+    assert (slope > 0) is (longer > 5) and abs(slope) < 10
+    assert length_logit(t(6, -3), slope, scale).tolist() == pytest.approx([slope * math.tanh(2), -slope * x])
+
+
+def test_the_length_expert_of_equal_lengths_knows_nothing() -> None:
+    assert length_expert(torch.tensor([0, 0])) == (0.0, 1.0)

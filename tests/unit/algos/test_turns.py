@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from audiorl.algos.advantages import gae, time_index_relative
+from audiorl.algos.advantages import gae, process_relative, time_index_relative
 from audiorl.config import RLConfig
 from audiorl.rl.advantages import compute_token_advantages
 from audiorl.types import Experience, Rollout, Sample, Score, Segment
@@ -98,3 +98,32 @@ def test_gae_passes_over_a_turn_that_sampled_nothing() -> None:
     torch.testing.assert_close(both[1].advantages, assigned.advantages)
     advantages, _ = gae(torch.zeros(1, 3), torch.ones(1, 3), torch.zeros(1, 3))
     assert advantages.tolist() == [[0, 0, 0]]
+
+
+def test_process_rewards_by_hand() -> None:
+    """Group a: steps of 3 and 1, and of 2 alone: mean 2, deviation 1. Group b: one answer, mean 4.
+
+    A token has the normalised rewards of its own step and of the later ones; the last token of b ends no step.
+    """
+    rewards = torch.tensor([[0.0, 3.0, 0.0, 1.0], [0.0, 0.0, 2.0, 9.0], [5.0, 3.0, 0.0, 0.0]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 0]])
+    groups = ["a", "a", "b"]
+    expected = torch.tensor([[0.0, 0, -1, -1], [0, 0, 0, 0], [0, -1 / math.sqrt(2), 0, 0]])
+    torch.testing.assert_close(process_relative(rewards, mask, groups, eps=1e-9), expected)
+    centred = torch.tensor([[0.0, 0, -1, -1], [0, 0, 0, 0], [0, -1, 0, 0]])
+    torch.testing.assert_close(process_relative(rewards, mask, groups, std=False), centred)
+
+
+def test_process_advantages_of_an_answer_with_credit_per_token() -> None:
+    def answered(*credit: float) -> Experience:
+        segment = Segment(torch.arange(2), torch.arange(len(credit)), torch.zeros(len(credit)))
+        return Experience.from_rollout(Rollout(Sample("s", ()), (segment,), "a", score=Score(0.0, per_token=credit)))
+
+    config = RLConfig(advantage="process", advantage_std=False)
+    first, second = (
+        e.advantages.tolist()
+        for e in compute_token_advantages([answered(0, 0.4, 0, 0.2), answered(0.6, 0, 0.4)], config, 0.0)
+        if e.advantages is not None
+    )
+    assert first == pytest.approx([0, 0, -0.2, -0.2, -0.2, -0.2], abs=1e-6)
+    assert second == pytest.approx([0, 0, 0.2, 0.0, 0.0], abs=1e-6)

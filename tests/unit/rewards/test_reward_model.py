@@ -87,3 +87,38 @@ def test_the_worst_step_counts_and_an_empty_answer_scores_nothing(samples: list[
         assert len(steps) == 1 or max(values) > min(values)
     empty = ProcessModelReward(str(tmp_path / "prm"), good="yes", bad="no")([said(samples[0], "")])
     assert [s.total for s in empty] == [0.0]
+
+
+def test_credit_per_step_stands_on_the_token_that_ends_it(samples: list[Sample], tmp_path: Path) -> None:
+    policy = make_omni()
+    policy.save(tmp_path / "prm")
+    text = "<think>yes no\nwhy</think><answer>English</answer>"
+    ids = torch.tensor([*policy.tokenizer.encode(text), policy.end_id])
+    segment = Segment(
+        torch.zeros(0, dtype=torch.long), ids, torch.zeros(len(ids)), policy.decode(ids), samples[0].audio
+    )
+    written = Rollout(samples[0], (segment,), "a")
+    reward = ProcessModelReward(str(tmp_path / "prm"), good="yes", bad="no", credit="steps")
+    steps = reward.steps(written.text)
+    assert len(steps) == 3
+    (values,) = reward.judge.judge([(samples[0], steps)])
+    (score,) = reward([written])
+    assert score.per_token is not None and len(score.per_token) == len(ids)
+    assert score.total == pytest.approx(sum(values) / 3) == pytest.approx(sum(score.per_token))
+    places = [k for k, credit in enumerate(score.per_token) if credit]
+    assert [score.per_token[k] for k in places] == pytest.approx([v / 3 for v in values])
+    for place, step in zip(places, steps, strict=True):
+        assert policy.decode(ids[: place + 1]).rstrip().endswith(step) and step[-1] in policy.decode(ids[place])
+    empty = Rollout(samples[0], (Segment(segment.prompt_ids, ids[-1:], torch.zeros(1), ""),), "a")
+    assert reward([empty])[0].per_token == (0.0,)
+
+
+def test_credit_per_step_needs_the_policys_tokenizer(samples: list[Sample], tmp_path: Path) -> None:
+    make_omni().save(tmp_path / "prm")
+    other = Segment(torch.zeros(0, dtype=torch.long), torch.tensor([5, 6]), torch.zeros(2), "yes")
+    with pytest.raises(ValueError, match="reads differently under the process reward model's tokenizer"):
+        ProcessModelReward(str(tmp_path / "prm"), good="yes", bad="no", credit="steps")(
+            [Rollout(samples[0], (other,), "a")]
+        )
+    with pytest.raises(ValueError, match="credit is 'step'"):
+        ProcessModelReward("x", credit="step")  # type: ignore[arg-type]

@@ -5,9 +5,11 @@ Token log-probs w, l [n] of a chosen and a rejected answer under the policy; rw,
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,15 @@ from audiorl.models import AudioPolicy
 from audiorl.run.folder import Run
 from audiorl.train import preference, reference
 from audiorl.train.fit import seen
-from audiorl.train.preference import WITHOUT_REFERENCE, Contrasted, PreferenceWorker, Referenced, prefer
-from audiorl.types import Sample
+from audiorl.train.preference import (
+    WITHOUT_REFERENCE,
+    Contrasted,
+    PreferenceWorker,
+    Referenced,
+    prefer,
+    silenced_example,
+)
+from audiorl.types import Message, Sample
 from tests.conftest import Make, make_omni, make_text, readable
 from tests.support.data_trainers import (
     UNCLIPPED,
@@ -182,6 +191,52 @@ def test_sft_coef_adds_the_chosen_tokens_mean(samples: list[Sample], loss: str) 
     items, worker = items_of(loss, samples, make_omni), worker_of(policy, loss, sft_coef=0.4, micro_batch_tokens=150)
     chosen = torch.cat([alone(policy, i.pair.sample, i.pair.chosen) for i in items])
     assert_update(policy, worker, items, pair_loss(policy, items, loss, worker) - 0.4 * chosen.mean())
+
+
+@pytest.mark.parametrize("loss", ["dpo", "ld-dpo"])
+def test_pairs_of_audio_and_the_anchor_are_added(make_policy: Make, samples: list[Sample], loss: str) -> None:
+    """OPA-DPO: the chosen answer against itself after silenced audio, and against the reference alone."""
+    policy, reference, beta = make_policy(), make_policy(seed=1), OPTIONS[loss]["beta"]
+    coefs = {"audio_coef": 0.2, "silenced": 0.5, "anchor_coef": 0.7, "anchor": 0.3}
+    worker = worker_of(policy, loss, micro_batch_tokens=150, **coefs)
+    items, each = [], []
+    for i in referenced(pairs_of(samples), reference):
+        other = silenced_example(i.pair, 0.5)
+        with torch.no_grad():
+            ref = alone(reference, other.sample, other.target).float()
+        items.append(replace(i, silenced=ref))
+        gain = alone(policy, i.pair.sample, i.pair.chosen).sum() - i.chosen.double().sum()
+        lost = alone(policy, other.sample, other.target).sum() - ref.double().sum()
+        each.append(-0.2 * log_sigma(beta * (gain - lost)) - 0.7 * log_sigma(beta * gain - 0.3))
+    assert_update(policy, worker, items, pair_loss(policy, items, loss, worker) + torch.stack(each).mean())
+
+
+def test_silenced_audio_is_the_same_at_every_call_and_leaves_the_rest(samples: list[Sample]) -> None:
+    pair = pairs_of(samples)[0]
+    first, again = (silenced_example(pair, 0.3).sample.audio[0].load() for _ in range(2))
+    wav = pair.sample.audio[0].load()
+    assert (first == again).all() and len(first) == len(wav)
+    silent = (first != wav).reshape(-1)[: len(wav) // 1600 * 1600].reshape(-1, 1600).any(1)
+    assert 0.2 < silent.mean() < 0.4 and not first[: len(silent) * 1600].reshape(-1, 1600)[silent].any()
+
+
+def test_pairs_of_audio_need_audio_and_a_reference(samples: list[Sample]) -> None:
+    for loss in (*WITHOUT_REFERENCE, "kto"):
+        with pytest.raises(ValueError, match="audio_coef and anchor_coef are not options"):
+            PreferenceConfig(loss=loss, audio_coef=0.2)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'t': audio_coef compares with silenced audio"):
+        silenced_example(Pair(Sample("t", (Message("user", ("Why?",)),)), "yes", "no"), 0.3)
+    with pytest.raises(ValueError, match="silenced is 0"):
+        PreferenceConfig(silenced=0)
+
+
+def test_the_reference_of_silenced_audio_is_the_policy_before_it_learns(samples: list[Sample], tmp_path: Path) -> None:
+    config = PreferenceConfig(steps=3, batch_size=4, save_every=3, audio_coef=0.2, anchor_coef=1.0)
+    run = Run.create(tmp_path / "run", "r.py", [], config)
+    prefer(make_omni(), pairs_of(samples), run, config=config, optim=OptimConfig(lr=1e-3))
+    rows = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
+    margins = [row["preference/audio_margin"] for row in rows]
+    assert margins[0] == pytest.approx(0, abs=1e-5) and abs(margins[-1]) > 1e-4
 
 
 @pytest.mark.parametrize("loss", list(OPTIONS))

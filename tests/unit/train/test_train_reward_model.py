@@ -92,6 +92,46 @@ def test_loss_and_gradient_are_the_formula(samples: list[Sample], case: str, bud
     assert_same_gradients(all_gradients(model), grads, 1e-5)
 
 
+def test_length_debias_leaves_to_the_expert_what_length_explains(samples: list[Sample]) -> None:
+    pairs, slope, scale = with_margins(samples), 1.5, 2.0
+    model = reward_model(make_omni())
+    each = []
+    for p in pairs:
+        good, bad = (score_alone(model, p.sample, text) for text in (p.chosen, p.rejected))
+        tokens = [len(model.trunk.tokenizer.encode(text)) for text in (p.chosen, p.rejected)]
+        each.append(
+            -log_sigma(good - bad - p.margin + slope * torch.tanh(torch.tensor((tokens[0] - tokens[1]) / scale)))
+        )
+    expected = torch.stack(each).mean()
+    expected.backward()
+    grads = all_gradients(model)
+    config = RewardModelConfig(length_debias=True, micro_batch_tokens=150)
+    metrics = RewardModelWorker(model, config, UNCLIPPED, (slope, scale)).train(pairs)
+    assert metrics["reward_model/loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert_same_gradients(all_gradients(model), grads, 1e-5)
+
+
+def test_a_debiased_reward_model_does_not_learn_length(samples: list[Sample], tmp_path: Path) -> None:
+    """Three in four chosen answers are the longer one, and nothing else tells them: the best score gap is log 3."""
+    gaps = []
+    for debias in (False, True):
+        model = reward_model(make_omni())
+        pairs = [Pair(s, "yes" + " who" * 6, "yes") for s in samples for _ in range(3)]
+        pairs += [Pair(s, "yes", "yes" + " who" * 6) for s in samples]
+        config = RewardModelConfig(steps=30, batch_size=len(pairs), length_debias=debias)
+        run = Run.create(tmp_path / str(debias), "r.py", [], config)
+        train_reward_model(model, pairs, run, config=config, optim=OptimConfig(lr=1e-3))
+        scores = score_answers(model, [Example(s, t) for s in samples for t in ("yes" + " who" * 6, "yes")])
+        gaps.append((sum(scores[::2]) - sum(scores[1::2])) / len(samples))
+    assert gaps[0] == pytest.approx(1.1, abs=0.3)
+    assert abs(gaps[1]) < 0.25 * gaps[0]
+
+
+def test_length_debias_needs_a_margin() -> None:
+    with pytest.raises(ValueError, match="length_debias moves the margin"):
+        RewardModelConfig(length_debias=True, log_exp=True)
+
+
 def test_a_reward_model_hears_the_right_audio(make_policy: Make, samples: list[Sample]) -> None:
     def learn(policy: AudioPolicy, asked: Sequence[Sample]) -> float:
         pairs = [Pair(asked[0], "yes", "no why"), Pair(asked[1], "English Spanish", "who")]
