@@ -8,6 +8,11 @@ A clipped 1 - WER does not see how long an output is that is wrong throughout, n
 logged as reward/hallucination and reward/repetition, do: see `audiorl.rewards.Hallucination` and `Repetition`.
 `--no-speech 200` trains on silence and noise too, for which nothing is to be written.
 
+Before and after training, greedy transcripts are measured of held-out rows; of `--unseen` speakers; of clips without
+speech (the share for which nothing is written); and of `--retention`. Next to the reward stands `as_written`, 1 - CER
+of the texts without normalisation, which nothing optimises. `--control` also trains on the same rows by SFT for as
+many seconds.
+
 The sets of `--retention` are measured before and after training. Where their accuracy has fallen by more than
 `--retention-margin`, the run ends with an error; its checkpoints and report remain. `--path tiny --data bundled` tries
 the recipe without any download.
@@ -15,32 +20,39 @@ the recipe without any download.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.no_speech import TRAINED, no_speech_samples
 from audiorl.data.sets import stratified
+from audiorl.evaluation.phases import Evaluation
+from audiorl.models.examples import Example
 from audiorl.recipe.common import (
+    OutsideOptions,
     PtxOptions,
     RecipeConfig,
     RewardOptions,
+    evaluation_of,
     measured,
     policy_from,
     ptx_examples,
     read_sets,
     read_split,
+    supervised_turn,
 )
 from audiorl.rewards import CharAccuracy, Hallucination, Repetition, WeightedSum, WordAccuracy
 from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
+from audiorl.train.sft import sft
 from audiorl.types import Reward, Sample
 
 
 @dataclass(frozen=True)
-class Config(PtxOptions, RewardOptions, RecipeConfig):
+class Config(OutsideOptions, PtxOptions, RewardOptions, RecipeConfig):
     retention: tuple[str, ...] = ()
     """Sets on which the score must not fall, named like `data`: another language, another domain. At most
     `held_out_count` rows of them are measured."""
@@ -58,6 +70,14 @@ class Config(PtxOptions, RewardOptions, RecipeConfig):
     """Weight of the penalty, in (-1, 0], on repeated n-grams that the reference does not repeat; 0: none."""
     repetition_n: int = 3
     """Words of such an n-gram."""
+    no_speech_held_out: int = 26
+    """Clips without speech that are measured, hum and clicks among them, which are in no training row; 0: none."""
+    control: bool = False
+    """Also train the control: SFT on the same rows from the same start, for as many seconds as GRPO took."""
+    control_sft: SFTConfig = SFTConfig(batch_size=8, save_every=100)
+    """The batches of the control."""
+    control_optim: OptimConfig = OptimConfig(lr=1e-5, warmup_steps=10)
+    """The optimizer of the control."""
     no_speech: int = 0
     """Training rows without speech: silence, white and pink noise of 2 to 8 s, whose transcript is empty."""
     grpo: RLConfig = RLConfig(group_size=8, prompts_per_step=8, kl_beta=0.01, eval_every=100, save_every=50)
@@ -75,6 +95,8 @@ def tiny() -> Config:
         held_out_count=4,
         retention=("bundled",),
         no_speech=2,
+        no_speech_held_out=3,
+        control_sft=SFTConfig(batch_size=2),
         retention_margin=1.0,
         max_steps=2,
         model=ModelConfig(),
@@ -86,14 +108,27 @@ def tiny() -> Config:
 def main(config: Config, run: Run) -> None:
     source: dict[str, Any] = dict(bundled=lambda _: bundled_transcripts(), read=read_samples, think=False)
     samples, held_out = read_split(config, **source)
-    retained: list[Sample] = []
+    sets: dict[str, list[Sample]] = {}
     if config.retention:
         retained = stratified(read_sets(config.retention, config, **source), config.held_out_count, config.data_seed)[1]
+        sets["retention"] = retained
+    if config.no_speech_held_out:
+        sets["no_speech"] = no_speech_samples(config.no_speech_held_out, seed=config.data_seed + 1)
     policy = policy_from(config)
     if config.no_speech:
         samples += no_speech_samples(config.no_speech, TRAINED, seed=config.data_seed)
     reward = config.rewarded(guarded(config))
-    with measured(run, policy, held_out, reward, config.sampling.max_new_tokens, retained) as evaluate:
+    evaluation = evaluation_of(
+        config,
+        samples,
+        held_out,
+        reward,
+        config.sampling.max_new_tokens,
+        bundled=source["bundled"],
+        outside=WeightedSum.of(as_written=as_written(config)),
+        sets=sets,
+    )
+    with measured(run, policy, evaluation) as evaluate:
         train_rl(
             policy,
             samples,
@@ -107,8 +142,26 @@ def main(config: Config, run: Run) -> None:
             evaluate=evaluate,
             supervised=ptx_examples(config, config.ptx_data, config.grpo),
         )
-    if retained:
+        if config.control:
+            train_control(config, run, samples, evaluation)
+    if config.retention:
         check_retention(config, run)
+
+
+def train_control(config: Config, run: Run, samples: Sequence[Sample], evaluation: Evaluation) -> None:
+    """SFT on the transcripts of `samples` for as many seconds as GRPO took, measured as `control`."""
+    policy = policy_from(config)
+    sft(
+        policy,
+        [Example(s, supervised_turn(s, tags=False)) for s in samples],
+        run,
+        config=replace(config.control_sft, steps=100 * config.scheduled(config.grpo, len(samples)).steps),
+        optim=config.control_optim,
+        seed=config.seed + 1,
+        phase="control_sft",
+        max_seconds=run.seconds("grpo"),
+    )
+    evaluation.measure(run, "control", policy)
 
 
 def guarded(config: Config) -> WeightedSum:
@@ -123,6 +176,11 @@ def guarded(config: Config) -> WeightedSum:
     return WeightedSum.of(
         accuracy=accuracy(normalizer=config.normalizer), **{name: g for name, g in guards.items() if g[1]}
     )
+
+
+def as_written(config: Config) -> Reward:
+    """1 - CER of the texts as they are; 1 - WER of them where the reward is that 1 - CER itself."""
+    return WordAccuracy("none") if (config.unit, config.normalizer) == ("char", "none") else CharAccuracy("none")
 
 
 def check_retention(config: Config, run: Run) -> None:

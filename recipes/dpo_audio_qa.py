@@ -19,14 +19,22 @@ from audiorl.data.bundled import bundled_pairs, bundled_set
 from audiorl.data.manifest import read_samples
 from audiorl.data.preferences import Judged, Pair, pairs_to_judged, read_pairs
 from audiorl.data.sets import split_held_out, weighted
-from audiorl.recipe.common import RecipeConfig, answer_reward, measured, policy_from, read_sets
+from audiorl.recipe.common import (
+    OutsideOptions,
+    RecipeConfig,
+    answer_reward,
+    evaluation_of,
+    measured,
+    policy_from,
+    read_sets,
+)
 from audiorl.run.folder import Run
 from audiorl.train.preference import prefer
 from audiorl.types import Sample
 
 
 @dataclass(frozen=True)
-class Config(RecipeConfig):
+class Config(OutsideOptions, RecipeConfig):
     think: bool = False
     """Whether prompts and answers have thoughts."""
     eval_tokens: int = 256
@@ -53,7 +61,9 @@ def main(config: Config, run: Run) -> None:
     pairs, held_out = read(config)
     items: list[Pair] | list[Judged] = pairs_to_judged(pairs) if config.dpo.loss == "kto" else pairs
     policy = policy_from(config)
-    with measured(run, policy, held_out, answer_reward(config.think), config.eval_tokens) as evaluate:
+    reward = answer_reward(config.think)
+    evaluation = evaluation_of(config, items, held_out, reward, config.eval_tokens, think=config.think)
+    with measured(run, policy, evaluation) as evaluate:
         prefer(
             policy,
             items,

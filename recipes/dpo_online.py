@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig, SamplingConfig
 from audiorl.data.preferences import pairs_to_judged
 from audiorl.data.schedule import batch_of_step
-from audiorl.evaluation.phases import evaluate_phase
 from audiorl.recipe.common import (
+    OutsideOptions,
     RecipeConfig,
     RewardOptions,
     answer_reward,
+    evaluation_of,
     measured,
     policy_from,
     read_questions,
@@ -30,7 +31,7 @@ from audiorl.train.preference import prefer
 
 
 @dataclass(frozen=True)
-class Config(RewardOptions, RecipeConfig):
+class Config(OutsideOptions, RewardOptions, RecipeConfig):
     think: bool = True
     """Ask for thoughts before the answer, and reward their format."""
     rounds: int = 3
@@ -70,7 +71,8 @@ def main(config: Config, run: Run) -> None:
     samples, held_out = read_questions(config, think=config.think)
     policy = policy_from(config)
     reward = config.rewarded(answer_reward(config.think))
-    with measured(run, policy, held_out, reward, config.eval_tokens):
+    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, think=config.think)
+    with measured(run, policy, evaluation):
         for k in range(1, config.rounds + 1):
             phase = f"round_{k}"
             if run.finished(phase):
@@ -85,7 +87,7 @@ def main(config: Config, run: Run) -> None:
                 dpo = config.scheduled(config.dpo, len(items))
                 prefer(policy, items, run, config=dpo, optim=config.optim, seed=config.seed, phase=phase)
             if k < config.rounds:
-                evaluate_phase(run, f"after_{k}", policy, held_out, reward, config.eval_tokens)
+                evaluation.measure(run, f"after_{k}", policy)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,12 @@ from dataclasses import dataclass
 
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.recipe.common import (
+    OutsideOptions,
     PtxOptions,
     RecipeConfig,
     RewardOptions,
     answer_reward,
+    evaluation_of,
     measured,
     policy_from,
     ptx_examples,
@@ -37,7 +39,7 @@ from audiorl.run.folder import Run
 
 
 @dataclass(frozen=True)
-class Config(PtxOptions, RewardOptions, RecipeConfig):
+class Config(OutsideOptions, PtxOptions, RewardOptions, RecipeConfig):
     think: bool = True
     """Ask for thoughts before the answer, and reward their format."""
     epochs: float = 2.0
@@ -69,7 +71,8 @@ def main(config: Config, run: Run) -> None:
     samples, held_out = read_questions(config, think=config.think)
     policy = policy_from(config)
     reward = config.rewarded(answer_reward(config.think))
-    with measured(run, policy, held_out, reward, config.eval_tokens) as evaluate:
+    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, think=config.think)
+    with measured(run, policy, evaluation) as evaluate:
         train_rl(
             policy,
             samples,

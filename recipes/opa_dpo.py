@@ -21,9 +21,16 @@ from dataclasses import dataclass
 
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig, SamplingConfig, SFTConfig
 from audiorl.data.preferences import Pair
-from audiorl.evaluation.phases import evaluate_phase
 from audiorl.models.examples import Example
-from audiorl.recipe.common import RecipeConfig, answer_reward, measured, policy_from, read_questions
+from audiorl.recipe.common import (
+    OutsideOptions,
+    RecipeConfig,
+    answer_reward,
+    evaluation_of,
+    measured,
+    policy_from,
+    read_questions,
+)
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.train.answers import policy_answers
@@ -34,7 +41,7 @@ from audiorl.user_files import load_function
 
 
 @dataclass(frozen=True)
-class Config(RecipeConfig):
+class Config(OutsideOptions, RecipeConfig):
     think: bool = False
     """Ask for thoughts before the answer."""
     lora: bool = True
@@ -78,13 +85,14 @@ def main(config: Config, run: Run) -> None:
     revise: Callable[[Sample, str], str] = correct if config.expert is None else load_function(config.expert, "revise")
     policy = policy_from(config)
     reward = answer_reward(config.think)
-    with measured(run, policy, held_out, reward, config.eval_tokens):
+    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, think=config.think)
+    with measured(run, policy, evaluation):
         answers = policy_answers(run, "own", HFEngine(policy, config.sampling), samples, config.seed)
         examples, pairs = learned(samples, answers, revise)
         print(f"{len(examples)} answers to learn, {len(pairs)} pairs", flush=True)
         training = config.scheduled(config.sft, len(examples))
         sft(policy, examples, run, config=training, optim=config.sft_optim, seed=config.seed)
-        evaluate_phase(run, "after_sft", policy, held_out, reward, config.eval_tokens)
+        evaluation.measure(run, "after_sft", policy)
         dpo = config.scheduled(config.dpo, len(pairs))
         prefer(policy, pairs, run, config=dpo, optim=config.dpo_optim, seed=config.seed, phase="dpo")
 

@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.recipe.common import (
+    OutsideOptions,
     PtxOptions,
     RecipeConfig,
     RewardOptions,
     answer_reward,
+    evaluation_of,
     measured,
     policy_from,
     ptx_examples,
@@ -30,7 +32,7 @@ from audiorl.run.folder import Run
 
 
 @dataclass(frozen=True)
-class Config(PtxOptions, RewardOptions, RecipeConfig):
+class Config(OutsideOptions, PtxOptions, RewardOptions, RecipeConfig):
     think: bool = True
     """Ask for thoughts before the answer, and reward their format."""
     reward_model: str | None = None
@@ -88,7 +90,8 @@ def main(config: Config, run: Run) -> None:
         model = ModelReward(config.reward_model, device=config.model.device)
         reward = WeightedSum((*reward.terms, Term("model", model, config.reward_model_weight)))
     reward = config.rewarded(reward)
-    with measured(run, policy, held_out, reward, config.eval_tokens) as evaluate:
+    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, think=config.think)
+    with measured(run, policy, evaluation) as evaluate:
         train_rl(
             policy,
             samples,

@@ -26,9 +26,9 @@ from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, torch_device
 from audiorl.data.augment import augment
 from audiorl.data.bundled import LANGUAGE_QUESTION, SPOKEN, bundled_languages, language_phrases, language_question
-from audiorl.data.corpus import Utterance, normalised
+from audiorl.data.corpus import Utterance, corpus, normalised
 from audiorl.data.synth import Speech, synthesize_many, voices
-from audiorl.evaluation.phases import evaluate_phase, probe
+from audiorl.evaluation.phases import UNSEEN, Evaluation
 from audiorl.models.examples import Example
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.report import write_report
@@ -56,6 +56,8 @@ class Config:
     """Longest human recording used."""
     held_out: float = 0.27
     """Share of the human recordings that is measured and not trained on."""
+    unseen: tuple[str, ...] = ()
+    """Folders of recordings by speakers that no phase trains on, as `audiorl data build` writes them, measured too."""
     voices: int = 3
     """Synthetic voices per phrase."""
     threads: int = 2
@@ -100,13 +102,19 @@ def main(config: Config, run: Run) -> None:
     if config.think:
         terms.append(Term("thought", ThinkTranscript(config.thought_words), config.thought_weight))
     reward = WeightedSum(tuple(terms))
-    tokens = config.sampling.max_new_tokens
+    strangers = [
+        language_question(u.clip, u, "human")
+        for folder in config.unseen
+        for u in corpus(folder, tuple(SPOKEN), max_seconds=config.max_seconds)
+    ]
+    sets = {UNSEEN: strangers} if strangers else {}
+    evaluation = Evaluation(reward, measured, config.sampling.max_new_tokens, sets)
 
     supervised = ["sft", "control_sft"] if config.control else ["sft"]
     learned = all(run.finished(phase) for phase in supervised) and not config.grpo.ptx_coef
     examples = [] if learned else synthetic(human, config)
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
-    evaluate_phase(run, "before", policy, measured, reward, tokens)
+    evaluation.measure(run, "before", policy)
     train_rl(
         policy,
         trained,
@@ -117,10 +125,10 @@ def main(config: Config, run: Run) -> None:
         sampling=config.sampling,
         seed=config.seed,
         phase="grpo",
-        evaluate=probe(policy, measured, reward, tokens),
+        evaluate=evaluation.probe(policy),
         supervised=examples,
     )
-    evaluate_phase(run, "after", policy, measured, reward, tokens)
+    evaluation.measure(run, "after", policy)
     if config.control:
         if not run.finished("control_sft"):
             run.load_result("sft", policy)
@@ -135,7 +143,7 @@ def main(config: Config, run: Run) -> None:
             phase="control_sft",
             max_seconds=run.seconds("grpo"),
         )
-        evaluate_phase(run, "control", policy, measured, reward, tokens)
+        evaluation.measure(run, "control", policy)
     print(write_report(run.dir))
 
 

@@ -12,15 +12,17 @@ loss weighting. `--path tiny --data bundled` tries the recipe without any downlo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from audiorl.config import ModelConfig, OptimConfig, SFTConfig
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.models.examples import Example
 from audiorl.recipe.common import (
+    OutsideOptions,
     RecipeConfig,
     answer_reward,
+    evaluation_of,
     measured,
     policy_from,
     read_questions,
@@ -33,7 +35,7 @@ from audiorl.train.sft import sft
 
 
 @dataclass(frozen=True)
-class Config(RecipeConfig):
+class Config(OutsideOptions, RecipeConfig):
     task: Literal["questions", "transcripts"] = "questions"
     """Learn the answers to questions, in <answer> tags, or the transcripts of speech."""
     thought: str | None = None
@@ -60,16 +62,19 @@ def tiny() -> Config:
 
 def main(config: Config, run: Run) -> None:
     if config.task == "questions":
-        samples, held_out = read_questions(config, think=config.thought is not None)
-        reward = answer_reward(config.thought is not None)
+        source: dict[str, Any] = {"think": config.thought is not None}
+        samples, held_out = read_questions(config, **source)
+        reward = answer_reward(**source)
     elif config.thought is not None:
         raise ValueError("--thought: belongs to --task questions; transcripts are learned without thoughts")
     else:
-        samples, held_out = read_split(config, lambda _: bundled_transcripts(), read_samples, think=False)
+        source = {"bundled": lambda _: bundled_transcripts(), "think": False}
+        samples, held_out = read_split(config, read=read_samples, **source)
         reward = WeightedSum.of(accuracy=WordAccuracy(normalizer="basic"))
     examples = [Example(s, supervised_turn(s, config.task == "questions", config.thought)) for s in samples]
     policy = policy_from(config)
-    with measured(run, policy, held_out, reward, config.eval_tokens):
+    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, **source)
+    with measured(run, policy, evaluation):
         training = config.scheduled(config.sft, len(examples))
         sft(policy, examples, run, config=training, optim=config.optim, seed=config.seed)
 

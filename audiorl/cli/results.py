@@ -7,11 +7,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from audiorl.report.summary import entry_names, evaluation_rows
+from audiorl.report.run import read_json_object
+from audiorl.report.summary import disagreements, entry_names, evaluation_rows
 
 
 def print_results(folder: Path, console: Console | None = None) -> None:
-    """A table of the held-out numbers: before → after → control, then the other evaluations and the change.
+    """A table of the held-out numbers: before → after → control, then the other evaluations and the change;
+    below it the outside measures and unseen speakers that did not follow the headline.
 
     Prints nothing for a run without evaluations. Raises ValueError for a damaged eval.json.
     """
@@ -26,4 +28,7 @@ def print_results(folder: Path, console: Console | None = None) -> None:
     for row in rows:
         change = row.change_text()
         table.add_row(row.label, *map(row.cell, columns), f"[red]{change}[/]" if row.worse else change)
-    (console or Console()).print(table)
+    console = console or Console()
+    console.print(table)
+    for text in disagreements(read_json_object(folder / "eval.json") or {}):
+        console.print(f"[red]▼ {text}[/]")

@@ -1,17 +1,27 @@
-"""Held-out evaluation: greedy answers, scored by the same rewards that train."""
+"""Held-out evaluation: greedy answers, scored by the rewards that train and by measures that no phase optimises."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from audiorl.config import SamplingConfig
-from audiorl.evaluation.summaries import summarize, summarize_answers
+from audiorl.evaluation.generate import read_rows
+from audiorl.evaluation.summaries import summarize, summarize_answers, summarize_outside
+from audiorl.metrics.interval import bootstrap_interval
 from audiorl.models import AudioPolicy
-from audiorl.rewards.check import scored_rollouts
+from audiorl.rewards import StandardisedSum, WeightedSum
+from audiorl.rewards.check import check_scores, scored_rollouts
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.types import Request, Reward, Rollout, Sample
+
+UNSEEN = "unseen"
+"""The set of speakers that no phase trains on."""
 
 
 def answer(policy: AudioPolicy, samples: Sequence[Sample], reward: Reward, max_new_tokens: int) -> list[Rollout]:
@@ -19,6 +29,61 @@ def answer(policy: AudioPolicy, samples: Sequence[Sample], reward: Reward, max_n
     sampling = SamplingConfig(temperature=0.0, max_new_tokens=max_new_tokens, max_batch_tokens=16_384)
     rollouts = HFEngine(policy, sampling).generate([Request(s) for s in samples])
     return scored_rollouts("reward", reward(rollouts), rollouts)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a run measures before, during and after its training, on which samples.
+
+    The entries of eval.json are called before, after, control, …; those of a set NAME are NAME_before, NAME_after, ….
+    Every later entry holds the paired change since its `before`.
+
+    Raises ValueError for an outside measure that the reward optimises.
+    """
+
+    reward: Reward
+    """What training optimises; its part `metric` is the headline."""
+    held_out: Sequence[Sample]
+    """Samples of the kind that is trained on."""
+    max_new_tokens: int
+    """Most tokens of a greedy answer."""
+    sets: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
+    """Other sets by name; `UNSEEN` are speakers that no phase trains on."""
+    outside: WeightedSum | None = None
+    """Measures, higher is better, that no phase optimises; the sum's weights do not matter."""
+    metric: str = "accuracy"
+    """The reward's part that tables begin with."""
+
+    def __post_init__(self) -> None:
+        optimised = self.reward.terms if isinstance(self.reward, WeightedSum | StandardisedSum) else ()
+        for term in self.outside.terms if self.outside else ():
+            if any(term.reward == other.reward for other in optimised):
+                raise ValueError(f"outside measure {term.name!r}: the reward optimises it; give another")
+
+    def measure(self, run: Run, when: str, policy: AudioPolicy) -> None:
+        """Every set once, as phases of the run; the held-out data last."""
+        for name, samples in [*self.sets.items(), ("", self.held_out)]:
+            prefix = f"{name}_" if name else ""
+            evaluate_phase(
+                run,
+                prefix + when,
+                policy,
+                samples,
+                self.reward,
+                self.max_new_tokens,
+                self.metric,
+                self.outside,
+                baseline=f"{prefix}before",
+            )
+
+    def probe(self, policy: AudioPolicy) -> Callable[[], dict[str, float]]:
+        """A function for the training loop that measures the held-out data with the policy as it is at the moment."""
+
+        def now() -> dict[str, float]:
+            rollouts = answer(policy, self.held_out, self.reward, self.max_new_tokens)
+            return {self.metric: float(summarize_answers(rollouts, self.metric)[self.metric])}
+
+        return now
 
 
 def evaluate_phase(
@@ -29,16 +94,34 @@ def evaluate_phase(
     reward: Reward,
     max_new_tokens: int,
     metric: str = "accuracy",
+    outside: WeightedSum | None = None,
+    baseline: str = "before",
 ) -> dict[str, Any]:
-    """Evaluate once, as a phase of the run: eval/NAME.jsonl and the entry NAME of eval.json."""
+    """Evaluate once, as a phase of the run: eval/NAME.jsonl and the entry NAME of eval.json; see `Evaluation`."""
     if not run.finished(name):
         rollouts = answer(policy, samples, reward, max_new_tokens)
-        results = summarize_answers(rollouts, metric)
-        run.write_eval(name, results, rollouts, metric)
+        scores = check_scores("outside", outside(rollouts), rollouts) if outside else [None] * len(rollouts)
+        judged = [{} if score is None else dict(score.parts) for score in scores]
+        results = summarize_answers(rollouts, metric) | summarize_outside(judged)
+        run.write_eval(name, results, rollouts, metric, judged)
+        earlier = run.dir / "eval" / f"{baseline}.jsonl"
+        if name != baseline and earlier.exists():
+            results |= {"changes": paired_changes(earlier, run.dir / "eval" / f"{name}.jsonl")}
+            run.write_result(name, results)
         run.finish(name, {metric: results[metric], "n": results["n"]})
     result: dict[str, Any] = run.result(name)
-    print(f"{name}: {metric} {result[metric]:.3f} on {result['n']} held-out samples", flush=True)
+    print(f"{name}: {metric} {result[metric]:.3f} on {result['n']} samples", flush=True)
     return result
+
+
+def paired_changes(before: Path, after: Path) -> dict[str, list[float]]:
+    """{measure: [mean, low, high]} of the differences of equal samples in two files of `Run.write_eval`."""
+    values = [{row["id"]: row["parts"] | row.get("outside", {}) for row in read_rows(path)} for path in (before, after)]
+    differences: dict[str, list[float]] = {}
+    for id, measures in values[1].items():
+        for name in measures.keys() & values[0].get(id, {}).keys():
+            differences.setdefault(name, []).append(measures[name] - values[0][id][name])
+    return {name: [float(np.mean(column)), *bootstrap_interval(column)] for name, column in sorted(differences.items())}
 
 
 def measure_phase(run: Run, name: str, hits: Callable[[], Sequence[bool]]) -> None:
@@ -49,14 +132,3 @@ def measure_phase(run: Run, name: str, hits: Callable[[], Sequence[bool]]) -> No
         run.finish(name, result)
     result = run.result(name)
     print(f"{name}: accuracy {result['accuracy']:.3f} on {result['n']}", flush=True)
-
-
-def probe(
-    policy: AudioPolicy, samples: Sequence[Sample], reward: Reward, max_new_tokens: int, metric: str = "accuracy"
-) -> Callable[[], dict[str, float]]:
-    """A function for the training loop that measures the policy as it is at the moment."""
-
-    def now() -> dict[str, float]:
-        return {metric: float(summarize_answers(answer(policy, samples, reward, max_new_tokens), metric)[metric])}
-
-    return now

@@ -26,7 +26,7 @@ FEWEST_SPEAKERS = 3
 def slices(rows: Sequence[Row]) -> Iterator[tuple[str, list[int]]]:
     """(label, indices) of all rows, then of each language, group, language of a group, and speaker that rows name.
 
-    Languages and groups that would repeat an earlier slice are left out.
+    Languages, and languages of a group, that would repeat an earlier slice are left out.
     """
     yielded = [list(range(len(rows)))]
     yield "all", yielded[0]
@@ -36,7 +36,7 @@ def slices(rows: Sequence[Row]) -> Iterator[tuple[str, list[int]]]:
             if row.get(columns[-1]):
                 labels.setdefault(", ".join(str(row[c]) for c in columns if row.get(c)), []).append(i)
         for label, indices in sorted(labels.items()):
-            if indices not in yielded or "speaker" in columns:
+            if indices not in yielded or columns in (("group",), ("language", "speaker")):
                 yielded.append(indices)
                 yield label, indices
 

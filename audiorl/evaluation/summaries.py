@@ -39,6 +39,21 @@ def summarize_answers(rollouts: Sequence[Rollout], metric: str = "accuracy") -> 
     return summarize(values, metric, others) | {"by_task": tasks}
 
 
+def summarize_outside(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """{measure: mean, …, outside: {measure: [low, high]}} of measures that no phase optimises; {} without any.
+
+    A row without a measure, which could not be judged, does not count.
+    """
+    columns: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    if not columns:
+        return {}
+    means = {name: float(np.mean(column)) for name, column in columns.items()}
+    return means | {"outside": {name: list(bootstrap_interval(column)) for name, column in columns.items()}}
+
+
 def summarize_speech(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """`summarize` of the share of characters understood, with means of the other columns of `measure_speech`.
 

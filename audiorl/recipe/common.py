@@ -4,13 +4,14 @@ A recipe is its settings and one training call between two measurements::
 
     samples, held_out = read_questions(config, think=True)
     policy, reward = policy_from(config), answer_reward(think=True)
-    with measured(run, policy, held_out, reward, config.eval_tokens) as evaluate:
+    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, think=True)
+    with measured(run, policy, evaluation) as evaluate:
         train_rl(policy, samples, reward, run, config=config.scheduled(config.grpo, len(samples)), evaluate=evaluate, …)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -33,7 +34,7 @@ from audiorl.config import (
 from audiorl.data.bundled import bundled_set
 from audiorl.data.manifest import Loaded, check_clips, read_samples
 from audiorl.data.sets import first_drawn, identity, parse_set, split_held_out, weighted
-from audiorl.evaluation.phases import evaluate_phase, probe
+from audiorl.evaluation.phases import UNSEEN, Evaluation
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.dual_branch import dualize
 from audiorl.models.examples import Example
@@ -112,6 +113,16 @@ class RewardOptions:
         if self.reward_file is None:
             return reward
         return type(reward)((*reward.terms, Term("user", load_reward(self.reward_file), self.reward_weight)))
+
+
+@dataclass(frozen=True)
+class OutsideOptions:
+    """The options of recipes that also measure what no phase optimises or trains on."""
+
+    unseen: tuple[str, ...] = ()
+    """Sets of speakers that no phase trains on, named like `data`, measured before and after like `held_out`."""
+    outside_file: str | None = None
+    """A Python file that defines `reward`: a measure, higher is better, that is never optimised, only reported."""
 
 
 @dataclass(frozen=True)
@@ -275,24 +286,60 @@ def answer_reward(think: bool) -> WeightedSum:
 # -- the run -----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def measured(
-    run: Run,
-    policy: AudioPolicy,
+def evaluation_of(
+    config: RecipeConfig,
+    samples: Sequence[Any],
     held_out: Sequence[Sample],
     reward: Reward,
-    eval_tokens: int,
-    retained: Sequence[Sample] = (),
-) -> Iterator[Evaluate]:
+    max_new_tokens: int,
+    *,
+    think: bool = False,
+    bundled: Callable[[str], Sequence[Sample]] | None = None,
+    outside: WeightedSum | None = None,
+    sets: Mapping[str, Sequence[Sample]] | None = None,
+) -> Evaluation:
+    """What the run measures: `held_out`, `sets` by name, and those of `--unseen`, which are read like questions.
+
+    `samples`: the training rows. Raises ValueError for a speaker of `--unseen` that they have too.
+    """
+    sets = dict(sets or {})
+    if isinstance(config, OutsideOptions):
+        reader = bundled or partial(bundled_set, think=think, seed=config.seed)
+        unseen = [s for _, items in read_sets(config.unseen, config, reader, read_samples, think=think) for s in items]
+        if unseen:
+            check_strangers([getattr(item, "sample", item) for item in samples], unseen)
+            sets = {UNSEEN: unseen, **sets}
+        if config.outside_file is not None:
+            term = Term(Path(config.outside_file).stem, load_reward(config.outside_file))
+            outside = WeightedSum((*(outside.terms if outside else ()), term))
+    return Evaluation(reward, held_out, max_new_tokens, sets, outside)
+
+
+def check_strangers(trained: Sequence[Sample], unseen: Sequence[Sample]) -> None:
+    """Raise ValueError for a speaker of `unseen` in the training rows; say how many rows name no speaker."""
+    speakers = {s.metadata.get("speaker"): s.id for s in trained if s.metadata.get("speaker")}
+    for sample in unseen:
+        speaker = sample.metadata.get("speaker")
+        if speaker in speakers:
+            raise ValueError(
+                f"--unseen: {sample.id!r} is spoken by {speaker!r}, who is in the training row {speakers[speaker]!r} "
+                "too; give speakers that nothing is trained on"
+            )
+    for rows, name in ((trained, "training rows"), (unseen, "rows of --unseen")):
+        nameless = sum(not s.metadata.get("speaker") for s in rows)
+        if nameless:
+            print(
+                f"{nameless} of {len(rows)} {name} name no speaker: whether both share one is not checked", flush=True
+            )
+
+
+@contextmanager
+def measured(run: Run, policy: AudioPolicy, evaluation: Evaluation) -> Iterator[Evaluate]:
     """Measure `before`, train in the body of the `with` statement, measure `after`, write the report.
 
-    Yields the evaluation for the training loop. `eval_tokens`: most tokens of a greedy answer. `retained`: samples that
-    are measured besides, as retention_before and retention_after.
+    Yields the evaluation for the training loop.
     """
-    sets = {"retention_": retained, "": held_out} if retained else {"": held_out}
-    for prefix, samples in sets.items():
-        evaluate_phase(run, f"{prefix}before", policy, samples, reward, eval_tokens)
-    yield probe(policy, held_out, reward, eval_tokens)
-    for prefix, samples in reversed(sets.items()):
-        evaluate_phase(run, f"{prefix}after", policy, samples, reward, eval_tokens)
+    evaluation.measure(run, "before", policy)
+    yield evaluation.probe(policy)
+    evaluation.measure(run, "after", policy)
     print(write_report(run.dir))

@@ -18,7 +18,7 @@ from audiorl.report.run import Run, load_run
 from audiorl.report.series import is_control, offsets, series
 from audiorl.report.streams import held_out
 from audiorl.report.style import CSS, STEP_SCRIPT, STREAM_SCRIPT
-from audiorl.report.summary import sentence, show, worse_tasks
+from audiorl.report.summary import disagreements, sentence, show, without_strangers, worse_tasks
 
 
 def write(run_dir: str | Path) -> Path:
@@ -58,7 +58,8 @@ def page(run: Run) -> str:
 
 def _header(run: Run) -> str:
     picture = bars(run)
-    worse = f"<p class='worse'>▼ {escape(tasks)}</p>" if (tasks := worse_tasks(run)) else ""
+    warnings = [*filter(None, [worse_tasks(run)]), *disagreements(run.evals)]
+    worse = "".join(f"<p class='worse'>▼ {escape(text)}</p>" for text in warnings)
     return (
         f"<header><p class='over'>audiorl run · {escape(run.name)}</p><h1>{escape(run.recipe)}</h1>"
         f"<div class='hero{'' if picture else ' alone'}'><div><p class='say'>{escape(sentence(run))}</p>{worse}"
@@ -84,9 +85,10 @@ def _facts(run: Run) -> str:
 
 
 def _missing(run: Run) -> str:
-    if not run.missing:
+    missing = (*run.missing, *without_strangers(run.evals))
+    if not missing:
         return ""
-    items = "".join(f"<li>{escape(m)}</li>" for m in run.missing)
+    items = "".join(f"<li>{escape(m)}</li>" for m in missing)
     return f"<div class='missing'><b>Not in this report</b><ul>{items}</ul></div>"
 
 

@@ -12,11 +12,15 @@ from typing import Any
 from audiorl.report.run import Row, Run, read_json_object
 
 BASIC_ENTRIES = ("before", "after", "control")
+STRANGERS = "unseen"
+"""The set of speakers that no phase trained on."""
 _NOT_METRICS = ("n", "low", "high")
 _LOWER_IS_BETTER = frozenset(
     ("wer", "cer", "laal", "stream_laal", "mel_distance", "stft_distance", "cut", "repetition", "perplexity")
 )
-_HIGHER_IS_BETTER = frozenset(("accuracy", "chrf", "bleu", "comet", "format", "similarity", "dnsmos", "win_rate"))
+_HIGHER_IS_BETTER = frozenset(
+    ("accuracy", "as_written", "chrf", "bleu", "comet", "format", "said", "similarity", "dnsmos", "win_rate")
+)
 _NAMES = {
     "chrf": "chrF",
     "bleu": "BLEU",
@@ -39,17 +43,22 @@ class EvaluationRow:
     task: the task or language to which the number is limited; "" for all samples.
     values: the number by evaluation, in the order of the columns; an evaluation without it is absent.
     samples: how many samples each evaluation measured it on, where eval.json says so.
+    changes: (mean, low, high) of the paired differences from `before`, by evaluation, with 95% intervals.
+    outside: no phase optimised the metric.
     """
 
     metric: str
     task: str
     values: Mapping[str, float]
     samples: Mapping[str, int] = field(default_factory=dict)
+    changes: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    outside: bool = False
 
     @property
     def label(self) -> str:
         """The row's heading: ``accuracy``, or ``accuracy, English`` for a task."""
-        return metric_name(self.metric) + (f", {self.task}" if self.task else "")
+        name = metric_name(self.metric) + (f", {self.task}" if self.task else "")
+        return name + (" (not optimised)" if self.outside else "")
 
     @property
     def change(self) -> float | None:
@@ -68,12 +77,21 @@ class EvaluationRow:
         return show(self.values[entry], self.metric) if entry in self.values else "–"
 
     def change_text(self) -> str:
-        """``+12.5 points``, ``−0.031``; a dash without a change to tell."""
+        """``+12.5 points``, with the paired interval where there is one: ``+12.5 points (+8.1 to +16.9)``."""
         change = self.change
         if change is None:
             return "–"
-        text = f"{abs(change) * 100:.1f} points" if is_percentage(self.metric) else show(abs(change))
-        return "0" if not re.search("[1-9]", text) else ("+" if change > 0 else "−") + text
+        text = f"{signed(change, self.metric)}{' points' if is_percentage(self.metric) else ''}"
+        if "after" in self.changes and re.search("[1-9]", text):
+            low, high = (signed(bound, self.metric) for bound in self.changes["after"][1:])
+            return f"{text} ({low} to {high})"
+        return text if re.search("[1-9]", text) else "0"
+
+
+def signed(change: float, metric: str) -> str:
+    """``+12.5`` percentage points, ``−0.031``."""
+    text = f"{abs(change) * 100:.1f}" if is_percentage(metric) else show(abs(change))
+    return ("" if not re.search("[1-9]", text) else "+" if change > 0 else "−") + text
 
 
 def evaluation_rows(run_folder: str | Path) -> list[EvaluationRow]:
@@ -94,14 +112,15 @@ def evaluation_rows(run_folder: str | Path) -> list[EvaluationRow]:
 def rows_of_entries(entries: Mapping[str, Any]) -> list[EvaluationRow]:
     """`evaluation_rows` of the content of an eval.json.
 
-    The entries NAME_before and NAME_after measure another set: they fill the columns before and after of rows whose
-    `task` is NAME, or ``NAME: task``.
+    Where there is an entry NAME_before, entries NAME_… measure another set: they fill the columns before, after, … of
+    rows whose `task` is NAME, or ``NAME: task``.
     """
+    prefixes = [name.removesuffix("before") for name in entries if name.endswith("_before")]
     sets: dict[str, dict[str, Mapping[str, Any]]] = {"": {}}
     for name, entry in entries.items():
-        match = re.fullmatch(r"(.+)_(before|after)", name)
+        prefix = next((p for p in prefixes if name.startswith(p)), "")
         if isinstance(entry, Mapping):
-            sets.setdefault(match[1] if match else "", {})[match[2] if match else name] = entry
+            sets.setdefault(prefix.rstrip("_"), {})[name.removeprefix(prefix)] = entry
     first = headline(sets[""])
     rows = [row for name, columns in sets.items() for row in _rows_of_set(name, columns)]
     return sorted(rows, key=lambda row: row.metric != first)  # a stable sort: the headline's rows first
@@ -128,7 +147,10 @@ def entry_names(rows: Sequence[EvaluationRow]) -> list[str]:
 def _row(metric: str, task: str, entries: Mapping[str, Mapping[str, Any]]) -> EvaluationRow:
     having = {name: entry for name, entry in entries.items() if metric in numbers(entry)}
     samples = {name: int(entry["n"]) for name, entry in having.items() if "n" in numbers(entry)}
-    return EvaluationRow(metric, task, {name: float(entry[metric]) for name, entry in having.items()}, samples)
+    changes = {name: entry["changes"][metric] for name, entry in having.items() if metric in entry.get("changes", {})}
+    outside = any(metric in entry.get("outside", {}) for entry in having.values())
+    values = {name: float(entry[metric]) for name, entry in having.items()}
+    return EvaluationRow(metric, task, values, samples, changes, outside)
 
 
 @dataclass(frozen=True)
@@ -238,6 +260,47 @@ def worse_tasks(run: Run, limit: int = 3) -> str:
     return f"Worse than before: {named}{more}." if lost else ""
 
 
+def disagreements(entries: Mapping[str, Any]) -> list[str]:
+    """``accuracy rose by +9.0 points (+5.1 to +12.9), but accuracy, unseen did not: +0.4 points (−2.1 to +2.9).``
+
+    One sentence for each measure that no phase optimised, and for each set of strangers, that did not get better (the
+    interval of its change reaches 0 or below) while the headline did.
+    """
+    rows = [row for row in rows_of_entries(entries) if "after" in row.changes]
+    headlines = [row for row in rows if not row.task and not row.outside]
+    if not headlines or not _better(headlines[0]):
+        return []
+    first = headlines[0]
+    outsiders = [
+        row
+        for row in rows
+        if (row.outside and row.task in ("", STRANGERS)) or (row.task == STRANGERS and row.metric == first.metric)
+    ]
+    rise = f"{first.label} {'rose' if (first.change or 0.0) > 0 else 'fell'} by {first.change_text()}"
+    return [
+        f"{rise}, but {row.label} did not get better: {row.change_text()}." for row in outsiders if not _better(row)
+    ]
+
+
+def _better(row: EvaluationRow) -> bool:
+    """Whether the interval of the change since `before` lies on the better side of 0."""
+    _, low, high = row.changes["after"]
+    return high < 0 if row.metric in _LOWER_IS_BETTER else low > 0
+
+
+def without_strangers(entries: Mapping[str, Any]) -> list[str]:
+    """Which of strangers and outside measures a run lacks, in words for the page; [] before its `after`."""
+    rows = rows_of_entries(entries)
+    missing: list[str] = []
+    if not any(row.changes for row in rows):
+        return missing
+    if not any(row.task == STRANGERS for row in rows):
+        missing.append("unseen speakers: none were measured (--unseen)")
+    if not any(row.outside for row in rows):
+        missing.append("a measure that no phase optimised: none was given (--outside-file)")
+    return missing
+
+
 def changes(before: Sequence[Row], after: Sequence[Row]) -> Changes:
     """Pair the answers by sample id and keep the pairs whose correctness differs."""
     after_by_id = {row.get("id"): row for row in after}
@@ -270,7 +333,7 @@ def metric_name(metric: str) -> str:
 
 def is_percentage(metric: str) -> bool:
     """Whether a metric is a share that people read in percent."""
-    return metric.rpartition("/")[2] in ("accuracy", "wer", "cer", "cut", "spoken", "low", "high")
+    return metric.rpartition("/")[2] in ("accuracy", "wer", "cer", "cut", "spoken", "low", "high", "as_written", "said")
 
 
 def show(value: Any, metric: str = "") -> str:

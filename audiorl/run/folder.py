@@ -248,15 +248,24 @@ class Run:
             self._write_state()
         return offsets[phase]
 
-    def write_eval(self, name: str, results: Mapping[str, Any], rollouts: Sequence[Rollout], metric: str) -> None:
+    def write_eval(
+        self,
+        name: str,
+        results: Mapping[str, Any],
+        rollouts: Sequence[Rollout],
+        metric: str,
+        outside: Sequence[Mapping[str, float]] = (),
+    ) -> None:
+        """eval/NAME.jsonl and an entry of eval.json; `outside`: of each rollout what no phase optimises."""
         rows = []
-        for r in rollouts:
+        for i, r in enumerate(rollouts):
             assert r.score is not None
             row = rollout_row(r, 0, 0.0)
             rows.append(
                 {"id": r.sample.id, "prompt": row["sample"]["prompt"], "references": list(r.sample.references)}
                 | {"text": r.text, "correct": r.score.parts[metric] >= 1, "parts": dict(r.score.parts)}
                 | {"task": r.sample.task, "audio": row["sample"]["audio"]}
+                | ({"outside": dict(outside[i])} if outside else {})
             )
         path = self.dir / "eval" / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

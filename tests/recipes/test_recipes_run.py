@@ -201,7 +201,9 @@ def bundled_manifest(path: Path, count: int, *extra: dict[str, Any]) -> Path:
 
 def test_asr_grpo_and_its_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train("asr_grpo", tmp_path / "run", "--unit", "char")
-    assert set(read_json(run / "eval.json")) == {"before", "after", "retention_before", "retention_after"}
+    sets = ("", "retention_", "no_speech_")
+    assert set(read_json(run / "eval.json")) == {f"{s}{when}" for s in sets for when in ("before", "after")}
+    assert set(read_json(run / "eval.json")["after"]["outside"]) == {"as_written"}
     accuracy = CharAccuracy(normalizer=read_json(run / "config.json")["config"]["normalizer"])
     guards = {"hallucination": (Hallucination("char"), 0.5), "repetition": (Repetition(beyond_reference=True), 0.2)}
     reward = WeightedSum.of(accuracy=accuracy, **guards)
@@ -212,6 +214,31 @@ def test_asr_grpo_and_its_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["train", "recipes/asr_grpo.py", *options]) == 2
     assert "retention: accuracy fell from" in capsys.readouterr().err
     assert (tmp_path / "strict" / "report.html").is_file() and last_checkpoint(tmp_path / "strict").is_dir()
+
+
+def test_asr_grpo_with_strangers_and_a_control(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    speech = bundled_speech(("en", "es", "fr"), max_seconds=2)
+    rows = [
+        {"id": u.id, "audio": u.clip.path, "text": u.text, "speaker": u.speaker, "language": u.language}
+        for u in (*speech[:12], *speech[-3:])
+    ]
+    for name, part in (("train", rows[:12]), ("strangers", rows[-3:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    (tmp_path / "length.py").write_text("def reward(rollout):\n    return len(rollout.text) / 100\n")
+    options = ["--data", str(tmp_path / "train.jsonl"), "--retention-margin", "1"]
+    options += ["--unseen", str(tmp_path / "strangers.jsonl"), "--outside-file", str(tmp_path / "length.py")]
+    run = train("asr_grpo", tmp_path / "run", *options, "--control")
+    entries = read_json(run / "eval.json")
+    sets = ("", "retention_", "no_speech_", "unseen_")
+    assert set(entries) == {f"{s}{when}" for s in sets for when in ("before", "after", "control")}
+    assert entries["unseen_after"]["n"] == 3
+    assert set(entries["unseen_control"]["changes"]) >= {"accuracy", "as_written", "length"}
+    assert last_checkpoint(run, "control_sft").is_dir()
+    shown = capsys.readouterr().out
+    assert "length, unseen (not optimised)" in shown
+    (tmp_path / "strangers.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    assert main(["train", "recipes/asr_grpo.py", "--tiny", *options, "--out", str(tmp_path / "same")]) == 2
+    assert "too; give speakers that nothing is trained on" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -1,0 +1,154 @@
+"""What runs measure: held-out rows and strangers, by the reward and by measures that nothing optimises."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from audiorl.cli.results import print_results
+from audiorl.data.corpus import Utterance
+from audiorl.data.prompts import asr_prompt
+from audiorl.evaluation import phases
+from audiorl.evaluation.phases import UNSEEN, Evaluation, paired_changes
+from audiorl.models import AudioPolicy
+from audiorl.recipe.common import check_strangers
+from audiorl.report import write_report
+from audiorl.report.summary import disagreements, evaluation_rows, without_strangers
+from audiorl.rewards import CharAccuracy, Repetition, WeightedSum, WordAccuracy
+from audiorl.run.folder import Run
+from audiorl.types import Sample
+from tests.conftest import make_omni
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.create(tmp_path / "run", "asr_grpo.py", [], {})
+
+
+def transcripts(speech: list[Utterance]) -> list[Sample]:
+    return [Sample(u.id, asr_prompt(u.clip), (u.text,), (), "asr", {"speaker": u.speaker}) for u in speech]
+
+
+def test_every_set_is_measured_with_its_changes(run: Run, speech: list[Utterance], monkeypatch) -> None:
+    samples = transcripts(speech)
+    reward = WeightedSum.of(accuracy=WordAccuracy(), repetition=(Repetition(), 0.1))
+    outside = WeightedSum.of(as_written=CharAccuracy("none"))
+    evaluation = Evaluation(reward, samples[:3], 6, {UNSEEN: samples[-2:]}, outside)
+    policy = make_omni()
+    evaluation.measure(run, "before", policy)
+    assert evaluation.probe(policy)()["accuracy"] == run.result("before")["accuracy"]
+    entries = json.loads((run.dir / "eval.json").read_text())
+    assert list(entries) == ["unseen_before", "before"]
+    assert set(entries["before"]["outside"]) == {"as_written"} and "changes" not in entries["before"]
+    row = json.loads((run.dir / "eval" / "unseen_before.jsonl").read_text().splitlines()[0])
+    assert set(row["parts"]) == {"accuracy", "repetition"} and set(row["outside"]) == {"as_written"}
+
+    # after "training" the policy says what is said for the first sample
+    said = {samples[0].id: samples[0].references[0]}
+    real = phases.answer
+
+    def learned(policy: AudioPolicy, samples, reward, tokens):
+        rollouts = [
+            replace(r, segments=(replace(r.segments[0], text=said.get(r.sample.id, r.text)),))
+            for r in real(policy, samples, reward, tokens)
+        ]
+        return [r.with_score(s) for r, s in zip(rollouts, reward(rollouts), strict=True)]
+
+    monkeypatch.setattr(phases, "answer", learned)
+    evaluation.measure(run, "after", policy)
+    entries = json.loads((run.dir / "eval.json").read_text())
+    mean, low, high = entries["after"]["changes"]["accuracy"]
+    assert mean == pytest.approx(1 / 3) and (low, high) == pytest.approx((0, 1))
+    assert entries["after"]["changes"]["as_written"][0] == pytest.approx(1 / 3, abs=0.1)
+    assert entries["unseen_after"]["changes"]["accuracy"] == [0.0, 0.0, 0.0]
+    written = (run.dir / "eval.json").read_text()
+    evaluation.measure(run, "after", policy)  # a finished phase is not done again
+    assert (run.dir / "eval.json").read_text() == written
+
+    table = {row.label: row for row in evaluation_rows(run.dir)}
+    assert {"accuracy", "accuracy, unseen", "as_written (not optimised)"} <= set(table)
+    assert table["accuracy"].change_text() == "+33.3 points (0.0 to +100.0)"
+    assert without_strangers(entries) == []
+
+
+def test_pairs_are_by_id_and_skipped_rows_do_not_count(tmp_path: Path) -> None:
+    before, after = tmp_path / "before.jsonl", tmp_path / "after.jsonl"
+    before.write_text(
+        '{"id": "a", "parts": {"accuracy": 0.0}, "outside": {"x": 0.5}}\n'
+        '{"id": "b", "parts": {"accuracy": 1.0}, "outside": {}}\n'
+    )
+    after.write_text(
+        '{"id": "c", "parts": {"accuracy": 1.0}, "outside": {"x": 1.0}}\n'
+        '{"id": "b", "parts": {"accuracy": 1.0}, "outside": {"x": 1.0}}\n'
+        '{"id": "a", "parts": {"accuracy": 0.5}, "outside": {"x": 0.25}}\n'
+    )
+    assert paired_changes(before, after) == {"accuracy": [0.25, 0.0, 0.5], "x": [-0.25, -0.25, -0.25]}
+
+
+def entries(unseen: list[float], outside: list[float], accuracy: tuple[float, ...] = (0.1, 0.05, 0.15)) -> dict:
+    def entry(value: float, chrf: float, changes: dict) -> dict:
+        return {"accuracy": value, "n": 100, "chrf": chrf, "outside": {"chrf": [0, 1]}, "changes": changes}
+
+    return {
+        "before": entry(0.5, 30.0, {}),
+        "after": entry(0.5 + accuracy[0], 30.0 + outside[0], {"accuracy": list(accuracy), "chrf": outside}),
+        "unseen_before": {"accuracy": 0.4, "n": 50},
+        "unseen_after": {"accuracy": 0.4 + unseen[0], "n": 50, "changes": {"accuracy": unseen}},
+        "unseen_control": {"accuracy": 0.4, "n": 50},
+    }
+
+
+def test_disagreement_names_measures_and_numbers() -> None:
+    assert disagreements(entries([0.08, 0.02, 0.14], [3.0, 1.0, 5.0])) == []
+    assert disagreements(entries([0.01, -0.04, 0.06], [3.0, 1.0, 5.0])) == [
+        "accuracy rose by +10.0 points (+5.0 to +15.0), but accuracy, unseen did not get better: "
+        "+1.0 points (−4.0 to +6.0)."
+    ]
+    both = disagreements(entries([-0.1, -0.2, -0.01], [-3.0, -5.0, -1.0]))
+    assert len(both) == 2 and "chrF (not optimised) did not get better: −3 (−5 to −1)." in both[0] + both[1]
+    # nothing is claimed where the headline itself did not rise for sure
+    assert disagreements(entries([-0.1, -0.2, -0.01], [-3.0, -5.0, -1.0], (0.02, -0.01, 0.05))) == []
+    assert disagreements({"before": {"accuracy": 0.5, "n": 3}}) == disagreements({}) == []
+
+
+def test_report_and_terminal_show_it(run: Run) -> None:
+    for name, entry in entries([-0.1, -0.2, -0.01], [-3.0, -5.0, -1.0]).items():
+        run.write_result(name, entry)
+    console = Console(record=True, width=160)
+    print_results(run.dir, console)
+    shown = " ".join(console.export_text().split())
+    page = write_report(run.dir).read_text()
+    for text in (shown, page):
+        assert "accuracy, unseen did not get better: −10.0 points (−20.0 to −1.0)." in text
+        assert "chrF (not optimised)" in text
+    assert "unseen_control" not in shown  # a column of the set, not of its own
+    assert "unseen speakers: none" not in page
+    alone = {name: entry for name, entry in entries([0.1, 0, 0.2], [1, 0, 2]).items() if "unseen" not in name}
+    alone["after"] = {"accuracy": 0.6, "n": 100, "changes": {"accuracy": [0.1, 0.05, 0.15]}}
+    assert without_strangers(alone) == ["unseen speakers: none were measured (--unseen)"]
+    del alone["before"]["outside"]
+    assert len(without_strangers(alone)) == 2
+
+
+def test_a_measure_that_the_reward_optimises_is_not_outside() -> None:
+    reward = WeightedSum.of(accuracy=WordAccuracy())
+    with pytest.raises(ValueError, match="outside measure 'words': the reward optimises it"):
+        Evaluation(reward, [], 6, outside=WeightedSum.of(words=WordAccuracy()))
+    Evaluation(reward, [], 6, outside=WeightedSum.of(words=WordAccuracy("english")))
+
+
+def test_strangers_speak_in_no_training_row(speech: list[Utterance], capsys) -> None:
+    samples = transcripts(speech)
+    others = [s for s in samples if s.metadata["speaker"] != samples[0].metadata["speaker"]]
+    check_strangers(samples[:1], others)
+    with pytest.raises(
+        ValueError, match=rf"--unseen: {samples[1].id!r} is spoken by .* in the training row {samples[0].id!r}"
+    ):
+        check_strangers(samples[:1], [samples[1]])
+    capsys.readouterr()
+    check_strangers(samples[:1], [replace(others[0], metadata={})])
+    assert capsys.readouterr().out.startswith("1 of 1 rows of --unseen name no speaker")
