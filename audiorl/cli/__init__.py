@@ -21,6 +21,7 @@ import audiorl
 from audiorl.cli.codec import Decode, Encode, run_codec
 from audiorl.cli.data import Build, run_data
 from audiorl.cli.graft import Graft, run_graft
+from audiorl.cli.questions import BuildQuestions, run_questions
 from audiorl.config import RewardServerConfig
 from audiorl.errors import Interrupted, RankError
 from audiorl.options import parse, parse_known
@@ -255,15 +256,19 @@ def _graft(args: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Data:
-    """Build a corpus of human speech: data build OUT. `audiorl data build --help` lists the options."""
+    """Build a corpus of human speech, data build OUT, or questions about audio, data build-qa OUT. `audiorl data build
+    --help` and `audiorl data build-qa --help` list the options."""
 
 
 def _data(args: list[str]) -> int:
     if args[:1] == ["build"]:
         run_data(parse(Build, args[1:], prog="audiorl data build"))
         return 0
+    if args[:1] == ["build-qa"]:
+        run_questions(parse(BuildQuestions, args[1:], prog="audiorl data build-qa"))
+        return 0
     if args and args[0] not in HELP:
-        raise ValueError(f"data: no command is called {args[0]!r}; it is audiorl data build OUT")
+        raise ValueError(f"data: no command is called {args[0]!r}; they are data build OUT and data build-qa OUT")
     parse(Data, ["--help"], prog="audiorl data")
     return 0
 

@@ -157,4 +157,7 @@ def test_bad_input_is_one_line(tmp_path: Path, root: Path, capsys: pytest.Captur
     with pytest.raises(ValueError, match="not both"):
         build(tmp_path / "out", "--sources", "asterisk", "--languages", "en", "--tree", root, "--packages", root)
     assert main(["data", "make"]) == 2
-    assert capsys.readouterr().err == "audiorl: data: no command is called 'make'; it is audiorl data build OUT\n"
+    assert (
+        capsys.readouterr().err
+        == "audiorl: data: no command is called 'make'; they are data build OUT and data build-qa OUT\n"
+    )
