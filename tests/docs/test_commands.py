@@ -23,7 +23,9 @@ from tyro.conf import AvoidSubcommands
 
 from audiorl import cli
 from audiorl.cli.codec import Decode, Encode
+from audiorl.cli.data import Build
 from audiorl.cli.plan import Options as PlanOptions
+from audiorl.cli.questions import BuildQuestions
 from audiorl.options import names, parse, parse_known
 from audiorl.recipe.loader import load_recipe, parse_config
 from audiorl.recipe.scripts import find_script, scripts
@@ -125,6 +127,9 @@ def check_audiorl(command: str, *args: str) -> None:
         parse(cli._union({"score": cli.Score, "serve": cli.Serve}), args, prog="rewards")
     elif command == "codec":
         parse(cli._union({"encode": Encode, "decode": Decode}), args, prog="codec")
+    elif command == "data":
+        kind = {"build": Build, "build-qa": BuildQuestions}[args[0]]
+        parse(kind, args[1:], prog="data")
     elif command == "doctor":
         assert not args or args[0] == "--plan"
         if args:
@@ -154,7 +159,7 @@ def options_of(words: Sequence[str]) -> list[str]:
 def option_names() -> frozenset[str]:
     """Every option of every command and recipe."""
     kinds: list[object] = [options for options, _ in cli.COMMANDS.values()]
-    kinds += [cli.Score, cli.Serve, Encode, Decode, PlanOptions]
+    kinds += [cli.Score, cli.Serve, Encode, Decode, PlanOptions, Build, BuildQuestions]
     kinds += [load_recipe(file).Config for file in scripts("recipes").values()]
     kinds += [importlib.import_module(f"eval.{name}").Options for name in scripts("eval")]
     return frozenset(f"--{path}" for kind in kinds for path, _ in names(kind))
