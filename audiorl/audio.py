@@ -33,6 +33,10 @@ SLACK = 0.1
 """Seconds that a cut may reach past the end and that a container's declared duration may be off: manifests round."""
 
 
+MAX_AMPLITUDE = 16.0
+"""Largest sample that passes as audio in [-1, 1], 24 dB above full scale: beyond it are unscaled integers or damage."""
+
+
 class AudioError(ValueError):
     """Audio that cannot be used: missing, empty, broken, too long, or not what was declared."""
 
@@ -62,6 +66,8 @@ class AudioClip:
             raise ValueError("AudioClip: give exactly one of path, data, array")
         if self.array is not None and not self.sample_rate:
             raise ValueError("AudioClip: an array needs its sample_rate in Hz")
+        if self.sample_rate is not None and not 1000 <= self.sample_rate <= 1_000_000:
+            raise ValueError(f"AudioClip: sample_rate must be in Hz, 1000 to 1000000, got {self.sample_rate}")
 
     def load(self, sample_rate: int = 16_000) -> np.ndarray:
         """Mono float32 samples [T] at `sample_rate` Hz. Raises `AudioError` for unusable audio."""
@@ -102,6 +108,9 @@ def load_clip(clip: AudioClip, sample_rate: int = 16_000, max_seconds: float | N
     if not np.isfinite(mono).all():
         bad = int(np.count_nonzero(~np.isfinite(mono)))
         raise AudioError(f"{name(clip)}: {bad} of {len(mono)} samples are NaN or infinite; write the file again")
+    peak = float(np.abs(mono).max())
+    if peak > MAX_AMPLITUDE:
+        raise AudioError(f"{name(clip)}: samples reach {peak:g}; give floats in [-1, 1] (divide int16 by 32768)")
     mono = np.array(mono, dtype=np.float32, order="C")
     if rate == sample_rate:
         return mono
@@ -227,8 +236,6 @@ class _SoundFile:
             declared, present = int(chunk[1]), int(chunk[2])
             if present < declared < 0xFFFF_FF00:  # writers to a pipe put 0 or the largest size there
                 raise _truncated(clip, f"{present} of {declared} bytes are there")
-        if "lacks an end-of-stream" in log:
-            raise _truncated(clip, "the last Ogg page is missing")
 
     def read(self, start: int, frames: int) -> np.ndarray:
         """[frames, channels] float32, fewer frames if the file ends early."""
@@ -320,6 +327,7 @@ def _decoder(clip: AudioClip) -> _SoundFile | _Container:
         size = len(clip.data or b"")
     if size == 0:
         raise AudioError(f"{name(clip)}: empty (0 bytes); copy or download it again")
+    _check_ogg(clip)
     try:
         return _SoundFile(clip, soundfile.SoundFile(_source(clip)))
     except (soundfile.LibsndfileError, TypeError):  # TypeError: soundfile wants a rate for names that end in .raw
@@ -328,6 +336,21 @@ def _decoder(clip: AudioClip) -> _SoundFile | _Container:
         return _Container(clip, av.open(_source(clip), "r"))
     except av.FFmpegError as error:
         raise AudioError(f"{name(clip)}: not readable as audio; convert it to wav, flac, ogg, mp3 or m4a") from error
+
+
+def _check_ogg(clip: AudioClip) -> None:
+    """Raise AudioError for an Ogg file whose last page is cut or does not end its stream (RFC 3533, section 6).
+
+    Decoders return what is there of a cut file, and take its length from that.
+    """
+    with open(clip.path, "rb") if clip.path is not None else io.BytesIO(clip.data or b"") as file:
+        flags = None
+        while len(header := file.read(27)) == 27 and header.startswith(b"OggS"):
+            flags, segments = header[5], file.read(header[26])
+            if len(segments) < header[26] or len(file.read(sum(segments))) < sum(segments):
+                raise _truncated(clip, "the last Ogg page is cut")
+    if flags is not None and (header.startswith(b"OggS") or not flags & 4):
+        raise _truncated(clip, "the last Ogg page is missing")
 
 
 def _source(clip: AudioClip) -> str | BinaryIO:

@@ -28,7 +28,7 @@ def answer(policy: AudioPolicy, samples: Sequence[Sample], reward: Reward, max_n
     """One greedy, scored rollout per sample, but for those that the reward skips."""
     sampling = SamplingConfig(temperature=0.0, max_new_tokens=max_new_tokens, max_batch_tokens=16_384)
     rollouts = HFEngine(policy, sampling).generate([Request(s) for s in samples])
-    return scored_rollouts("reward", reward(rollouts), rollouts)
+    return scored_rollouts(reward, rollouts)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from audiorl.metrics.interval import bootstrap_interval
 from audiorl.metrics.latency import latency_unit
 from audiorl.metrics.longform import ReferenceSegment
 from audiorl.models import AudioPolicy
-from audiorl.rewards.check import check_scores
+from audiorl.rewards.check import score_rollouts
 from audiorl.rewards.similarity import sentence_chrf
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
@@ -186,7 +186,7 @@ def measure_streams(
     """
     if not run.finished(name):
         rollouts = interpret(policy, streams, chunks, sampling, schedule)
-        scores = check_scores("reward", reward(rollouts), rollouts)
+        scores = score_rollouts(reward, rollouts)
         scored = [r if s is None else r.with_score(s) for r, s in zip(rollouts, scores, strict=True)]
         write_interpreted(run.dir / "eval" / name, streams, rollouts)
         rows = [rollout_row(r, 0, 0.0) for r in scored]

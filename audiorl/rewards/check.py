@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any
 
-from audiorl.types import Rollout, Score
+from torch import Tensor
+
+from audiorl.types import Reward, Rollout, Score, Segment
 
 
 def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout], undefined: bool = False) -> list[Score | None]:
@@ -26,10 +29,26 @@ def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout], undefined:
     return list(scores)
 
 
-def scored_rollouts(name: str, scores: Any, rollouts: Sequence[Rollout]) -> list[Rollout]:
+def score_rollouts(reward: Reward, rollouts: Sequence[Rollout]) -> list[Score | None]:
+    """The reward's scores, checked. It gets copies of tokens, log-probs and metadata: writing to them has no effect."""
+    return check_scores("reward", reward([_copied(r) for r in rollouts]), rollouts)
+
+
+def scored_rollouts(reward: Reward, rollouts: Sequence[Rollout]) -> list[Rollout]:
     """The rollouts that the reward scored, with their scores; those that it skipped are left out."""
-    checked = check_scores(name, scores, rollouts)
-    return [r.with_score(s) for r, s in zip(rollouts, checked, strict=True) if s is not None]
+    scores = score_rollouts(reward, rollouts)
+    return [r.with_score(s) for r, s in zip(rollouts, scores, strict=True) if s is not None]
+
+
+def _copied(rollout: Rollout) -> Rollout:
+    sample = replace(rollout.sample, metadata=dict(rollout.sample.metadata))
+    return replace(rollout, sample=sample, segments=tuple(_copied_tensors(s) for s in rollout.segments))
+
+
+def _copied_tensors(segment: Segment) -> Segment:
+    values = ((field.name, getattr(segment, field.name)) for field in fields(segment))
+    copies: dict[str, Any] = {name: value.clone() for name, value in values if isinstance(value, Tensor)}
+    return replace(segment, **copies)
 
 
 def _check(where: str, score: Any, rollout: Rollout, undefined: bool) -> None:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from audiorl.data.rollout_rows import read_rollouts
-from audiorl.rewards.check import check_scores
+from audiorl.rewards.check import score_rollouts
 from audiorl.rewards.files import load_reward, naming
 from audiorl.types import Reward, Rollout, Score
 
@@ -86,7 +86,7 @@ def replay(reward: Reward | str | Path, paths: str | Path | Sequence[str | Path]
     for file in _files(paths):
         step = read_rollouts(file)
         with naming(str(file)):
-            scores += check_scores("reward", score(step), step)
+            scores += score_rollouts(score, step)
         rollouts += step
         files += [file] * len(step)
     return Replay(tuple(rollouts), tuple(scores), tuple(files))

@@ -11,7 +11,7 @@ from itertools import groupby
 
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
-from audiorl.rewards.check import check_scores, scored_rollouts
+from audiorl.rewards.check import score_rollouts, scored_rollouts
 from audiorl.rl.weight_sync import GroupEngine
 from audiorl.types import Request, Reward, Rollout, RolloutEngine, Sample, Score
 
@@ -116,13 +116,13 @@ def _generate(
 ) -> list[list[Rollout]]:
     requests = [Request(s, n, seed=seed, group_id=f"{step}/{i}") for i, s in enumerate(batch, first)]
     rollouts = engine.generate(requests)
-    scored = scored_rollouts("reward", reward(rollouts), rollouts)
+    scored = scored_rollouts(reward, rollouts)
     return [list(group) for _, group in groupby(scored, key=lambda r: r.group_id)]
 
 
 def _greedy(engine: RolloutEngine, heads: Sequence[Rollout], reward: Reward) -> list[Score | None]:
     rollouts = engine.generate([Request(r.sample, 1, group_id=r.group_id, greedy=True) for r in heads])
-    return check_scores("reward", reward(rollouts), rollouts)
+    return score_rollouts(reward, rollouts)
 
 
 def _has_signal(group: Sequence[Rollout]) -> bool:

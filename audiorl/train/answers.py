@@ -41,7 +41,7 @@ def sampled_pairs(
         for start in range(0, len(missing), chunk):
             batch = missing[start : start + chunk]
             rollouts = engine.generate([Request(s, answers, seed=seed) for s in batch])
-            scored = scored_rollouts("reward", reward(rollouts), rollouts)
+            scored = scored_rollouts(reward, rollouts)
             pairs_by_id = {p.sample.id: p for p in pairs_from_rollouts(scored)}
             for sample in batch:
                 totals = [r.score.total for r in scored if r.score and r.sample is sample]

@@ -130,6 +130,31 @@ def test_truncated_files_are_refused(tmp_path: Path, speech: np.ndarray, suffix:
         load_clip(AudioClip(path=str(path)))
 
 
+@pytest.mark.parametrize("suffix", ["ogg", "opus"])
+def test_ogg_is_refused_wherever_it_is_cut(tmp_path: Path, speech: np.ndarray, suffix: str) -> None:
+    whole = write(tmp_path / f"a.{suffix}", np.tile(speech, 3)).read_bytes()
+    load_clip(AudioClip(data=whole))
+    for percent in range(1, 100):
+        with pytest.raises(AudioError):
+            load_clip(AudioClip(data=whole[: len(whole) * percent // 100]))
+
+
+def test_samples_far_beyond_full_scale_are_refused(tmp_path: Path, speech: np.ndarray) -> None:
+    load_clip(AudioClip(array=speech * 8, sample_rate=RATE))
+    for scale in (32768.0, 1e30):
+        with pytest.raises(AudioError, match=r"samples reach .* give floats in \[-1, 1\]"):
+            load_clip(AudioClip(array=speech * scale, sample_rate=RATE))
+    soundfile.write(tmp_path / "a.wav", speech * 32768, RATE, subtype="FLOAT")
+    with pytest.raises(AudioError, match="samples reach"):
+        load_clip(AudioClip(path=str(tmp_path / "a.wav")))
+
+
+@pytest.mark.parametrize("rate", [-1, 999, 2**31 - 1])
+def test_a_sample_rate_that_is_none_is_refused(speech: np.ndarray, rate: int) -> None:
+    with pytest.raises(ValueError, match=f"sample_rate must be in Hz, 1000 to 1000000, got {rate}"):
+        AudioClip(array=speech, sample_rate=rate)
+
+
 def test_a_wav_written_to_a_pipe_is_not_truncated(tmp_path: Path, speech: np.ndarray) -> None:
     path = write(tmp_path / "a.wav", speech)
     content = bytearray(path.read_bytes())

@@ -65,3 +65,19 @@ def test_a_step_in_which_all_are_skipped_is_an_error() -> None:
             RLConfig(prompts_per_step=4, group_size=3),
             0,
         )
+
+
+def test_a_reward_that_writes_into_rollouts_changes_nothing() -> None:
+    samples = [Sample("q0", (Message("user", ("?",)),), metadata={"level": 1})]
+
+    def overwrites(rollouts: Sequence[Rollout]) -> list[Score]:
+        for r in rollouts:
+            r.segments[0].ids.fill_(7)
+            r.segments[0].logprobs.fill_(-9.0)
+            r.segments[0].prompt_ids.fill_(7)
+            r.sample.metadata.clear()  # type: ignore[attr-defined]
+        return [Score(float(r.text)) for r in rollouts]
+
+    (first, *_) = collect(Numbers(), samples, overwrites, 0, RLConfig(prompts_per_step=1, group_size=3), 0).rollouts
+    assert first.segments[0].ids.tolist() == [0] and first.segments[0].logprobs.tolist() == [0.0]
+    assert first.segments[0].prompt_ids.tolist() == [0, 1] and first.sample.metadata == {"level": 1}
