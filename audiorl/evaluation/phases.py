@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from audiorl.config import SamplingConfig
+from audiorl.data.text import TextQuestion
 from audiorl.evaluation.generate import read_rows
 from audiorl.evaluation.summaries import summarize, summarize_answers, summarize_outside
+from audiorl.evaluation.text import measure_text_phase
 from audiorl.metrics.interval import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.rewards import StandardisedSum, WeightedSum
@@ -53,6 +55,10 @@ class Evaluation:
     """Measures, higher is better, that no phase optimises; the sum's weights do not matter."""
     metric: str = "accuracy"
     """The reward's part that tables begin with."""
+    passages: Sequence[str] = ()
+    """Text without audio whose perplexity is measured, as the set `text`."""
+    questions: Sequence[TextQuestion] = ()
+    """Questions without audio, in the same set."""
 
     def __post_init__(self) -> None:
         optimised = self.reward.terms if isinstance(self.reward, WeightedSum | StandardisedSum) else ()
@@ -62,6 +68,8 @@ class Evaluation:
 
     def measure(self, run: Run, when: str, policy: AudioPolicy) -> None:
         """Every set once, as phases of the run; the held-out data last."""
+        if self.passages or self.questions:
+            measure_text_phase(run, f"text_{when}", policy, self.passages, self.questions, "text_before")
         for name, samples in [*self.sets.items(), ("", self.held_out)]:
             prefix = f"{name}_" if name else ""
             evaluate_phase(

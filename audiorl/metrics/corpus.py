@@ -55,9 +55,9 @@ def estimate(
         member_CN = np.zeros((len(number), len(columns[0])))
         member_CN[[number[cluster] for cluster in clusters], np.arange(len(columns[0]))] = 1
         columns = [member_CN @ column for column in columns]
-    drawn = len(columns[0])
-    weights_RN = np.random.default_rng(seed).multinomial(drawn, np.full(drawn, 1 / drawn), size=resamples)
-    weights_RN = np.concatenate([np.ones((1, drawn), weights_RN.dtype), weights_RN])  # first the corpus as it is
+    size = len(columns[0])
+    weights_RN = np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), size=resamples)
+    weights_RN = np.concatenate([np.ones((1, size), weights_RN.dtype), weights_RN])  # first the corpus as it is
     scores = [np.array([score(sums_K) for sums_K in weights_RN @ column]) for column in columns]
     values = scores[0] - scores[1] if baseline_NK is not None else scores[0]
     low, high = np.quantile(values[1:], [0.025, 0.975])

@@ -34,6 +34,8 @@ from audiorl.config import (
 from audiorl.data.bundled import bundled_set
 from audiorl.data.manifest import Loaded, check_clips, read_samples
 from audiorl.data.sets import first_drawn, identity, parse_set, split_held_out, weighted
+from audiorl.data.text import BUNDLED, TextQuestion, read_passages
+from audiorl.data.text import read_questions as read_text_questions
 from audiorl.evaluation.phases import UNSEEN, Evaluation
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.dual_branch import dualize
@@ -123,6 +125,9 @@ class OutsideOptions:
     """Sets of speakers that no phase trains on, named like `data`, measured before and after like `held_out`."""
     outside_file: str | None = None
     """A Python file that defines `reward`: a measure, higher is better, that is never optimised, only reported."""
+    retention_text: str | None = None
+    """Text without audio, measured before and after as the set `text`: `bundled` (passages of Python's documentation
+    and simple questions), or passages, a .txt file divided by empty lines or rows with `text`."""
 
 
 @dataclass(frozen=True)
@@ -303,6 +308,8 @@ def evaluation_of(
     `samples`: the training rows. Raises ValueError for a speaker of `--unseen` that they have too.
     """
     sets = dict(sets or {})
+    passages: list[str] = []
+    questions: list[TextQuestion] = []
     if isinstance(config, OutsideOptions):
         reader = bundled or partial(bundled_set, think=think, seed=config.seed)
         unseen = [s for _, items in read_sets(config.unseen, config, reader, read_samples, think=think) for s in items]
@@ -312,7 +319,10 @@ def evaluation_of(
         if config.outside_file is not None:
             term = Term(Path(config.outside_file).stem, load_reward(config.outside_file))
             outside = WeightedSum((*(outside.terms if outside else ()), term))
-    return Evaluation(reward, held_out, max_new_tokens, sets, outside)
+        if config.retention_text is not None:
+            passages = read_passages(config.retention_text)
+            questions = read_text_questions(BUNDLED) if config.retention_text == BUNDLED else []
+    return Evaluation(reward, held_out, max_new_tokens, sets, outside, passages=passages, questions=questions)
 
 
 def check_strangers(trained: Sequence[Sample], unseen: Sequence[Sample]) -> None:

@@ -16,7 +16,19 @@ STRANGERS = "unseen"
 """The set of speakers that no phase trained on."""
 _NOT_METRICS = ("n", "low", "high")
 _LOWER_IS_BETTER = frozenset(
-    ("wer", "cer", "laal", "stream_laal", "mel_distance", "stft_distance", "cut", "repetition", "perplexity")
+    (
+        "wer",
+        "cer",
+        "laal",
+        "stream_laal",
+        "mel_distance",
+        "stft_distance",
+        "cut",
+        "repetition",
+        "perplexity",
+        "nats_per_token",
+        "bits_per_byte",
+    )
 )
 _HIGHER_IS_BETTER = frozenset(
     ("accuracy", "as_written", "chrf", "bleu", "comet", "format", "said", "similarity", "dnsmos", "win_rate")

@@ -259,7 +259,14 @@ RUNS = (
     Tiny("audiorl rewards score brevity.py runs/try/rollouts/*.jsonl"),
     Tiny("audiorl eval mmau --model runs/mmau/…", {"runs/mmau": "runs/try", "mmau-test-mini.json": QUESTIONS}),
     Tiny("audiorl eval asr --model Qwen/…", {"Qwen/Qwen2.5-Omni-3B": "MODEL", "LibriSpeech/test-clean": "asr.jsonl"}),
-    Tiny("audiorl eval asr --score evals/asr/results.jsonl --metric cer"),
+    Tiny(
+        "audiorl eval asr --score evals/after/results.jsonl --baseline evals/asr/results.jsonl",
+        {"evals/after": "evals/asr"},
+    ),
+    Tiny(
+        "audiorl eval text --model runs/asr/… --text essays.txt --questions none",
+        {"runs/asr": "runs/try", "essays.txt": "texts.txt"},
+    ),
     Tiny("audiorl codec train --out runs/codec", add="--tiny"),
     Tiny("audiorl codec encode speech.flac --codec runs/codec/codec --out speech.safetensors"),
     Tiny("audiorl eval codec --codecs runs/codec/codec --audio bundled:en --asr pocketsphinx …", add="--limit 2"),

@@ -17,6 +17,7 @@ from audiorl.cli import main
 from audiorl.data.bundled import bundled_set
 from audiorl.data.corpus import bundled_speech
 from audiorl.models import AudioPolicy, load_policy
+from audiorl.report.summary import evaluation_rows
 from audiorl.rewards import CharAccuracy, Hallucination, Repetition, WeightedSum
 from audiorl.rewards.replay import replay
 from audiorl.rollout.hf import HFEngine
@@ -227,15 +228,20 @@ def test_asr_grpo_with_strangers_and_a_control(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "length.py").write_text("def reward(rollout):\n    return len(rollout.text) / 100\n")
     options = ["--data", str(tmp_path / "train.jsonl"), "--retention-margin", "1"]
     options += ["--unseen", str(tmp_path / "strangers.jsonl"), "--outside-file", str(tmp_path / "length.py")]
-    run = train("asr_grpo", tmp_path / "run", *options, "--control")
+    (tmp_path / "text.txt").write_text("What is said here?\n\nWho speaks, and in which language?\n")
+    text = ["--retention-text", str(tmp_path / "text.txt")]
+    run = train("asr_grpo", tmp_path / "run", *options, *text, "--control")
     entries = read_json(run / "eval.json")
-    sets = ("", "retention_", "no_speech_", "unseen_")
+    sets = ("", "retention_", "no_speech_", "unseen_", "text_")
     assert set(entries) == {f"{s}{when}" for s in sets for when in ("before", "after", "control")}
+    change = entries["text_after"]["changes"]["nats_per_token"][0]
+    assert change == pytest.approx(entries["text_after"]["nats_per_token"] - entries["text_before"]["nats_per_token"])
     assert entries["unseen_after"]["n"] == 3
     assert set(entries["unseen_control"]["changes"]) >= {"accuracy", "as_written", "length"}
     assert last_checkpoint(run, "control_sft").is_dir()
-    shown = capsys.readouterr().out
-    assert "length, unseen (not optimised)" in shown
+    labels = {row.label for row in evaluation_rows(run)}
+    assert {"accuracy, unseen", "length, unseen (not optimised)", "perplexity, text"} <= labels
+    capsys.readouterr()
     (tmp_path / "strangers.jsonl").write_text(json.dumps(rows[0]) + "\n")
     assert main(["train", "recipes/asr_grpo.py", "--tiny", *options, "--out", str(tmp_path / "same")]) == 2
     assert "too; give speakers that nothing is trained on" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""Text without audio, to see what of a text model is left after training on speech.
+
+Bundled are passages of Python's own documentation, which Python brings along (module pydoc_data, PSF licence), and
+questions about words, numbers and the calendar that are made here. A user's files take their place.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from audiorl.data.rows import BadRow, read_rows
+
+BUNDLED = "bundled"
+PASSAGE = (200, 1200)
+"""Characters of a bundled passage."""
+CHOICES = 4
+
+
+@dataclass(frozen=True)
+class TextQuestion:
+    """A question with its answer, one of the choices."""
+
+    id: str
+    question: str
+    choices: tuple[str, ...]
+    answer: str
+
+
+def read_passages(source: str | Path, limit: int | None = None) -> list[str]:
+    """Passages of running text: `bundled`, a .txt file (divided by empty lines), or rows with `text`.
+
+    Raises ValueError naming file and row for what cannot be read, and where there is none.
+    """
+    if str(source) == BUNDLED:
+        passages = list(_python_documentation())
+    elif Path(source).suffix == ".txt":
+        text = Path(source).read_text(encoding="utf-8")
+        passages = [" ".join(p.split()) for p in re.split(r"\n\s*\n", text) if p.strip()]
+    else:
+        passages = []
+        for row in read_rows(Path(source)):
+            if isinstance(row, BadRow):
+                raise ValueError(str(row))
+            passage = row.data.get("text")
+            if not isinstance(passage, str) or not passage.strip():
+                raise ValueError(f"{row.file}: row {row.number}, field 'text': {passage!r} is no text; give a passage")
+            passages.append(passage.strip())
+    if not passages:
+        raise ValueError(f"{source}: no passage of text in it")
+    return passages[:limit]
+
+
+def _python_documentation() -> Iterator[str]:
+    """Paragraphs of prose, without code and lists."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise ValueError(f"{sys.executable} comes without its documentation (pydoc_data); give a text file") from error
+    for _, topic in sorted(topics.items()):
+        for paragraph in re.split(r"\n\s*\n", topic):
+            text = " ".join(paragraph.split())
+            prose = paragraph[:1].isalpha() and text.endswith(".") and not re.search(r"[=<>_*`|]|::", text)
+            if prose and PASSAGE[0] <= len(text) <= PASSAGE[1]:
+                yield text
+
+
+def read_questions(source: str | Path, limit: int | None = None) -> list[TextQuestion]:
+    """Questions with choices: `bundled`, or rows with question, choices and answer (the text of a choice).
+
+    Raises ValueError naming file, row and field.
+    """
+    if str(source) == BUNDLED:
+        return bundled_questions()[:limit]
+    questions = []
+    for row in read_rows(Path(source)):
+        if isinstance(row, BadRow):
+            raise ValueError(str(row))
+        where = f"{row.file}: row {row.number}"
+        question, choices, answer = (row.data.get(name) for name in ("question", "choices", "answer"))
+        if not isinstance(question, str) or not question.strip():
+            raise ValueError(f"{where}, field 'question': {question!r} is no text; give the question")
+        if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c for c in choices):
+            raise ValueError(f"{where}, field 'choices': {choices!r}; give a list of two or more texts")
+        if answer not in choices:
+            raise ValueError(f"{where}, field 'answer': {answer!r} is not among the choices; give one of their texts")
+        questions.append(TextQuestion(str(row.number), question, tuple(choices), str(answer)))
+    return questions[:limit]
+
+
+def bundled_questions() -> list[TextQuestion]:
+    """107 questions of eight kinds, four choices each, the wrong ones of the same kind; always the same."""
+    rng = random.Random(0)
+    days = _DAYS.split()
+    months = _MONTHS.split()
+    numbers = _NUMBERS.split()
+    opposites = dict(pair.split() for pair in _OPPOSITES.split(","))
+    plurals = dict(pair.split() for pair in _PLURALS.split(","))
+    pasts = dict(pair.split() for pair in _PASTS.split(","))
+    groups = {name: words.split() for name, words in _GROUPS.items()}
+    sums = [(i % 6 + 1, i % 7) for i in range(16)]
+    things = [(name, word) for name, words in groups.items() for word in words]
+    kinds: dict[str, tuple[list[tuple[str, str]], Sequence[str]]] = {
+        "day": ([(f"Which day comes after {d}?", days[(i + 1) % 7]) for i, d in enumerate(days)], days),
+        "month": ([(f"Which month comes after {m}?", months[(i + 1) % 12]) for i, m in enumerate(months)], months),
+        "sum": ([(f"How much is {numbers[a]} plus {numbers[b]}?", numbers[a + b]) for a, b in sums], numbers),
+        "next": ([(f"Which number comes after {n}?", numbers[i + 1]) for i, n in enumerate(numbers[:12])], numbers),
+        "opposite": ([(f"What is the opposite of {a}?", b) for a, b in opposites.items()], list(opposites.values())),
+        "plural": ([(f"What is the plural of {a}?", b) for a, b in plurals.items()], list(plurals.values())),
+        "past": ([(f"What is the past tense of {a}?", b) for a, b in pasts.items()], list(pasts.values())),
+        "group": (
+            [(f"What is a {word}: an animal, a fruit, a colour or a vehicle?", name) for name, word in things],
+            list(groups),
+        ),
+    }
+    questions = []
+    for kind, (pairs, pool) in kinds.items():
+        for number, (question, answer) in enumerate(pairs):
+            choices = [answer, *rng.sample(sorted(set(pool) - {answer}), CHOICES - 1)]
+            rng.shuffle(choices)
+            questions.append(TextQuestion(f"{kind}/{number}", question, tuple(choices), answer))
+    return questions
+
+
+_DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday"
+_MONTHS = "January February March April May June July August September October November December"
+_NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve"
+_OPPOSITES = (
+    "hot cold,big small,up down,left right,day night,open closed,fast slow,young old,early late,full empty,"
+    "wet dry,heavy light,rich poor,strong weak,good bad,high low"
+)
+_PLURALS = (
+    "mouse mice,child children,foot feet,tooth teeth,man men,woman women,knife knives,city cities,box boxes,"
+    "leaf leaves,baby babies,bus buses"
+)
+_PASTS = (
+    "go went,eat ate,see saw,run ran,buy bought,write wrote,sing sang,take took,give gave,come came,think thought,"
+    "find found,know knew,speak spoke,sleep slept,drink drank"
+)
+_GROUPS = {
+    "an animal": "dog horse sheep lion",
+    "a fruit": "banana pear cherry lemon",
+    "a colour": "red green yellow purple",
+    "a vehicle": "car truck bicycle bus",
+}

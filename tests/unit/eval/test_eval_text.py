@@ -1,0 +1,120 @@
+"""Perplexity and questions of a model without audio, against transformers and by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from audiorl.data.text import bundled_questions, read_passages, read_questions
+from audiorl.evaluation.text import TextResults, measure_text
+from audiorl.models.saving import save_policy
+from tests.conftest import make_omni, make_text
+
+PASSAGES = ["What is said? Which language is it, and who speaks?", "yes no why English Spanish French yes"]
+
+
+def test_perplexity_is_that_of_transformers() -> None:
+    policy = make_text()
+    result = measure_text(policy, PASSAGES, [])
+    nats, tokens = 0.0, 0
+    for text in PASSAGES:
+        ids = torch.tensor([policy.tokenizer.encode(text, add_special_tokens=False)])
+        with torch.no_grad():
+            loss = policy.model(input_ids=ids, labels=ids).loss  # the mean over all tokens but the first
+        nats += float(loss) * (ids.shape[1] - 1)
+        tokens += ids.shape[1] - 1
+    scores = result.scores()
+    assert result.passages[:, 1].sum() == tokens
+    assert scores["perplexity"]["value"] == pytest.approx(math.exp(nats / tokens), rel=1e-5)
+    assert scores["nats_per_token"]["value"] == pytest.approx(nats / tokens, rel=1e-5)
+    assert "accuracy" not in scores
+
+
+def test_a_speech_model_reads_text_and_packing_changes_nothing() -> None:
+    policy = make_omni()
+    questions = bundled_questions()[::12]
+    together, alone = measure_text(policy, PASSAGES, questions), [measure_text(policy, [p], []) for p in PASSAGES]
+    np.testing.assert_allclose(together.passages, np.concatenate([r.passages for r in alone]), rtol=1e-4)
+    one = [measure_text(policy, [], [q]).correct[0] for q in questions]
+    assert together.correct.tolist() == one
+
+
+def test_a_model_that_knows_the_answers(monkeypatch) -> None:
+    """The choice with the highest log-prob per character wins, however long it is."""
+    questions = bundled_questions()[:8]
+    rates = [[-0.1 if c == q.answer else -0.2 for c in q.choices] for q in questions]
+    rates[0] = [-0.2 if c == questions[0].answer else -0.1 for c in questions[0].choices]
+    totals = [r * len(c) for q, row in zip(questions, rates, strict=True) for r, c in zip(row, q.choices, strict=True)]
+    monkeypatch.setattr("audiorl.evaluation.text._logprobs", lambda policy, answers: totals if answers else [])
+    assert measure_text(make_text(), [], questions).correct.tolist() == [0.0] + [1.0] * 7
+
+
+def test_changes_are_paired() -> None:
+    before = TextResults(np.array([[20.0, 10, 40], [40.0, 10, 40]]), np.array([1.0, 0.0, 1.0, 1.0]))
+    after = TextResults(before.passages + np.array([10, 0, 0]), np.array([1.0, 0.0, 0.0, 1.0]))
+    change = after.scores(before)["change"]
+    assert {name: round(c["value"], 6) for name, c in change.items()} == {
+        "nats_per_token": 1.0,
+        "bits_per_byte": round(20 / math.log(2) / 80, 6),
+        "accuracy": -0.25,
+    }
+    assert (change["nats_per_token"]["low"], change["nats_per_token"]["high"]) == pytest.approx((1.0, 1.0))
+    assert change["accuracy"]["low"] < -0.25 < change["accuracy"]["high"] <= 0
+
+
+def test_bundled_text() -> None:
+    passages, questions = read_passages("bundled"), read_questions("bundled")
+    assert len(passages) > 50 and len(questions) == len({q.id for q in questions}) == 107
+    assert all(len(set(q.choices)) == 4 and q.answer in q.choices for q in questions)
+    assert questions == bundled_questions()
+    by_text = {q.question: q.answer for q in questions}
+    assert by_text["Which day comes after Sunday?"] == "Monday"
+    assert by_text["How much is two plus one?"] == "three"
+    assert read_passages("bundled", 3) == passages[:3]
+
+
+def test_files_and_their_errors(tmp_path: Path) -> None:
+    text, rows = tmp_path / "text.txt", tmp_path / "rows.jsonl"
+    text.write_text("One\nline.\n\n\nAnother one.\n")
+    assert read_passages(text) == ["One line.", "Another one."]
+    rows.write_text('{"text": " a b "}\n')
+    assert read_passages(rows) == ["a b"]
+    good = {"question": "Why?", "choices": ["a", "b"], "answer": "b"}
+    for bad, message in (
+        ({"question": ""}, "row 1, field 'question'"),
+        ({"choices": ["a"]}, "row 1, field 'choices'"),
+        ({"answer": "c"}, "row 1, field 'answer': 'c' is not among"),
+    ):
+        rows.write_text(json.dumps(good | bad) + "\n")
+        with pytest.raises(ValueError, match=message):
+            read_questions(rows)
+    with pytest.raises(ValueError, match="row 1, field 'text': None"):
+        read_passages(rows)
+    text.write_text("\n\n")
+    with pytest.raises(ValueError, match="no passage of text"):
+        read_passages(text)
+    with pytest.raises(ValueError, match="passage 1: 'a' is one token"):
+        measure_text(make_text(), ["a"], [])
+
+
+def test_the_command(load_eval, tmp_path: Path, capsys) -> None:
+    evaluation = load_eval("text")
+    for name, seed in (("start", 0), ("trained", 1)):
+        save_policy(make_omni(seed=seed), tmp_path / name)
+    options = evaluation.Options(
+        model=str(tmp_path / "trained"), baseline=str(tmp_path / "start"), limit=4, out=tmp_path / "out"
+    )
+    scores = evaluation.run(options)
+    assert scores["passages"] == scores["questions"] == 4
+    assert set(scores["change"]) == {"nats_per_token", "bits_per_byte", "accuracy"}
+    change = scores["nats_per_token"]["value"] - scores["baseline"]["nats_per_token"]["value"]
+    assert scores["change"]["nats_per_token"]["value"] == pytest.approx(change)
+    assert json.loads((tmp_path / "out" / "scores.json").read_text()) == scores
+    assert "model − baseline" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="nothing to measure"):
+        evaluation.run(evaluation.Options(model="m", text="none", questions="none"))
