@@ -21,7 +21,10 @@ def log_mel(extractor: WhisperFeatureExtractor, wav: np.ndarray) -> Tensor:
     frames = math.ceil(len(wav) / hop)
     padded = np.zeros((frames + math.ceil(extractor.n_fft / hop) + 1) * hop, dtype=np.float32)
     padded[: len(wav)] = wav
-    out = extractor(padded, sampling_rate=extractor.sampling_rate, padding=False, truncation=False, return_tensors="pt")
+    with torch.autocast("cpu", enabled=False):  # else its product with the mel filters is bfloat16, which numpy lacks
+        out = extractor(
+            padded, sampling_rate=extractor.sampling_rate, padding=False, truncation=False, return_tensors="pt"
+        )
     return out["input_features"][0, :, :frames]
 
 

@@ -22,6 +22,7 @@ import torch
 
 from audiorl.audio import AudioError
 from audiorl.config import (
+    CTCConfig,
     LoraConfig,
     ModelConfig,
     PreferenceConfig,
@@ -50,7 +51,7 @@ from audiorl.types import Reward, Sample
 from tokenizers_audio import load as load_codec
 
 T = TypeVar("T")
-Training = TypeVar("Training", RLConfig, SFTConfig, PreferenceConfig, RewardModelConfig, ProcessRewardConfig)
+Training = TypeVar("Training", RLConfig, SFTConfig, CTCConfig, PreferenceConfig, RewardModelConfig, ProcessRewardConfig)
 Sum = TypeVar("Sum", WeightedSum, StandardisedSum)
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 # (label, metric names in order of preference, format)
 _SHOWN = (
-    ("loss", ("loss", "sft/loss", "preference/loss", "reward_model/loss", "process_reward/loss"), "{:.3f}"),
+    ("loss", ("loss", "sft/loss", "preference/loss", "reward_model/loss", "process_reward/loss", "ctc/loss"), "{:.3f}"),
     ("right", ("preference/accuracy", "reward_model/accuracy", "process_reward/accuracy"), "{:.1%}"),
     ("reward", ("reward/mean",), "{:.3f}"),
     ("acc", ("reward/accuracy",), "{:.1%}"),

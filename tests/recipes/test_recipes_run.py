@@ -98,24 +98,6 @@ def test_quickstart_without_thinking(tmp_path: Path) -> None:
     assert set(read_json(run / "eval.json")) == {"before", "after"}
 
 
-def test_quickstart_measures_strangers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [
-        {"id": f"x/{u.id}", "key": u.key, "language": u.language, "text": u.text, "audio": str(u.clip.path)}
-        | {"duration": u.duration, "speaker": "Somebody" if i < 3 else u.speaker, "licence": u.licence}
-        for i, u in enumerate(bundled_speech(("es",), max_seconds=1.5)[:6])
-    ]
-    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = train("quickstart", tmp_path / "run", "--unseen", str(tmp_path), "--control", "False")
-    evals = read_json(run / "eval.json")
-    assert evals["unseen_after"]["n"] == 3, "the known speaker is left out"
-    assert set(evals["unseen_after"]["changes"]) >= {"accuracy", "said"} and "said" in evals["after"]["outside"]
-    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[3:]))
-    assert (
-        main(["train", "recipes/quickstart.py", "--tiny", "--unseen", str(tmp_path), "--out", str(tmp_path / "b")]) == 2
-    )
-    assert "no English, Spanish or French by another speaker" in capsys.readouterr().err
-
-
 def test_recorded_rollouts_score_the_same_again(
     quickstart: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -355,6 +337,29 @@ def test_sft_audio(tmp_path: Path, task: str) -> None:
     run = train("sft_audio", tmp_path / "run", "--task", task)
     assert_whole(run, "sft")
     load_policy(last_checkpoint(run, "sft"))
+
+
+def test_align_speech(tmp_path: Path) -> None:
+    """Transcripts, translations and questions; the adapters' base is the model after the first phase."""
+    speech = bundled_speech(("en", "es"), min_seconds=1.0, max_seconds=1.6)[::12]
+    rows = [
+        {"id": u.id, "audio": u.clip.path, "text": u.text, "language": u.language, "speaker": u.language}
+        | ({"translation": "hello"} if u.language == "es" else {})
+        for u in speech
+    ]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = train("align_speech", tmp_path / "run", "--data", str(data))
+    assert_whole(run, "sft")
+    ctc = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "ctc"]
+    assert [m["step"] for m in ctc] == [1, 2, 3] and "eval/ctc_token_errors" in ctc[1]
+    policy = load_policy(last_checkpoint(run, "sft"))
+    aligned = load_policy(run / "checkpoints" / "ctc" / "aligned")
+    assert policy.adapter is not None and policy.has_fresh_adapter() is False
+    projector, same = (p.backbone.projector(p.model)[0].weight for p in (policy, aligned))
+    assert torch.equal(projector, same)
+    assert main(["export", str(last_checkpoint(run, "sft")), "--merge", "--out", str(tmp_path / "merged")]) == 0
+    assert load_policy(tmp_path / "merged").adapter is None
 
 
 def test_opa_dpo(tmp_path: Path) -> None:

@@ -1,0 +1,180 @@
+"""Training of the audio side by CTC through the text model's embeddings; see `audiorl.models.ctc`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from audiorl.audio import seconds
+from audiorl.config import CTCConfig, OptimConfig
+from audiorl.metrics.text import word_errors
+from audiorl.models import AudioPolicy
+from audiorl.models.ctc import CTCModel, fits
+from audiorl.models.examples import Example
+from audiorl.run.checkpoint import TrainerState, load_checkpoint
+from audiorl.run.folder import Run
+from audiorl.run.model_file import ModelFile
+from audiorl.runtime.local import changes_worker, replaces_worker
+from audiorl.runtime.placement import trainer_group
+from audiorl.runtime.world import World
+from audiorl.train.adamw import Optimizer
+from audiorl.train.fit import fit
+
+
+class CTCWorker:
+    """Updates a policy's audio side from its share of every batch, for `fit`. ZeRO is not used: the weights are few."""
+
+    def __init__(self, model: CTCModel, config: CTCConfig, optim: OptimConfig, seed: int, world: World | None = None):
+        self.model, self.config, self.seed = model, config, seed
+        self.world = world or World()
+        self.optimizer = Optimizer(model.trainable(), optim, config.steps, self.world)
+
+    @changes_worker
+    def train(self, examples: Sequence[Example]) -> dict[str, float]:
+        count = len(self.world.gather_list([len(e.target) for e in examples])[0])
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.optimizer.updates)
+        vocabulary = self.model.token_ids.cpu()
+        others = vocabulary[torch.randint(len(vocabulary), (self.config.negatives,), generator=generator)]
+        self.optimizer.zero_grad()
+        total = 0.0
+        for part in by_seconds(examples, self.config.micro_batch_seconds):
+            targets = [torch.tensor(target_ids(self.model.policy, e)) for e in part]
+            frames = self.model.frames([e.sample.audio[0] for e in part])
+            loss = self.model.losses(frames, targets, others).sum() / count
+            if not bool(loss.isfinite()):
+                names = ", ".join(repr(e.sample.id) for e in part)
+                raise FloatingPointError(f"the loss of {names} is {float(loss)}; the weights were not changed")
+            loss.backward()
+            total += float(loss.detach())
+        self.optimizer.gather_gradients()
+        metrics = self.world.add_up({"ctc/loss": total}) | self.optimizer.step()
+        self.model.weights_changed()
+        return metrics
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return self.model.weights()
+
+    def state(self) -> TrainerState:
+        return {"optimizer": self.optimizer.state()}
+
+    def load(self, state: TrainerState, where: str) -> None:
+        self.optimizer.load(state["optimizer"], where)
+
+    @replaces_worker
+    def resume(self, where: str) -> None:
+        """Continue from a checkpoint's folder, weights and all."""
+        state, _ = load_checkpoint(Path(where), self.model)
+        self.load(state, where)
+
+    def close(self) -> None:
+        """After the last update."""
+
+
+def train_ctc(
+    policy: AudioPolicy,
+    examples: Sequence[Example],
+    run: Run,
+    *,
+    config: CTCConfig,
+    optim: OptimConfig,
+    seed: int = 0,
+    phase: str = "ctc",
+    held_out: Sequence[Example] = (),
+) -> None:
+    """Train the audio side of `policy` in place, on transcripts that `fitting` left.
+
+    What of it is trained is `ModelConfig.audio` ("projector" or "full") and `ModelConfig.only`. `held_out`: transcripts
+    whose token error rate, edits of the best path's tokens per token, is measured every `config.eval_every` steps.
+    """
+    ids = sorted({i for e in examples for i in target_ids(policy, e)})
+    model = CTCModel(policy, ids, seed)
+    if run.finished(phase):
+        run.load_result(phase, model)
+        return
+    trainers = trainer_group(
+        lambda world: CTCWorker(model, config, optim, seed, world),
+        lambda: (_worker, ModelFile.save(run, phase, "start", policy), ids, config, optim, seed),
+    )
+    fit(
+        trainers,
+        model,
+        examples,
+        run,
+        config,
+        phase=phase,
+        seed=seed,
+        length=lambda e: round(100 * seconds(e.sample.audio[0])),
+        evaluate=partial(token_errors, model, held_out) if held_out else None,
+        eval_every=config.eval_every,
+    )
+
+
+def _worker(start: ModelFile, ids: Sequence[int], config: CTCConfig, optim: OptimConfig, seed: int) -> CTCWorker:
+    return CTCWorker(CTCModel(start.load(), ids, seed), config, optim, seed, World.of_process_group())
+
+
+def target_ids(policy: AudioPolicy, example: Example) -> list[int]:
+    """The token ids of an example's target, as an answer begins: without a token in front."""
+    return list(policy.tokenizer.encode(example.target, add_special_tokens=False))
+
+
+def fitting(
+    policy: AudioPolicy, examples: Sequence[Example], on_error: Literal["raise", "skip"] = "raise"
+) -> list[Example]:
+    """The examples whose text a CTC path fits: at most one token per audio frame.
+
+    Raises ValueError naming the first of the others; with `on_error` "skip" they are left out, and a line says how
+    many.
+    """
+    good: list[Example] = []
+    first = ""
+    for e in examples:
+        frames = policy.backbone.tokens(policy.model, ceil(100 * seconds(e.sample.audio[0]) - 1e-6))
+        ids = target_ids(policy, e)
+        if ids and fits(ids, frames):
+            good.append(e)
+            continue
+        problem = (
+            f"sample {e.sample.id!r}: its text of {len(ids)} tokens fits no CTC path over {frames} audio frames; "
+            "correct the text or the clip, or leave such rows out with --on-error skip"
+        )
+        if on_error == "raise":
+            raise ValueError(problem)
+        first = first or problem
+    if first:
+        print(f"ctc: {len(examples) - len(good)} of {len(examples)} transcripts left out (first: {first})", flush=True)
+    if not good:
+        raise ValueError("ctc: no transcript left to train on")
+    return good
+
+
+def token_errors(model: CTCModel, examples: Sequence[Example], batch: int = 16) -> dict[str, float]:
+    """{"ctc_token_errors": edits per token of the texts} of the best paths."""
+    edits = tokens = 0
+    for start in range(0, len(examples), batch):
+        part = examples[start : start + batch]
+        for e, read in zip(part, model.read([e.sample.audio[0] for e in part]), strict=True):
+            ids = target_ids(model.policy, e)
+            edits += word_errors(" ".join(map(str, ids)), " ".join(map(str, read))).errors
+            tokens += len(ids)
+    return {"ctc_token_errors": edits / max(tokens, 1)}
+
+
+def by_seconds(examples: Sequence[Example], most: float) -> list[list[Example]]:
+    """Neighbours together, at most so many seconds of audio each, a longer clip alone."""
+    parts: list[list[Example]] = []
+    total = 0.0
+    for e in examples:
+        duration = seconds(e.sample.audio[0])
+        if not parts or total + duration > most:
+            parts.append([])
+            total = 0.0
+        parts[-1].append(e)
+        total += duration
+    return parts

@@ -1,0 +1,149 @@
+"""Teach a grafted model to understand speech: CTC on its audio side, then supervised fine-tuning.
+
+    audiorl graft --llm HuggingFaceTB/SmolLM2-135M-Instruct --encoder openai/whisper-base --family qwen2.5-omni \
+        --out grafted
+    audiorl train align-speech --out runs/align --path grafted --lora --data corpus/manifest.jsonl
+
+Greedy transcripts of held-out rows and of `--unseen` speakers are measured before and after the second phase, and with
+`--retention-text bundled` text without audio. Two phases:
+
+  ctc     connectionist temporal classification of the projected audio frames over the text model's own embeddings: each
+          frame learns to look like the token that is said, or like a blank. The text model does not run, so a step is
+          many times cheaper than one of SFT. It alone is not enough: the text model does not follow such input yet.
+  sft     transcripts, translations into English where a row has a `translation`, and the rows of --questions, with
+          adapters (--lora) or all decoder weights
+
+`data` is speech with transcripts. The prompts are those of `audiorl eval asr`. A transcript with more tokens than the
+audio has frames (25 a second) has no CTC path: an error, or left out and counted with --on-error skip. The model after
+the first phase is RUN/checkpoints/ctc/aligned, after the second the last checkpoint of `sft`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+from audiorl.audio import AudioClip
+from audiorl.config import CTCConfig, LoraConfig, ModelConfig, OptimConfig, SFTConfig
+from audiorl.data.bundled import bundled_set, bundled_transcripts
+from audiorl.data.manifest import read_samples
+from audiorl.data.prompts import TRANSLATE, asr_prompt
+from audiorl.models import load_policy
+from audiorl.models.examples import Example
+from audiorl.recipe.common import (
+    OutsideOptions,
+    RecipeConfig,
+    evaluation_of,
+    measured,
+    policy_from,
+    read_sets,
+    read_split,
+    supervised_turn,
+)
+from audiorl.rewards import CharAccuracy, WeightedSum, WordAccuracy
+from audiorl.run.folder import Run
+from audiorl.train.ctc import fitting, train_ctc
+from audiorl.train.sft import sft
+from audiorl.types import Sample
+
+
+@dataclass(frozen=True)
+class Config(OutsideOptions, RecipeConfig):
+    path: str = "grafted"
+    """The model: a folder that `audiorl graft` wrote, another speech model's folder or hub id, or `tiny`."""
+    questions: tuple[str, ...] = ()
+    """Further rows for the second phase: questions on audio with answers, named like `data`. Answers are in tags."""
+    ctc_epochs: float = 5.0
+    """Passes of the first phase over the transcripts."""
+    ctc_max_steps: int | None = None
+    """Most steps of the first phase; None: no limit."""
+    ctc: CTCConfig = CTCConfig()
+    """The first phase. Its steps follow from `ctc_epochs` and `ctc_max_steps`."""
+    ctc_optim: OptimConfig = OptimConfig(lr=5e-4, warmup_steps=50, schedule="cosine")
+    """The optimizer of the first phase."""
+    ctc_audio: Literal["projector", "full"] = "full"
+    """What the first phase trains: the projector, on encoder outputs that are computed once, or the encoder too."""
+    ctc_only: tuple[str, ...] = ()
+    """Of that only weights whose names match one of these regular expressions, for example the encoder's upper layers
+    and the projector: `layers.[45]. ln_post proj`; empty: all."""
+    eval_tokens: int = 64
+    """Most tokens of a greedy transcript of a held-out row."""
+    sft: SFTConfig = SFTConfig(batch_size=32)
+    """The second phase. Its steps follow from `epochs` and `max_steps`."""
+    optim: OptimConfig = OptimConfig(lr=2e-4, warmup_steps=20, schedule="cosine")
+    """The optimizer of the second phase."""
+    model: ModelConfig = ModelConfig(dtype="auto", audio="frozen")
+    """How the model is loaded, and what the second phase trains besides the decoder or its adapters."""
+
+
+def tiny() -> Config:
+    return Config(
+        path="tiny",
+        data=("bundled",),
+        questions=("bundled:languages/train",),
+        held_out_count=4,
+        max_steps=2,
+        ctc_max_steps=3,
+        eval_tokens=8,
+        lora=True,
+        on_error="skip",
+        ctc=CTCConfig(batch_size=4, save_every=1, eval_every=2),
+        sft=SFTConfig(batch_size=4, save_every=1),
+    )
+
+
+def main(config: Config, run: Run) -> None:
+    source: dict[str, Any] = {"bundled": lambda _: bundled_transcripts(), "think": False}
+    transcripts, held_out = read_split(config, read=partial(read_samples, kind="asr"), **source)
+    questions = read_sets(config.questions, config, partial(bundled_set, think=False), read_samples, think=False)
+    examples = [e for s in transcripts for e in spoken_examples(s)]
+    examples += [Example(s, supervised_turn(s)) for _, rows in questions for s in rows]
+    reward = WeightedSum.of(accuracy=WordAccuracy(normalizer="basic"))
+    as_written = WeightedSum.of(as_written=CharAccuracy(normalizer="none"))
+    evaluation = evaluation_of(config, transcripts, held_out, reward, config.eval_tokens, outside=as_written, **source)
+    learn_ctc(config, run, transcripts, held_out)
+
+    lora = config.model.lora or (LoraConfig() if config.lora else None)
+    policy = load_policy(run.model("ctc", "aligned").resolve(), replace(config.model, lora=lora))
+    with measured(run, policy, evaluation):
+        training = config.scheduled(config.sft, len(examples))
+        sft(policy, examples, run, config=training, optim=config.optim, seed=config.seed)
+
+
+def learn_ctc(config: Config, run: Run, transcripts: Sequence[Sample], held_out: Sequence[Sample]) -> None:
+    """The first phase: writes checkpoints/ctc/aligned, a whole model, unless it is there."""
+    if run.model("ctc", "aligned").is_dir():
+        return
+    model = replace(config.model, lora=None, dtype="float32", audio=config.ctc_audio, only=config.ctc_only)
+    policy = policy_from(replace(config, model=model, lora=False))
+    examples = fitting(policy, [Example(s, s.references[0]) for s in transcripts], config.on_error)
+    first_phase = replace(config, epochs=config.ctc_epochs, max_steps=config.ctc_max_steps)
+    train_ctc(
+        policy,
+        examples,
+        run,
+        config=first_phase.scheduled(config.ctc, len(examples)),
+        optim=config.ctc_optim,
+        seed=config.seed,
+        held_out=fitting(policy, [Example(s, s.references[0]) for s in held_out], "skip"),
+    )
+    run.keep_model("ctc", "aligned", policy)
+
+
+def spoken_examples(sample: Sample) -> list[Example]:
+    """The transcript, and the translation into English of a row that has one and is in another language."""
+    examples = [Example(sample, sample.references[0])]
+    translation = sample.metadata.get("translation")
+    if translation and sample.metadata.get("language") != "en":
+        (clip,) = (c for m in sample.messages for c in m.content if isinstance(c, AudioClip))
+        request = replace(sample, id=f"{sample.id}/en", messages=asr_prompt(clip, ask=TRANSLATE), task="translate")
+        examples.append(Example(replace(request, references=(translation,)), translation))
+    return examples
+
+
+if __name__ == "__main__":
+    from audiorl.cli import run_recipe
+
+    run_recipe(__file__)
