@@ -56,13 +56,20 @@ class StepJudge:
         own = torch.arange(len(whole)) >= len(prompt)
         code_mask = None if whole.codes is None else nn.functional.pad(own[:, None], (0, whole.codes.shape[1] - 1))
         experience = Experience(
-            whole.ids, own, len(prompt), whole.audio, codes=whole.codes, code_mask=code_mask, name=repr(sample.id)
+            whole.ids,
+            own,
+            len(prompt),
+            whole.audio,
+            group_id=sample.id,
+            codes=whole.codes,
+            code_mask=code_mask,
+            name=repr(sample.id),
         )
         return Marked(experience, torch.tensor(ends))
 
-    def logits(self, part: Sequence[Marked]) -> Tensor:
-        """[K, V] at all markers of a pack, answer by answer."""
-        packed = pack_experiences([m.experience for m in part], share_prompts=False)
+    def logits(self, part: Sequence[Marked], share_prompts: bool = False) -> Tensor:
+        """[K, V] at all markers of a pack, answer by answer; neighbours with one sample may share its prompt."""
+        packed = pack_experiences([m.experience for m in part], share_prompts)
         with self.policy.autocast():
             hidden = self.policy.hidden(packed)
             rows = torch.cat([rows[m.markers] for rows, m in zip(packed.source, part, strict=True)])
@@ -70,12 +77,12 @@ class StepJudge:
 
     @torch.no_grad()
     def judge(self, items: Sequence[tuple[Sample, Sequence[str]]], budget: int = 8192) -> list[list[float]]:
-        """The probability that each step is good."""
+        """The probability that each step is good. Neighbours with the same sample share their prompt."""
         marked = [self.marked(sample, steps) for sample, steps in items]
         out: list[list[float]] = [[] for _ in marked]
-        for indices in micro_batches([m.experience for m in marked], budget, share_prompts=False):
+        for indices in micro_batches([m.experience for m in marked], budget):
             part = [marked[i] for i in indices]
-            good = self.logits(part)[:, list(self.label_ids)].float().softmax(-1)[:, 0]
+            good = self.logits(part, share_prompts=True)[:, list(self.label_ids)].float().softmax(-1)[:, 0]
             for i, values in zip(indices, good.split([len(m.markers) for m in part]), strict=True):
                 out[i] = values.tolist()
         return out

@@ -285,15 +285,16 @@ def test_a_soft_label_needs_soft(samples: list[Sample]) -> None:
 def test_a_judgement_does_not_depend_on_its_batch(make_any: Make, samples: list[Sample]) -> None:
     policy = make_any()
     items = steps_of(readable(policy, samples), soft=False)
+    items.insert(1, Steps(items[0].sample, ("who", "why", "no"), (0.0, 0.0, 0.0)))  # shares its prompt with the first
     judge = StepJudge(policy, PROCESS.marker, PROCESS.good, PROCESS.bad)
     with torch.no_grad():
         expected = [marker_logits(policy, i).softmax(-1)[:, 0].tolist() for i in items]
     for budget in (1, 150, 100_000):
         found = judge.judge([(i.sample, i.steps) for i in items], budget)
-        assert [len(f) for f in found] == [2, 1, 3]
+        assert [len(f) for f in found] == [2, 3, 1, 3]
         for one, wanted in zip(found, expected, strict=True):
             assert one == pytest.approx(wanted, abs=1e-6)
-    assert judge.judge([(items[2].sample, items[2].steps)])[0] == pytest.approx(expected[2], abs=1e-6)
+    assert judge.judge([(items[3].sample, items[3].steps)])[0] == pytest.approx(expected[3], abs=1e-6)
     assert judge.judge([]) == []
 
 
