@@ -84,6 +84,7 @@ def split_held_out(sets: Sets[T], held_out: Sets[T], count: int, seed: int = 0) 
         if parse_set(name)[2] != 1:
             raise ValueError(f"{name}: a weight is for training data; leave it out")
     measured_rows = [item for _, items in held_out for item in items]
+    rows = sum(len(items) for _, items in sets)
     if not held_out:
         rest, measured_rows = stratified(sets, count, seed)
         remaining = {id(item) for item in rest}
@@ -95,7 +96,6 @@ def split_held_out(sets: Sets[T], held_out: Sets[T], count: int, seed: int = 0) 
     rest = weighted(sets, seed)
     for use, part in (("train on", rest), ("measure on", measured_rows)):
         if not part:
-            rows = sum(len(items) for _, items in sets)
             raise ValueError(f"nothing left to {use}: {rows} rows read, {count} of them held out")
     return rest, measured_rows
 

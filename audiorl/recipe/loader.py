@@ -18,8 +18,9 @@ from audiorl.config import to_json
 from audiorl.options import new_name, parse, with_new_names
 from audiorl.recipe.common import RecipeConfig
 from audiorl.recipe.scripts import find_script, scripts
-from audiorl.run.checkpoint import read_json
-from audiorl.run.folder import Run
+from audiorl.run.folder import Run, check_run_folder
+from audiorl.run.lock import locked
+from audiorl.run.records import RunConfig, read_record
 from audiorl.runtime.placement import processes
 from audiorl.runtime.torchrun import follow, process_group, rank
 
@@ -79,8 +80,8 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path, trackers: Sequ
         return None
     run = Run.create(out, str(Path(path).resolve()), argv, config)
     try:
-        run.track(trackers)
-        with processes():
+        with locked(run.dir), processes():
+            run.track(trackers)
             recipe.main(config, run)
     except (ValueError, OSError):
         run.discard_if_empty()  # a mistake in the data or options should not block the same --out
@@ -98,11 +99,17 @@ def resume(folder: str | Path, trackers: Sequence[str] = ()) -> Run | None:
     if rank() > 0:
         _follow()
         return None
-    run = Run.open(folder)
-    saved = read_json(run.dir / "config.json")
-    recipe = load_recipe(_recipe_file(saved["recipe"]))
-    argv = with_new_names(recipe.Config, saved["argv"])
-    before = _with_new_names(saved["config"])
+    folder = Path(folder)
+    check_run_folder(folder)
+    with locked(folder):
+        return _resume(Run.open(folder), trackers)
+
+
+def _resume(run: Run, trackers: Sequence[str]) -> Run:
+    saved = read_record(run.dir / "config.json", RunConfig)
+    recipe = load_recipe(_recipe_file(saved.recipe))
+    argv = with_new_names(recipe.Config, saved.argv)
+    before = _with_new_names(saved.config)
     argv += [word for word in _device_options(before) if word.split("=")[0] not in argv]
     config = parse_config(recipe, argv)
     changed = _difference(before, to_json(config))

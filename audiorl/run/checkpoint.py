@@ -17,9 +17,9 @@ from torch import Tensor
 
 from audiorl.models import AudioPolicy, load_weights
 from audiorl.models.loading import read_tensors
+from audiorl.run.records import Manifest, TrainerMeta, read_record
 
 MANIFEST = "manifest.json"
-"""Size and CRC-32 of every file of a checkpoint, by its path there."""
 TrainerState = dict[str, dict[str, Tensor]]
 
 
@@ -70,7 +70,7 @@ def save_checkpoint(folder: Path, model: Saved, trainer: TrainerState, meta: Map
     flush_to_disk(folder.parent)
 
 
-def load_checkpoint(folder: Path, model: Saved) -> tuple[TrainerState, dict[str, Any]]:
+def load_checkpoint(folder: Path, model: Saved) -> tuple[TrainerState, TrainerMeta]:
     """Copy a checkpoint's weights into `model`; returns the trainer's state and the metadata.
 
     Raises ValueError when the checkpoint is of another architecture, damaged or incomplete.
@@ -80,7 +80,7 @@ def load_checkpoint(folder: Path, model: Saved) -> tuple[TrainerState, dict[str,
     for name, tensor in read_tensors(folder / "trainer.safetensors").items():
         part, _, rest = name.partition("/")
         trainer.setdefault(part, {})[rest] = tensor
-    return trainer, read_json(folder / "trainer.json")
+    return trainer, read_record(folder / "trainer.json", TrainerMeta)
 
 
 def load_into(folder: Path, model: Saved) -> None:
@@ -96,10 +96,16 @@ def load_into(folder: Path, model: Saved) -> None:
 
 
 def verify(folder: Path) -> None:
-    """Raises ValueError naming the first file of a checkpoint that is not what was written."""
+    """Raises ValueError naming the first file of a checkpoint that is not what was written, or was not written."""
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder}: {MANIFEST} is missing; the checkpoint is not complete")
-    for name, (size, crc) in read_json(folder / MANIFEST).items():
+    manifest = read_record(folder / MANIFEST, Manifest)
+    for file in sorted(folder.rglob("*.safetensors")):
+        if str(file.relative_to(folder)) not in manifest:
+            raise ValueError(
+                f"{folder / MANIFEST}: edited or damaged: {file.relative_to(folder)} is not in it; {_REMOVE}"
+            )
+    for name, (size, crc) in manifest.items():
         file = folder / name
         if not file.is_file():
             raise ValueError(f"{folder}: {name} is missing; {_REMOVE}")
@@ -126,14 +132,6 @@ def write_json(path: Path, value: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-
-
-def read_json(path: Path) -> Any:
-    """Raises ValueError naming a damaged file."""
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}: damaged, not valid JSON ({error})") from error
 
 
 def _no_room(error: Exception) -> bool:

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from audiorl.audio import write_wav
 from audiorl.config import to_json
 from audiorl.data.rollout_rows import rollout_row
@@ -34,11 +36,11 @@ from audiorl.run.checkpoint import (
     TrainerState,
     load_checkpoint,
     load_into,
-    read_json,
     save_checkpoint,
     write_json,
 )
 from audiorl.run.metrics_log import MetricsLog, truncate_from
+from audiorl.run.records import RunConfig, RunState, TrainerMeta, read_record
 from audiorl.types import Rollout, SpeechDecoder
 
 if TYPE_CHECKING:
@@ -47,17 +49,26 @@ if TYPE_CHECKING:
 VERSIONS = ("audiorl", "torch", "transformers", "peft", "numpy")
 
 
+def check_run_folder(folder: Path) -> None:
+    """Raise ValueError for a folder without the files of a run."""
+    if not (folder / "state.json").is_file() or not (folder / "config.json").is_file():
+        raise ValueError(f"{folder}: not a run folder (config.json and state.json are not both there)")
+
+
 class Run:
     """One run folder, open for writing."""
 
     def __init__(self, folder: Path, keep_checkpoints: int = 2):
         self.dir = folder
         self.keep_checkpoints = keep_checkpoints
-        self._state = read_json(folder / "state.json")
+        self._state = read_record(folder / "state.json", RunState)
+        for path in self._state.checkpoints.values():
+            if not (folder / path).resolve().is_relative_to(folder.resolve()):
+                raise ValueError(f"{folder}/state.json: edited: the checkpoint {path!r} lies outside of the run folder")
         self._stop = False
-        truncate_from(folder / "metrics.jsonl", self._state["seq"])
+        truncate_from(folder / "metrics.jsonl", self._state.seq)
         self._log = MetricsLog(folder / "metrics.jsonl")
-        self._seq = self._state["seq"]
+        self._seq = self._state.seq
         self._trackers: tuple[Tracker, ...] = ()
 
     @classmethod
@@ -70,27 +81,23 @@ class Run:
         for name in ("rollouts", "checkpoints", "eval"):
             (partial / name).mkdir(parents=True)
         versions = {"python": platform.python_version()} | {name: version(name) for name in VERSIONS}
-        write_json(
-            partial / "config.json",
-            {"recipe": recipe, "argv": list(argv), "config": to_json(config), "versions": versions},
-        )
-        write_json(partial / "state.json", {"seq": 0, "finished": {}, "checkpoints": {}, "seconds": {}})
+        asked = RunConfig(recipe, list(argv), to_json(config), versions)
+        write_json(partial / "config.json", msgspec.to_builtins(asked))
+        write_json(partial / "state.json", msgspec.to_builtins(RunState(0, {}, {}, {})))
         partial.rename(folder)
         return cls(Path(out))
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
-        folder = Path(folder)
-        if not (folder / "state.json").is_file() or not (folder / "config.json").is_file():
-            raise ValueError(f"{folder}: not a run folder (config.json and state.json are not both there)")
-        return cls(folder)
+        check_run_folder(Path(folder))
+        return cls(Path(folder))
 
     def track(self, names: Sequence[str]) -> None:
         """Log to these trackers (`audiorl.run.trackers.TRACKERS`) too, until `close`."""
         if names:
             from audiorl.run.trackers import open_trackers
 
-            self._trackers = open_trackers(names, self.dir, read_json(self.dir / "config.json")["config"])
+            self._trackers = open_trackers(names, self.dir, read_record(self.dir / "config.json", RunConfig).config)
 
     def close(self) -> None:
         """Close the metrics log and the trackers, which send what they still hold."""
@@ -102,38 +109,38 @@ class Run:
     def discard_if_empty(self) -> None:
         """Remove the folder when nothing that took time is in it: no step, no checkpoint, no finished phase."""
         state = self._state
-        if not (self._seq or state["finished"] or state["checkpoints"] or any((self.dir / "checkpoints").rglob("*"))):
+        if not (self._seq or state.finished or state.checkpoints or any((self.dir / "checkpoints").rglob("*"))):
             shutil.rmtree(self.dir)
 
     # -- phases ----------------------------------------------------------------------------------------------------
 
     def finished(self, phase: str) -> bool:
-        return phase in self._state["finished"]
+        return phase in self._state.finished
 
     def result(self, phase: str) -> Any:
-        return self._state["finished"][phase]
+        return self._state.finished[phase]
 
     def finish(self, phase: str, result: Any = None) -> None:
-        self._state["finished"][phase] = result
+        self._state.finished[phase] = result
         self._write_state()
 
     def seconds(self, phase: str) -> float:
         """Wall-clock seconds spent in the steps of a phase, over all sittings."""
-        return float(self._state["seconds"].get(phase, 0.0))
+        return float(self._state.seconds.get(phase, 0.0))
 
     def add_seconds(self, phase: str, seconds: float) -> None:
-        self._state["seconds"][phase] = self.seconds(phase) + seconds
+        self._state.seconds[phase] = self.seconds(phase) + seconds
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def restore(self, phase: str, model: Saved) -> tuple[int, TrainerState | None]:
         """Load the phase's last checkpoint into `model`: (steps done, trainer state), or (0, None) at its start."""
-        if phase not in self._state["checkpoints"]:
+        if phase not in self._state.checkpoints:
             return 0, None
         if not self.checkpoint(phase).is_dir():
             self._go_back(phase)
         trainer, meta = load_checkpoint(self.checkpoint(phase), model)
-        return int(meta["step"]), trainer
+        return meta.step, trainer
 
     def _go_back(self, phase: str) -> None:
         """To the checkpoint before one that was removed, and to what was logged until then."""
@@ -142,8 +149,8 @@ class Run:
         if not left:
             raise ValueError(f"{lost} is missing, and there is no checkpoint before it; start the run again")
         print(f"{phase}: {lost.name} is gone; going on from {left[-1].name}", flush=True)
-        self._state["checkpoints"][phase] = str(left[-1].relative_to(self.dir))
-        self._seq = int(read_json(left[-1] / "trainer.json")["seq"])
+        self._state.checkpoints[phase] = str(left[-1].relative_to(self.dir))
+        self._seq = read_record(left[-1] / "trainer.json", TrainerMeta).seq
         self._log.close()
         truncate_from(self.dir / "metrics.jsonl", self._seq)
         self._log = MetricsLog(self.dir / "metrics.jsonl")
@@ -154,10 +161,10 @@ class Run:
         load_into(self.checkpoint(phase), model)
 
     def has_checkpoint(self, phase: str) -> bool:
-        return phase in self._state["checkpoints"]
+        return phase in self._state.checkpoints
 
     def checkpoint(self, phase: str) -> Path:
-        return self.dir / self._state["checkpoints"][phase]
+        return self.dir / self._state.checkpoints[phase]
 
     def model(self, phase: str, name: str) -> Path:
         """Where a model of its own lies, checkpoints/PHASE/NAME."""
@@ -176,8 +183,9 @@ class Run:
 
     def save(self, phase: str, step: int, model: Saved, trainer: TrainerState) -> None:
         folder = self.dir / "checkpoints" / phase / f"step_{step:06d}"
+        self._log.sync()
         save_checkpoint(folder, model, trainer, {"phase": phase, "step": step, "seq": self._seq})
-        self._state["checkpoints"][phase] = str(folder.relative_to(self.dir))
+        self._state.checkpoints[phase] = str(folder.relative_to(self.dir))
         self._write_state()
         for old in sorted(folder.parent.glob("step_*"))[: -self.keep_checkpoints]:
             shutil.rmtree(old)
@@ -241,7 +249,7 @@ class Run:
 
     def _rollout_offset(self, phase: str) -> int:
         """The last step that earlier phases recorded, kept in state.json: a resumed phase writes the same files."""
-        offsets: dict[str, int] = self._state.setdefault("rollout_offsets", {})
+        offsets = self._state.rollout_offsets
         if phase not in offsets:
             recorded = [int(f.stem.removeprefix("step_")) for f in (self.dir / "rollouts").glob("step_*.jsonl")]
             offsets[phase] = 0 if self.has_checkpoint(phase) else max(recorded, default=0)  # 0: a run of 0.1 goes on
@@ -274,9 +282,9 @@ class Run:
     def write_result(self, name: str, results: Mapping[str, Any]) -> None:
         """Set one entry of eval.json."""
         path = self.dir / "eval.json"
-        entries = read_json(path) if path.exists() else {}
+        entries = read_record(path, dict[str, Any]) if path.exists() else {}
         write_json(path, entries | {name: dict(results)})
 
     def _write_state(self) -> None:
-        self._state["seq"] = self._seq
-        write_json(self.dir / "state.json", self._state)
+        self._state.seq = self._seq
+        write_json(self.dir / "state.json", msgspec.to_builtins(self._state))

@@ -39,6 +39,7 @@ def truncate_from(path: str | Path, seq: int) -> int:
     """Drop the lines with "seq" >= `seq`, which a resumed run writes again. Returns how many were dropped.
 
     The file is replaced in one move, so a crash leaves either the old or the new one. No `MetricsLog` may have it open.
+    Raises ValueError for a file that lacks one of the lines 0 … seq - 1; a file that is not there lacks nothing.
     """
     path = Path(path)
     if not path.exists():
@@ -52,6 +53,11 @@ def truncate_from(path: str | Path, seq: int) -> int:
             lines.append(line)
         else:
             dropped += 1
+    if len(lines) != seq:
+        raise ValueError(
+            f"{path}: damaged: {len(lines)} of the {seq} lines that the run has logged are there; restore the file, or "
+            "remove it to go on without its history"
+        )
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.writelines(line + "\n" for line in lines)
@@ -109,6 +115,10 @@ class MetricsLog:
         self._file.write(json.dumps(encoded, ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
         return plain
+
+    def sync(self) -> None:
+        """Flush to disk, so that a power failure takes no line that was written."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from audiorl.audio import AudioClip, write_wav
-from audiorl.run.checkpoint import read_json, write_json
+from audiorl.run.checkpoint import write_json
+from audiorl.run.records import read_record
 from audiorl.types import Rollout
 
 AUDIO_RATE = 24_000
@@ -80,7 +81,7 @@ def open_trackers(names: Sequence[str], run_folder: str | Path, config: Mapping[
         if name not in TRACKERS:
             raise ValueError(f"--log {name}: not a tracker; choose from {', '.join(TRACKERS)}")
     folder = Path(run_folder).resolve()
-    ids = read_json(folder / "trackers.json") if (folder / "trackers.json").exists() else {}
+    ids = read_record(folder / "trackers.json", dict[str, str]) if (folder / "trackers.json").exists() else {}
     ids.setdefault("id", uuid.uuid4().hex[:8])
     trackers: list[Tracker] = []
     for name in dict.fromkeys(names):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from filelock import FileLock
 
 from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech
@@ -378,6 +379,14 @@ def flip_bit(file: Path) -> None:
     file.write_bytes(content)
 
 
+def becomes(text: str) -> Callable[[Path], object]:
+    return lambda file: file.write_text(text)
+
+
+def changes(**fields: object) -> Callable[[Path], object]:
+    return lambda file: file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
 RUN_FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "weights are cut": ("checkpoints/grpo/step_000002/model.safetensors", cut, "damaged, it is not what was written"),
     "weights are garbage": ("checkpoints/grpo/step_000002/model.safetensors", spoil_header, "damaged"),
@@ -392,7 +401,39 @@ RUN_FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "manifest is missing": ("checkpoints/grpo/step_000002/manifest.json", Path.unlink, "is missing"),
     "manifest is cut": ("checkpoints/grpo/step_000002/manifest.json", cut, "damaged, not valid JSON"),
     "checkpoints are gone": ("checkpoints/grpo", shutil.rmtree, "is missing"),
+    "manifest is empty": (
+        "checkpoints/grpo/step_000002/manifest.json",
+        becomes("{}"),
+        "model.safetensors is not in it",
+    ),
+    "manifest without numbers": (
+        "checkpoints/grpo/step_000002/manifest.json",
+        becomes('{"model.safetensors": [1, "x"]}'),
+        "Expected `int`, got `str`",
+    ),
+    "manifest is a list": ("checkpoints/grpo/step_000002/manifest.json", becomes("[]"), "Expected `object`"),
     "state is cut": ("state.json", cut, "damaged, not valid JSON"),
+    "state is a number": ("state.json", becomes("3"), "Expected `object`, got `int`"),
+    "state counts below 0": ("state.json", changes(seq=-1), "at `$.seq`"),
+    "state without checkpoints": ("state.json", changes(checkpoints=None), "at `$.checkpoints`"),
+    "state with a checkpoint elsewhere": (
+        "state.json",
+        changes(checkpoints={"grpo": "../elsewhere"}),
+        "'../elsewhere' lies outside of the run folder",
+    ),
+    "state is not UTF-8": ("state.json", lambda file: file.write_bytes(b"\xff\xfe{}"), "damaged, not valid JSON"),
+    "config without recipe": ("config.json", becomes("{}"), "missing required field `recipe`"),
+    "config with one argument": ("config.json", changes(argv="--tiny"), "at `$.argv`"),
+    "metrics of NUL bytes": (
+        "metrics.jsonl",
+        lambda file: file.write_bytes(bytes(file.stat().st_size)),
+        "damaged: 0 of",
+    ),
+    "metrics lack a line": (
+        "metrics.jsonl",
+        lambda file: file.write_text(file.read_text().split("\n", 1)[1]),
+        "damaged: 1 of the 2 lines",
+    ),
     "config is cut": ("config.json", cut, "damaged, not valid JSON"),
     "evaluations are cut": ("eval.json", cut, "damaged, not valid JSON"),
     "no state": ("state.json", Path.unlink, "not a run folder"),
@@ -412,6 +453,13 @@ def test_damaged_runs(fails: Fails, stopped: Path, fault: str) -> None:
         and Path(name).parts[-1].partition(".")[0] in error.replace("not a run folder", "state")
     ), error
     assert all(p.read_bytes() == content for p, content in before.items()), "a failed resume changed the run"
+
+
+def test_two_processes_do_not_train_in_one_folder(fails: Fails, stopped: Path) -> None:
+    with FileLock(stopped / ".lock"):
+        error = fails("resume", str(stopped))
+    assert f"{stopped}: another process trains in this folder" in error
+    assert main(["resume", str(stopped)]) == 0
 
 
 def test_a_removed_checkpoint_is_made_again_from_the_one_before(finished: Path, stopped: Path) -> None:

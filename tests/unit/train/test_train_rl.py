@@ -546,7 +546,7 @@ def test_ppo_continues_bit_by_bit(samples: list[Sample], tmp_path: Path, shared:
         resumed = fresh()
         trainer, meta = load_checkpoint(tmp_path / f"step_{begin}", resumed.policy)
         resumed.load(trainer, "here")
-        assert meta["step"] == begin == resumed.steps
+        assert meta.step == begin == resumed.steps
         for k in range(begin, 4):
             metrics = step(resumed, k)
         assert metrics == last

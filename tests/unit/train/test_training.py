@@ -126,7 +126,7 @@ def test_checkpoint_round_trip_continues_identically(make_policy, samples: list[
     resumed = worker(again, steps=4)
     trainer, meta = load_checkpoint(tmp_path / "step_1", again)
     resumed.load(trainer, "here")
-    assert meta["step"] == 1
+    assert meta.step == 1
     learn(resumed, batch)
     for (name, a), b in zip(policy.trainable().items(), again.trainable().values(), strict=True):
         assert torch.equal(a, b), name

@@ -1,0 +1,25 @@
+"""One process at a time trains in a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold FOLDER/.lock, which the system frees when the process ends in any way. Raises ValueError if it is held."""
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise ValueError(
+            f"{folder}: another process trains in this folder; stop it first, or wait for its end"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
