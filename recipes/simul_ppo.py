@@ -153,6 +153,7 @@ def main(config: Config, run: Run) -> None:
         sampling=config.sampling,
         reward=both,
         speech_decoder=speech_decoder,
+        optimised=config.rewards.quality,
     )
     if config.sft_epochs:
         rng = random.Random(config.seed)

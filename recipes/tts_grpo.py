@@ -86,7 +86,7 @@ def main(config: Config, run: Run) -> None:
         encode_corpus(policy, [clip for u in supervised for clip in (u.recording, u.prompt) if clip], run.dir / "codes")
     speech_decoder = CodecSpeechDecoder.of(policy)
     reward = speech_reward(options, speech_decoder, samples, config.language)
-    measure = measurement(config, run, policy, held_out)
+    measure = measurement(config, run, policy, train, held_out)
     measure("before")
     train_rl(
         policy,

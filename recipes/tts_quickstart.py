@@ -179,7 +179,8 @@ def main(config: Config, run: Run) -> None:
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
 
     held_out = [prompt(words, word_speech) for words in test]
-    measure_speech(run, "before", policy, held_out, config.sampling, Judges(judge))
+    outside = config.judge != "recogniser"
+    measure_speech(run, "before", policy, held_out, config.sampling, Judges(judge), outside=outside)
     policy = load_policy(run.checkpoint("sft"), ModelConfig(only=config.only), codec)
     speech_decoder = CodecSpeechDecoder.of(policy)
     judges = SpeechJudges(speech_decoder, recogniser=recogniser)
@@ -202,7 +203,7 @@ def main(config: Config, run: Run) -> None:
         supervised=examples,
         speech_decoder=speech_decoder,
     )
-    measure_speech(run, "after", policy, held_out, config.sampling, Judges(judge))
+    measure_speech(run, "after", policy, held_out, config.sampling, Judges(judge), outside=outside)
     print(write_report(run.dir))
 
 

@@ -57,7 +57,7 @@ def main(config: Config, run: Run) -> None:
     examples = [utterance_example(u, config.tags) for u in train]
     config = with_tiny_parts(config, run.dir / "tiny")
     policy = speaking_policy(config, teach=True)
-    measure = measurement(config, run, policy, held_out)
+    measure = measurement(config, run, policy, train, held_out)
     encode_corpus(policy, [clip for u in train for clip in (u.recording, u.prompt) if clip], run.dir / "codes")
     measure("before")
     sft(policy, examples, run, config=config.scheduled(config.sft, len(examples)), optim=config.optim, seed=config.seed)

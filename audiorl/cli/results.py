@@ -9,6 +9,7 @@ from rich.table import Table
 
 from audiorl.report.run import read_json_object
 from audiorl.report.summary import disagreements, entry_names, evaluation_rows
+from audiorl.run.metrics_log import read_metrics
 
 
 def print_results(folder: Path, console: Console | None = None) -> None:
@@ -30,5 +31,6 @@ def print_results(folder: Path, console: Console | None = None) -> None:
         table.add_row(row.label, *map(row.cell, columns), f"[red]{change}[/]" if row.worse else change)
     console = console or Console()
     console.print(table)
-    for text in disagreements(read_json_object(folder / "eval.json") or {}):
+    metrics = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
+    for text in disagreements(read_json_object(folder / "eval.json") or {}, metrics):
         console.print(f"[red]▼ {text}[/]")

@@ -7,14 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from audiorl.config import SamplingConfig
 from audiorl.data.text import TextQuestion
 from audiorl.evaluation.generate import read_rows
-from audiorl.evaluation.summaries import summarize, summarize_answers, summarize_outside
+from audiorl.evaluation.summaries import paired_changes, summarize, summarize_answers, summarize_outside
 from audiorl.evaluation.text import measure_text_phase
-from audiorl.metrics.interval import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.rewards import StandardisedSum, WeightedSum
 from audiorl.rewards.check import check_scores, scored_rollouts
@@ -114,7 +111,8 @@ def evaluate_phase(
         run.write_eval(name, results, rollouts, metric, judged)
         earlier = run.dir / "eval" / f"{baseline}.jsonl"
         if name != baseline and earlier.exists():
-            results |= {"changes": paired_changes(earlier, run.dir / "eval" / f"{name}.jsonl")}
+            later = run.dir / "eval" / f"{name}.jsonl"
+            results |= {"changes": paired_changes(measures_of(earlier), measures_of(later))}
             run.write_result(name, results)
         run.finish(name, {metric: results[metric], "n": results["n"]})
     result: dict[str, Any] = run.result(name)
@@ -122,14 +120,9 @@ def evaluate_phase(
     return result
 
 
-def paired_changes(before: Path, after: Path) -> dict[str, list[float]]:
-    """{measure: [mean, low, high]} of the differences of equal samples in two files of `Run.write_eval`."""
-    values = [{row["id"]: row["parts"] | row.get("outside", {}) for row in read_rows(path)} for path in (before, after)]
-    differences: dict[str, list[float]] = {}
-    for id, measures in values[1].items():
-        for name in measures.keys() & values[0].get(id, {}).keys():
-            differences.setdefault(name, []).append(measures[name] - values[0][id][name])
-    return {name: [float(np.mean(column)), *bootstrap_interval(column)] for name, column in sorted(differences.items())}
+def measures_of(path: Path) -> dict[str, dict[str, float]]:
+    """By sample what a file of `Run.write_eval` holds: the parts of the reward and the outside measures."""
+    return {row["id"]: row["parts"] | row.get("outside", {}) for row in read_rows(path)}
 
 
 def measure_phase(run: Run, name: str, hits: Callable[[], Sequence[bool]]) -> None:

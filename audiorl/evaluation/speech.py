@@ -11,8 +11,9 @@ import numpy as np
 
 from audiorl.audio import AudioClip, write_wav
 from audiorl.config import SamplingConfig
+from audiorl.evaluation.generate import read_rows
 from audiorl.evaluation.judging import Judges
-from audiorl.evaluation.summaries import summarize_speech
+from audiorl.evaluation.summaries import paired_changes, speech_measures, summarize_outside, summarize_speech
 from audiorl.judges.protocol import SpeakerEncoder
 from audiorl.metrics.speaker import cosine
 from audiorl.metrics.speech import silent_share
@@ -37,13 +38,17 @@ def measure_speech(
     sampling: SamplingConfig,
     judges: Judges,
     normalizer: Normalizer = "basic",
+    baseline: str = "before",
+    outside: bool = True,
 ) -> dict[str, Any]:
     """Say every text once, as a phase of the run.
 
     eval/NAME/*.wav hold the recordings, eval/NAME.jsonl what the recogniser understood of each, and the entry NAME of
     eval.json {accuracy: mean of 1 - min(CER, 1), low, high (95% bootstrap), wer, cer, seconds, cut, n}. With a
     speaker encoder also similarity, the cosine with the voice of metadata["reference_audio"]: 0 for silence, and left
-    out for texts that have none.
+    out for texts that have none. Where eval/BASELINE.jsonl is there, `changes` are the paired differences from it.
+
+    outside: no phase asks these judges, and the entry says so.
     """
     assert judges.recogniser is not None, "speech is measured by what a recogniser understands"
     if not run.finished(name):
@@ -64,6 +69,12 @@ def measure_speech(
         path = run.dir / "eval" / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
         result = summarize_speech(rows)
+        measures = {row["id"]: speech_measures(row) for row in rows}
+        if outside:
+            result |= summarize_outside(list(measures.values()))
+        earlier = run.dir / "eval" / f"{baseline}.jsonl"
+        if name != baseline and earlier.exists():
+            result["changes"] = paired_changes({r["id"]: speech_measures(r) for r in read_rows(earlier)}, measures)
         run.write_result(name, result)
         run.finish(name, result)
     result = run.result(name)

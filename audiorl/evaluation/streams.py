@@ -24,6 +24,7 @@ import yaml
 from audiorl.config import SamplingConfig
 from audiorl.data.rollout_rows import read_rollouts, rollout_row
 from audiorl.evaluation.generate import generate_all
+from audiorl.metrics.corpus import estimate, translation_counts
 from audiorl.metrics.interval import bootstrap_interval
 from audiorl.metrics.latency import latency_unit
 from audiorl.metrics.longform import ReferenceSegment
@@ -33,7 +34,8 @@ from audiorl.rewards.similarity import sentence_chrf
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
-from audiorl.simulst.logs import Instance, write_log
+from audiorl.simulst.logs import Instance, read_log, write_log
+from audiorl.simulst.quality import Quality, bleu_tokenizer
 from audiorl.simulst.schedules import split_words
 from audiorl.simulst.scoring import score
 from audiorl.simulst.speech import write_speech_log
@@ -179,10 +181,12 @@ def measure_streams(
     reward: Reward,
     schedule: Schedule | None = None,
     speech_decoder: CodecSpeechDecoder | None = None,
+    optimised: Quality = "chrf",
 ) -> dict[str, Any]:
     """Measure once, as a phase of the run: eval/NAME.jsonl, a SimulEval log in eval/NAME/, an entry in eval.json.
 
     With the `speech_decoder` of a policy that speaks also what it said, with a log of its own, in eval/NAME/speech/.
+    `optimised`: the quality that the rewards compare with.
     """
     if not run.finished(name):
         rollouts = interpret(policy, streams, chunks, sampling, schedule)
@@ -196,7 +200,7 @@ def measure_streams(
                 row["spoken_audio"] = {"path": str(track.relative_to(run.dir))}
         path = run.dir / "eval" / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        result = measure(streams, rollouts)
+        result = measure(streams, rollouts) | outside_quality(run.dir / "eval", name, streams, optimised)
         run.write_result(name, result)
         run.finish(name, result)
     result = run.result(name)
@@ -207,6 +211,31 @@ def measure_streams(
         flush=True,
     )
     return dict(result)
+
+
+def outside_quality(folder: Path, name: str, streams: Sequence[Stream], optimised: Quality) -> dict[str, Any]:
+    """`outside`, the interval of the quality that no reward asks, and `changes` of both since eval/before.
+
+    BLEU and chrF of all streams; the streams are drawn. {} where the reward asks neither of them.
+    """
+    if optimised not in ("bleu", "chrf"):
+        return {}
+    tokenizer = bleu_tokenizer(streams[0].target_language)
+    later, earlier = read_log(folder / name), read_log(folder / "before") if name != "before" else []
+    paired = [i.source for i in earlier] == [i.source for i in later]
+    outside, changes = {}, {}
+    for metric in ("chrf", "bleu"):
+        (counts, quality), before = (
+            translation_counts([i.prediction for i in log], [i.reference or "" for i in log], metric, tokenizer)
+            for log in (later, earlier if paired else later)
+        )
+        if metric != optimised:
+            interval = estimate(counts, quality)
+            outside[metric] = [interval.low, interval.high]
+        if paired:
+            change = estimate(counts, quality, baseline_NK=before[0])
+            changes[metric] = [change.value, change.low, change.high]
+    return {"outside": outside} | ({"changes": changes} if changes else {})
 
 
 def _seconds(ms: float) -> float | None:

@@ -54,6 +54,23 @@ def summarize_outside(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     return means | {"outside": {name: list(bootstrap_interval(column)) for name, column in columns.items()}}
 
 
+def paired_changes(
+    before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
+) -> dict[str, list[float]]:
+    """{measure: [mean, low, high]} of the differences, after - before, of the samples that both name by id."""
+    differences: dict[str, list[float]] = {}
+    for id, measures in after.items():
+        for name in measures.keys() & before.get(id, {}).keys():
+            differences.setdefault(name, []).append(measures[name] - before[id][name])
+    return {name: [float(np.mean(column)), *bootstrap_interval(column)] for name, column in sorted(differences.items())}
+
+
+def speech_measures(row: Mapping[str, Any]) -> dict[str, float]:
+    """What a row of `measure_speech` tells about its text, error rates at most 1."""
+    measures = {name: min(row[name], 1.0) for name in ("wer", "cer")} | {"accuracy": 1 - min(row["cer"], 1.0)}
+    return measures | {name: row[name] for name in ("similarity",) if name in row}
+
+
 def summarize_speech(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """`summarize` of the share of characters understood, with means of the other columns of `measure_speech`.
 

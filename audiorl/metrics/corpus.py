@@ -76,13 +76,15 @@ def repeated(text: str, n: int = 3) -> tuple[int, int]:
     return len(ngrams) - len(set(ngrams)), len(ngrams)
 
 
-def translation_counts(hypotheses: Sequence[str], references: Sequence[str], metric: str) -> tuple[NDArray[Any], Score]:
-    """Counts [N, K] of "bleu" or "chrf" into English, and their score in [0, 100]. Computed by sacreBLEU."""
+def translation_counts(
+    hypotheses: Sequence[str], references: Sequence[str], metric: str, tokenizer: str = "13a"
+) -> tuple[NDArray[Any], Score]:
+    """Counts [N, K] of "bleu" or "chrf", and their score in [0, 100]; computed by sacreBLEU, BLEU with `tokenizer`."""
     try:
         from sacrebleu.metrics import BLEU, CHRF
     except ImportError as error:
         raise ImportError("BLEU and chrF need sacrebleu: pip install 'audiorl[metrics]'") from error
-    measure = {"bleu": BLEU, "chrf": CHRF}[metric]()
+    measure = BLEU(tokenize=tokenizer) if metric == "bleu" else CHRF()
     # The methods that sacrebleu.significance builds on; its corpus_score gives the same number without the counts.
     counts = np.array(measure._extract_corpus_statistics(list(hypotheses), [list(references)]), np.float64)
     return counts, lambda sums_K: float(measure._compute_score_from_stats([int(x) for x in sums_K]).score)

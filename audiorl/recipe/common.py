@@ -315,7 +315,8 @@ def evaluation_of(
         reader = bundled or partial(bundled_set, think=think, seed=config.seed)
         unseen = [s for _, items in read_sets(config.unseen, config, reader, read_samples, think=think) for s in items]
         if unseen:
-            check_strangers([getattr(item, "sample", item) for item in samples], unseen)
+            rows = [getattr(item, "sample", item) for item in samples]
+            check_strangers(*([(s.id, s.metadata.get("speaker", "")) for s in part] for part in (rows, unseen)))
             sets = {UNSEEN: unseen, **sets}
         if config.outside_file is not None:
             term = Term(Path(config.outside_file).stem, load_reward(config.outside_file))
@@ -326,18 +327,20 @@ def evaluation_of(
     return Evaluation(reward, held_out, max_new_tokens, sets, outside, passages=passages, questions=questions)
 
 
-def check_strangers(trained: Sequence[Sample], unseen: Sequence[Sample]) -> None:
-    """Raise ValueError for a speaker of `unseen` in the training rows; say how many rows name no speaker."""
-    speakers = {s.metadata.get("speaker"): s.id for s in trained if s.metadata.get("speaker")}
-    for sample in unseen:
-        speaker = sample.metadata.get("speaker")
+def check_strangers(trained: Sequence[tuple[str, str]], unseen: Sequence[tuple[str, str]]) -> None:
+    """Raise ValueError for a speaker of `unseen` in the training rows; say how many rows name no speaker.
+
+    Each row is (id, speaker), "" where it names none.
+    """
+    speakers = {speaker: id for id, speaker in trained if speaker}
+    for id, speaker in unseen:
         if speaker in speakers:
             raise ValueError(
-                f"--unseen: {sample.id!r} is spoken by {speaker!r}, who is in the training row {speakers[speaker]!r} "
-                "too; give speakers that nothing is trained on"
+                f"--unseen: {id!r} is spoken by {speaker!r}, who is in the training row {speakers[speaker]!r} too; "
+                "give speakers that nothing is trained on"
             )
     for rows, name in ((trained, "training rows"), (unseen, "rows of --unseen")):
-        nameless = sum(not s.metadata.get("speaker") for s in rows)
+        nameless = sum(not speaker for _, speaker in rows)
         if nameless:
             print(
                 f"{nameless} of {len(rows)} {name} name no speaker: whether both share one is not checked", flush=True

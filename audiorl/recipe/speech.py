@@ -14,10 +14,19 @@ from audiorl.data.manifest import Loaded
 from audiorl.data.seedtts import Utterance
 from audiorl.data.sets import weighted
 from audiorl.evaluation.judging import Judges
+from audiorl.evaluation.phases import UNSEEN
 from audiorl.evaluation.speech import measure_speech, probe_speech
 from audiorl.metrics.text import Normalizer, normalize
 from audiorl.models import AudioPolicy
-from audiorl.recipe.common import RecipeConfig, check_ptx, policy_from, read_sets, read_split, with_voice
+from audiorl.recipe.common import (
+    RecipeConfig,
+    check_ptx,
+    check_strangers,
+    policy_from,
+    read_sets,
+    read_split,
+    with_voice,
+)
 from audiorl.rl.train import Evaluate
 from audiorl.run.folder import Run
 from audiorl.tts.prompts import utterance_sample
@@ -38,6 +47,8 @@ class SpeechConfig(RecipeConfig):
     Seed-TTS-eval's meta.lst, .txt with one a line, `bundled` or `bundled:en`."""
     held_out: tuple[str, ...] = ()
     """Texts to measure on; without any, `held_out_count` of the training texts are held back."""
+    unseen: tuple[str, ...] = ()
+    """Texts of speakers that no phase trains on, measured like `held_out` before and after."""
     voice: str | None = None
     """A recording whose voice says all texts that bring none of their own (no prompt_audio)."""
     voice_text: str = ""
@@ -146,11 +157,22 @@ class Measurement:
     sampling: SamplingConfig
     normalizer: Normalizer
     judges: Judges
+    unseen: Sequence[Sample] = ()
 
     def __call__(self, name: str) -> None:
-        """As a phase of the run, see `measure_speech`."""
-        if self.judges.recogniser is not None:
-            measure_speech(self.run, name, self.policy, self.held_out, self.sampling, self.judges, self.normalizer)
+        """As a phase of the run, see `measure_speech`; unseen speakers as unseen_NAME."""
+        for prefix, samples in ((f"{UNSEEN}_", self.unseen), ("", self.held_out)):
+            if self.judges.recogniser is not None and samples:
+                measure_speech(
+                    self.run,
+                    prefix + name,
+                    self.policy,
+                    samples,
+                    self.sampling,
+                    self.judges,
+                    self.normalizer,
+                    baseline=f"{prefix}before",
+                )
 
     def probe(self) -> Evaluate | None:
         """For the training loop."""
@@ -159,8 +181,14 @@ class Measurement:
         return probe_speech(self.policy, self.held_out, self.sampling, self.judges, self.normalizer)
 
 
-def measurement(config: SpeechConfig, run: Run, policy: AudioPolicy, held_out: Sequence[Utterance]) -> Measurement:
-    """With the judges that the options name."""
+def measurement(
+    config: SpeechConfig, run: Run, policy: AudioPolicy, train: Sequence[Utterance], held_out: Sequence[Utterance]
+) -> Measurement:
+    """With the judges and the unseen speakers that the options name; `train` must not have one of these."""
+    bundled = partial(bundled_utterances, max_seconds=config.max_seconds)
+    unseen = [u for _, items in read_sets(config.unseen, config, bundled, _reader(config)) for u in items]
+    if unseen:
+        check_strangers([(u.name, u.speaker) for u in train], [(u.name, u.speaker) for u in unseen])
     return Measurement(
         run,
         policy,
@@ -168,4 +196,5 @@ def measurement(config: SpeechConfig, run: Run, policy: AudioPolicy, held_out: S
         config.sampling,
         config.normalizer,
         Judges.load(config.judge, config.judge_speaker, config.language),
+        [utterance_sample(u, config.tags) for u in _with_voices(unseen, unseen, config)],
     )

@@ -58,7 +58,7 @@ def page(run: Run) -> str:
 
 def _header(run: Run) -> str:
     picture = bars(run)
-    warnings = [*filter(None, [worse_tasks(run)]), *disagreements(run.evals)]
+    warnings = [*filter(None, [worse_tasks(run)]), *disagreements(run.evals, run.metrics)]
     worse = "".join(f"<p class='worse'>▼ {escape(text)}</p>" for text in warnings)
     return (
         f"<header><p class='over'>audiorl run · {escape(run.name)}</p><h1>{escape(run.recipe)}</h1>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -272,26 +273,48 @@ def worse_tasks(run: Run, limit: int = 3) -> str:
     return f"Worse than before: {named}{more}." if lost else ""
 
 
-def disagreements(entries: Mapping[str, Any]) -> list[str]:
+def disagreements(entries: Mapping[str, Any], metrics: Sequence[Row] = ()) -> list[str]:
     """``accuracy rose by +9.0 points (+5.1 to +12.9), but accuracy, unseen did not: +0.4 points (−2.1 to +2.9).``
 
     One sentence for each measure that no phase optimised, and for each set of strangers, that did not get better (the
-    interval of its change reaches 0 or below) while the headline did.
+    interval of its change reaches 0 or below) while the headline did. Where no phase optimises the headline either, as
+    with judges of speech, the mean reward stands in its place, by `metrics`, the lines of metrics.jsonl.
     """
     rows = [row for row in rows_of_entries(entries) if "after" in row.changes]
     headlines = [row for row in rows if not row.task and not row.outside]
-    if not headlines or not _better(headlines[0]):
+    if headlines and _better(headlines[0]):
+        first = headlines[0]
+        rise = f"{first.label} {'rose' if (first.change or 0.0) > 0 else 'fell'} by {first.change_text()}"
+        optimised = first.metric
+    elif not headlines and rows and (rise := _reward_rise(metrics)):
+        optimised = ""
+    else:
         return []
-    first = headlines[0]
     outsiders = [
         row
         for row in rows
-        if (row.outside and row.task in ("", STRANGERS)) or (row.task == STRANGERS and row.metric == first.metric)
+        if (row.outside and row.task in ("", STRANGERS)) or (row.task == STRANGERS and row.metric == optimised)
     ]
-    rise = f"{first.label} {'rose' if (first.change or 0.0) > 0 else 'fell'} by {first.change_text()}"
     return [
         f"{rise}, but {row.label} did not get better: {row.change_text()}." for row in outsiders if not _better(row)
     ]
+
+
+def _reward_rise(metrics: Sequence[Row], steps: int = 5) -> str:
+    """``the mean reward rose by +0.11 (+0.05 to +0.17) from the first to the last 5 steps``; "" unless it surely did.
+
+    The interval is the normal approximation for the difference of two means of steps.
+    """
+    rewards = [float(row["reward/mean"]) for row in metrics if isinstance(row.get("reward/mean"), int | float)]
+    if len(rewards) < 2 * steps:
+        return ""
+    first, last = rewards[:steps], rewards[-steps:]
+    rise = statistics.mean(last) - statistics.mean(first)
+    half = 1.959964 * math.sqrt((statistics.variance(first) + statistics.variance(last)) / steps)
+    if rise - half <= 0:
+        return ""
+    low, high = (signed(bound, "") for bound in (rise - half, rise + half))
+    return f"the mean reward rose by {signed(rise, '')} ({low} to {high}) from the first to the last {steps} steps"
 
 
 def _better(row: EvaluationRow) -> bool:

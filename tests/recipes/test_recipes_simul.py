@@ -56,6 +56,12 @@ def test_quickstart_writes_a_whole_run(quickstart: Path) -> None:
         rows = rows_of(quickstart / "eval" / f"{name}.jsonl")
         assert [i.prediction for i in logged] == [" ".join(r["text"].split()) for r in rows]
         assert all(len(r["segments"]) == len(r["sample"]["turns"]) for r in rows)
+        low, high = result["outside"]["bleu"]  # chrF is rewarded, BLEU is not
+        assert low <= high and "chrf" not in result["outside"]
+        if name != "before":
+            change = result["bleu"] - evals["before"]["bleu"]
+            assert result["changes"]["bleu"][0] == pytest.approx(change, abs=1e-6)
+            assert result["changes"]["chrf"][0] == pytest.approx(result["chrf"] - evals["before"]["chrf"], abs=1e-6)
     metrics = {s: [m for m in read_metrics(quickstart / "metrics.jsonl") if m["phase"] == s] for s in STAGES}
     wanted = {"kl", "kl/beta", "reward/detection", "reward/initiative", "reward/quality", "reward/format"}
     for stage, parts in (("stage1", set()), ("stage2", {"reward/latency", "reward/stream_quality"})):

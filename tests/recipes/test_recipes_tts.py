@@ -147,6 +147,7 @@ def test_supervised_speech_from_a_path(taught: Path) -> None:
 def test_reinforced_speech_from_that_checkpoint(taught: Path, tmp_path: Path) -> None:
     """A low-rank adapter, on texts of a file in one voice, rewarded by judges of its own."""
     (tmp_path / "lines.txt").write_text("".join(f"Say {word} now.\n" for word in ("one", "two", "three", "four")))
+    (tmp_path / "strangers.txt").write_text("Hello there.\nGood bye.\n")
     voice = next(u for u in bundled_speech(("en",), max_seconds=0.8))
     write_wav(tmp_path / "voice.wav", voice.clip.load(16_000), 16_000)
     run = train(
@@ -155,7 +156,11 @@ def test_reinforced_speech_from_that_checkpoint(taught: Path, tmp_path: Path) ->
         *("--path", str(checkpoint(taught, "sft")), "--codec", str(taught / "tiny" / "codec"), "--lora", "True"),
         *("--data", str(tmp_path / "lines.txt"), "--held-out-count", "1", "--clone", "False", "--epochs", "2"),
         *("--voice", str(tmp_path / "voice.wav"), "--voice-text", voice.text),
+        *("--unseen", str(tmp_path / "strangers.txt")),
     )
+    evals = json.loads((run / "eval.json").read_text())
+    assert set(evals) == {"before", "after", "unseen_before", "unseen_after"} and evals["unseen_after"]["n"] == 2
+    assert set(evals["unseen_after"]["outside"]) == set(evals["unseen_after"]["changes"]) >= {"accuracy", "wer"}
     metrics = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "grpo"]
     wanted = ("understood", "similarity", "duration", "finished", "silence", "clipping")
     assert [m["step"] for m in metrics] == [1, 2] and {f"reward/{name}" for name in wanted} <= set(metrics[0])

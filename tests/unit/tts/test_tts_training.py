@@ -215,8 +215,10 @@ def test_measured_speech_is_compared_with_the_voice_that_is_wanted(policy: Audio
     assert rows[0]["similarity"] == pytest.approx(0.6 if np.abs(said).max(initial=0) > 0.01 else 0.0)
     assert "similarity" not in rows[1] and result["similarity"] == pytest.approx(rows[0]["similarity"])
     assert result["accuracy"] == 1.0 and result["n"] == 2
-    again = measure_speech(run, "plain", policy, samples, SAY, Judges(judge))
-    assert "similarity" not in again
+    assert set(result["outside"]) == {"accuracy", "wer", "cer", "similarity"} and "changes" not in result
+    again = measure_speech(run, "plain", policy, samples, SAY, Judges(judge), outside=False)
+    assert "similarity" not in again and "outside" not in again
+    assert again["changes"] == {name: [0.0, 0.0, 0.0] for name in ("accuracy", "cer", "wer")}
     rows = [{**row, "similarity": x} for row, x in zip(rows, (0.5, 1.0), strict=True)]
     assert summarize_speech(rows)["similarity"] == 0.75
 
