@@ -26,16 +26,25 @@ from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, torch_device
 from audiorl.data.augment import augment
 from audiorl.data.bundled import LANGUAGE_QUESTION, SPOKEN, bundled_languages, language_phrases, language_question
-from audiorl.data.corpus import Utterance, corpus, normalised
+from audiorl.data.corpus import Utterance, bundled_speech, corpus, normalised
 from audiorl.data.synth import Speech, synthesize_many, voices
 from audiorl.evaluation.phases import UNSEEN, Evaluation
 from audiorl.models.examples import Example
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.report import write_report
-from audiorl.rewards import AnswerAccuracy, AnswerFormat, Term, ThinkFormat, ThinkTranscript, WeightedSum
+from audiorl.rewards import (
+    AnswerAccuracy,
+    AnswerFormat,
+    FunctionReward,
+    Term,
+    ThinkFormat,
+    ThinkTranscript,
+    WeightedSum,
+)
 from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
 from audiorl.train.sft import sft
+from audiorl.types import Rollout, Sample
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,8 @@ class Config:
     held_out: float = 0.27
     """Share of the human recordings that is measured and not trained on."""
     unseen: tuple[str, ...] = ()
-    """Folders of recordings by speakers that no phase trains on, as `audiorl data build` writes them, measured too."""
+    """Folders of recordings as `audiorl data build` writes them: questions about speakers who are not in the package's
+    own recordings are measured too."""
     voices: int = 3
     """Synthetic voices per phrase."""
     threads: int = 2
@@ -102,13 +112,9 @@ def main(config: Config, run: Run) -> None:
     if config.think:
         terms.append(Term("thought", ThinkTranscript(config.thought_words), config.thought_weight))
     reward = WeightedSum(tuple(terms))
-    strangers = [
-        language_question(u.clip, u, "human")
-        for folder in config.unseen
-        for u in corpus(folder, tuple(SPOKEN), max_seconds=config.max_seconds)
-    ]
-    sets = {UNSEEN: strangers} if strangers else {}
-    evaluation = Evaluation(reward, measured, config.sampling.max_new_tokens, sets)
+    sets = {UNSEEN: strangers(config)} if config.unseen else {}
+    outside = WeightedSum.of(said=FunctionReward(said, "said")) if config.think else None
+    evaluation = Evaluation(reward, measured, config.sampling.max_new_tokens, sets, outside)
 
     supervised = ["sft", "control_sft"] if config.control else ["sft"]
     learned = all(run.finished(phase) for phase in supervised) and not config.grpo.ptx_coef
@@ -145,6 +151,27 @@ def main(config: Config, run: Run) -> None:
         )
         evaluation.measure(run, "control", policy)
     print(write_report(run.dir))
+
+
+def strangers(config: Config) -> list[Sample]:
+    """Questions about recordings of the folders `unseen` by speakers who are not in the package's own."""
+    trained = {u.speaker for u in bundled_speech()}
+    samples = []
+    for folder in config.unseen:
+        speech = [u for u in corpus(folder, max_seconds=config.max_seconds) if u.language in SPOKEN]
+        unseen = [u for u in speech if u.speaker not in trained]
+        if not unseen:
+            raise ValueError(
+                f"--unseen {folder}: no English, Spanish or French by another speaker than {sorted(trained)}"
+            )
+        samples += [language_question(u.clip, u, "human") for u in unseen]
+    return samples
+
+
+def said(rollout: Rollout) -> float:
+    """1 where the thought has words and each of them was said, else 0; nothing optimises this."""
+    (score,) = ThinkTranscript()([rollout])
+    return score.parts["said"]
 
 
 def synthetic(utterances: Sequence[Utterance], config: Config) -> list[Example]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from audiorl.audio import write_wav
 from audiorl.cli import main
 from audiorl.config import RLConfig, SFTConfig
 from audiorl.data.bundled import bundled_set
@@ -159,6 +160,32 @@ def test_held_out_rows_have_the_answers_of_the_data() -> None:
     ]
     drawn = Counter(s.references[0] for s in stratified([("a", rows)], 20)[1])
     assert drawn["yes"] == 12 and drawn["no"] == 6 and sum(drawn.values()) == 20
+
+
+@pytest.mark.slow
+def test_avqa_and_musicbench_as_published_through_the_command_line(tmp_path: Path) -> None:
+    avqa = {
+        "question_text": "What is the main source of sound in the video?",
+        "multi_choice": ["Car", "motorcycle", "siren", "gun fire"],
+        "question_relation": "Both",
+    }
+    music = {
+        "key": ["F#", "minor"],
+        "prompt_bpm": "The tempo of this song is Allegro.",
+        "prompt_bt": "",
+        "prompt_key": "",
+    }
+    for i, u in enumerate(SPEECH[:6]):
+        write_wav(tmp_path / f"video{i}.wav", u.clip.load(16_000), 16_000)
+    rows = [avqa | {"id": i, "video_name": f"video{i}", "answer": i % 4} for i in range(6)]
+    (tmp_path / "train_qa.json").write_text(json.dumps(rows))
+    lines = [json.dumps(music | {"location": f"video{i}.wav"}) for i in range(6)]
+    (tmp_path / "MusicBench_train.json").write_text("\n".join(lines))
+    data = (f"{tmp_path}/train_qa.json:4", f"{tmp_path}/MusicBench_train.json:6x0.5")
+    command = ["train", "mmau-grpo", "--tiny", "--data", *data, "--held-out", data[0], "--max-steps", "2"]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 0
+    steps = [m for m in read_metrics(tmp_path / "run" / "metrics.jsonl") if m["phase"] == "grpo"]
+    assert len(steps) == 2 and all("reward/accuracy" in m for m in steps)
 
 
 def test_steps_follow_from_epochs_or_are_refused() -> None:

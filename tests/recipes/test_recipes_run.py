@@ -98,6 +98,24 @@ def test_quickstart_without_thinking(tmp_path: Path) -> None:
     assert set(read_json(run / "eval.json")) == {"before", "after"}
 
 
+def test_quickstart_measures_strangers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"id": f"x/{u.id}", "key": u.key, "language": u.language, "text": u.text, "audio": str(u.clip.path)}
+        | {"duration": u.duration, "speaker": "Somebody" if i < 3 else u.speaker, "licence": u.licence}
+        for i, u in enumerate(bundled_speech(("es",), max_seconds=1.5)[:6])
+    ]
+    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = train("quickstart", tmp_path / "run", "--unseen", str(tmp_path), "--control", "False")
+    evals = read_json(run / "eval.json")
+    assert evals["unseen_after"]["n"] == 3, "the known speaker is left out"
+    assert set(evals["unseen_after"]["changes"]) >= {"accuracy", "said"} and "said" in evals["after"]["outside"]
+    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[3:]))
+    assert (
+        main(["train", "recipes/quickstart.py", "--tiny", "--unseen", str(tmp_path), "--out", str(tmp_path / "b")]) == 2
+    )
+    assert "no English, Spanish or French by another speaker" in capsys.readouterr().err
+
+
 def test_recorded_rollouts_score_the_same_again(
     quickstart: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from audiorl.data.corpus import Utterance, split_by_key
+from audiorl.data.corpus import Utterance, split_by_speaker_and_key
 from audiorl.data.prompts import LANGUAGES
 from audiorl.data.questions.choices import Draft
 from audiorl.data.sources.voice import RATE
@@ -40,11 +40,9 @@ COUNTS = ("one", "two", "three", "four")
 
 def split_speech(utterances: Sequence[Utterance], seed: int) -> tuple[list[Utterance], list[Utterance]]:
     """(training, held-out) utterances that share neither a speaker nor a prompt nor a text."""
-    train, held_out = split_by_key(utterances, 0.25, seed)
-    return (
-        [u for u in train if u.speaker not in HELD_OUT_SPEAKERS],
-        [u for u in held_out if u.speaker in HELD_OUT_SPEAKERS],
-    )
+    present = {u.speaker for u in utterances}
+    split = split_by_speaker_and_key(utterances, [s for s in HELD_OUT_SPEAKERS if s in present], 0.25, seed)
+    return split.train, split.unseen_speakers
 
 
 def speech_drafts(split: str, count: int, seed: int, utterances: Sequence[Utterance]) -> list[Draft]:
