@@ -1,8 +1,9 @@
 """audiorl data: corpora of recordings that Debian packages.
 
-audiorl data build corpus --sources asterisk --languages en es     # downloads the packages with apt-get
+audiorl data build corpus                                          # downloads the packages with apt-get
+audiorl data build corpus --sources asterisk --languages en es     # some of them
 audiorl data build corpus --packages FOLDER                        # from .deb files that are there already
-audiorl data build corpus --tree /                                 # the packages are installed
+audiorl data build unseen --unseen                                 # the test set of unseen speakers
 """
 
 from __future__ import annotations
@@ -13,22 +14,27 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-SourceName = Literal["asterisk"]
+SourceName = Literal["asterisk", "asterisk-es-co", "asterisk-fr-armelle", "tuxpaint", "synthetic"]
+HUMAN: tuple[SourceName, ...] = ("asterisk", "asterisk-es-co", "asterisk-fr-armelle", "tuxpaint")
 
 
 @dataclass(frozen=True)
 class Build:
-    """Write recordings of many speakers with their transcripts as one corpus, which audiorl.data.corpus reads.
+    """Write recordings of many speakers with their texts as one corpus, which audiorl.data.corpus reads.
 
     Run it again after an interruption, or with more sources or languages: voices that are complete stay as they are.
     """
 
     out: Positional[Path]
     """Folder of the corpus: new, empty, or built before."""
-    sources: tuple[SourceName, ...] = ("asterisk",)
-    """Where the recordings come from. asterisk: telephone prompts in en, es, fr, it and ru, the same in each."""
+    sources: tuple[SourceName, ...] = HUMAN
+    """Where the recordings come from; by default all recordings of people. asterisk: telephone prompts in en, es, fr,
+    it and ru, the same in each. asterisk-es-co, asterisk-fr-armelle: such prompts by two other speakers. tuxpaint:
+    spoken descriptions of drawn objects in eleven languages. synthetic: espeak-ng speaks the texts of the others."""
     languages: tuple[str, ...] | None = None
     """Codes of languages, such as en es; by default all that the sources have."""
+    unseen: bool = False
+    """Write the test set of unseen speakers, which is in the repository and not in the package, in place of sources."""
     packages: Path | None = None
     """Folder with the .deb files of the packages. By default they are downloaded with apt-get and kept in
     ~/.cache/audiorl/packages."""
@@ -38,11 +44,38 @@ class Build:
     """Bits per second of the Opus files, 6000 to 256000."""
     max_seconds: float = 30.0
     """Clips that last longer, in seconds, are left out."""
+    texts: Path | None = None
+    """Further texts for synthetic: lines of LANGUAGE, a tab, TEXT and, optionally, a tab and the English text."""
+    texts_licence: str = ""
+    """Licence of these texts, such as CC0-1.0, for the manifest; required with --texts."""
+    synthetic_speakers: int = 16
+    """Number of espeak-ng's voices for each language."""
+    synthetic_clips: int = 1
+    """Number of voices, of these, that speak each text."""
 
 
 def run_data(options: Build) -> None:
     """Run the command. Raises ValueError for bad input."""
-    from audiorl.data.sources.build import Encoding, build, select_voices
+    from audiorl.data.sources.build import Encoding, build, read_voices, select_voices, unseen_voices
+    from audiorl.data.sources.synthetic import SOURCE, read_texts, synthetic_voices, texts_of_rows
 
-    voices = select_voices(options.sources, options.languages)
-    build(options.out, voices, options.packages, options.tree, Encoding(options.bitrate, options.max_seconds))
+    encoding = Encoding(options.bitrate, options.max_seconds)
+    if options.unseen:
+        build(options.out, unseen_voices(), options.packages, options.tree, encoding)
+        return
+    human = [source for source in options.sources if source != SOURCE]
+    if options.texts and (not options.texts_licence or SOURCE not in options.sources):
+        raise ValueError("--texts: needs --texts-licence and the source synthetic")
+    if human:
+        voices = select_voices(human, options.languages)
+        build(options.out, voices, options.packages, options.tree, encoding)
+    if SOURCE in options.sources:
+        rows = [row for voice in read_voices(options.out) if voice.source != SOURCE for row in voice.rows]
+        texts = texts_of_rows(rows)
+        if options.texts:
+            texts += read_texts(options.texts, options.texts_licence)
+        texts = [t for t in texts if options.languages is None or t.language in options.languages]
+        if not texts:
+            raise ValueError(f"{options.out}: no texts to speak; add another source, or --texts FILE")
+        voices = synthetic_voices(texts, options.synthetic_speakers, options.synthetic_clips)
+        build(options.out, voices, options.packages, options.tree, encoding)

@@ -51,6 +51,23 @@ def bundled_speech(
     return corpus(folder, languages, min_seconds, max_seconds)
 
 
+def unseen_speakers(folder: str | Path | None = None) -> list[Utterance]:
+    """The test set of five speakers that the bundled recordings lack: one of English, two of Spanish and two of French.
+
+    Their licences are those of the recordings, among them the GPL, so a clone of the repository holds them in
+    `unseen_speakers/` and the installed package does not. `folder`: where `audiorl data build FOLDER --unseen` wrote
+    them. Whoever trains on more than the bundled recordings leaves these speakers out, see `check_unseen_speakers`.
+    """
+    if folder is None:
+        folder = Path(str(resources.files("audiorl"))).parent / "unseen_speakers"
+        if not (folder / "manifest.jsonl").exists():
+            raise ValueError(
+                f"{folder}: the recordings of unseen speakers are not installed with the package; write them with "
+                "`audiorl data build FOLDER --unseen` and give that folder"
+            )
+    return corpus(folder)
+
+
 def corpus(
     folder: str | Path,
     languages: Sequence[str] | None = None,

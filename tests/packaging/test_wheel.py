@@ -98,6 +98,7 @@ def test_the_wheel_holds_speech_encoder_and_licences(wheel: list[str]) -> None:
     assert sum(name.startswith("audiorl/assets/speech/") and name.endswith(".opus") for name in wheel) == 1526
     for name in ("speech/ATTRIBUTION.md", "whisper_tiny_en/encoder.safetensors", "whisper_tiny_en/LICENSE-MIT.txt"):
         assert f"audiorl/assets/{name}" in wheel
+    assert not any("unseen_speakers/" in name for name in wheel), "recordings under the GPL"
     assert "audiorl/py.typed" in wheel and "tokenizers_audio/py.typed" in wheel
     licences = [name for name in wheel if ".dist-info/licenses/" in name]
     assert any(name.endswith("/LICENSE") for name in licences) and any("ATTRIBUTION" in name for name in licences)

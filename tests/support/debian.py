@@ -10,6 +10,8 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+import soundfile
+import soxr
 
 SOUNDS = "usr/share/asterisk/sounds"
 
@@ -47,3 +49,27 @@ def pack(name: str, root: Path, folder: Path, version: str = "1.0-1") -> Path:
     subprocess.run(["dpkg-deb", "--root-owner-group", "-b", str(root), str(file)], check=True, capture_output=True)
     shutil.rmtree(root / "DEBIAN")
     return file
+
+
+def write_gsm(path: Path, wav: np.ndarray) -> None:
+    """Float32 [T] at 16 kHz as headerless GSM 06.10 at 8 kHz."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    narrow = soxr.resample(wav, 16_000, 8_000)
+    soundfile.write(path, narrow, 8_000, format="RAW", subtype="GSM610")
+
+
+def write_stamp(root: Path, name: str, lines: str, recordings: dict[str, np.ndarray]) -> None:
+    """A stamp of Tux Paint below `root`: its text file and, by ending ("" is English), Ogg Vorbis at 44.1 kHz."""
+    file = root / "usr/share/tuxpaint/stamps" / f"{name}.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(lines, encoding="utf-8")
+    for language, wav in recordings.items():
+        ending = f"_desc_{language}.ogg" if language else "_desc.ogg"
+        soundfile.write(file.with_name(f"{file.stem}{ending}"), soxr.resample(wav, 16_000, 44_100), 44_100)
+
+
+def write_gpl(root: Path) -> None:
+    """The licence that the package base-files installs."""
+    file = root / "usr/share/common-licenses/GPL-2"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("GNU GENERAL PUBLIC LICENSE\nVersion 2, June 1991\n")

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +29,38 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from audiorl.data.sources import asterisk
+from audiorl.data.corpus import normalised
+from audiorl.data.sources import asterisk, other_prompts, synthetic, tuxpaint
 from audiorl.data.sources.packages import package_files
 from audiorl.data.sources.voice import RATE, Recording, Voice
 
-SOURCES = {asterisk.SOURCE: asterisk.INTRODUCTION}
+SOURCES = {
+    asterisk.SOURCE: asterisk.INTRODUCTION,
+    **other_prompts.INTRODUCTIONS,
+    tuxpaint.SOURCE: tuxpaint.INTRODUCTION,
+    synthetic.SOURCE: synthetic.INTRODUCTION,
+}
 """The introduction of each source in ATTRIBUTION.md."""
-VOICES: tuple[Voice, ...] = asterisk.VOICES
+VOICES: tuple[Voice, ...] = (*asterisk.VOICES, *other_prompts.VOICES, *tuxpaint.VOICES)
 LICENCE_NAMES = {
     "CC-BY-SA-3.0": ("Creative Commons Attribution-ShareAlike 3.0", "https://creativecommons.org/licenses/by-sa/3.0/"),
     "CC-BY-3.0": ("Creative Commons Attribution 3.0", "https://creativecommons.org/licenses/by/3.0/"),
+    "CC-BY-SA-3.0-IT": (
+        "Creative Commons Attribuzione - Condividi allo stesso modo 3.0 Italia",
+        "https://creativecommons.org/licenses/by-sa/3.0/it/",
+    ),
+    "GPL-2.0-only": ("GNU General Public License 2", "https://www.gnu.org/licenses/old-licenses/gpl-2.0.html"),
+    "GPL-2.0-or-later": (
+        "GNU General Public License 2 or later",
+        "https://www.gnu.org/licenses/old-licenses/gpl-2.0.html",
+    ),
+    "LicenseRef-BSD-Armelle": ("BSD-style licence of Michel Gutierrez", ""),
 }
+
+
+UNSEEN = ("es-co", "fr-armelle", "tuxpaint-en", "tuxpaint-es", "tuxpaint-fr")
+"""The voices of the test set of unseen speakers."""
+UNSEEN_CLIPS = 80
 
 
 @dataclass(frozen=True)
@@ -52,11 +75,18 @@ class Encoding:
 
 @dataclass(frozen=True)
 class BuiltVoice:
-    """The rows of one voice in the manifest, and how many recordings were left out for which reason."""
+    """OUT/voices/VOICE.json: a voice, how it was built, its rows of the manifest, and how many recordings were left out
+    for which reason. `build_voice` fills it in."""
 
-    encoding: dict[str, Any]
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    left_out: dict[str, int] = field(default_factory=dict)
+    source: str
+    folder: str
+    language: str
+    speaker: str
+    licence: str
+    credit: str
+    settings: dict[str, Any]
+    rows: list[dict[str, Any]]
+    left_out: dict[str, int]
 
     @property
     def minutes(self) -> float:
@@ -74,6 +104,25 @@ def select_voices(sources: Sequence[str], languages: Sequence[str] | None = None
             present = ", ".join(sorted({v.language for v in voices}))
             raise ValueError(f"{', '.join(sources)}: no recordings in {language!r}, only in {present}")
     return [v for v in voices if languages is None or v.language in languages]
+
+
+def unseen_voices(clips: int = UNSEEN_CLIPS) -> list[Voice]:
+    """The voices of the test set of unseen speakers, each with `clips` recordings of different texts."""
+    voices = {voice.folder: voice for voice in VOICES}
+    settings = {"clips": clips}
+    return [
+        replace(v, recordings=partial(_sample, v.recordings, clips), settings=settings)
+        for v in map(voices.__getitem__, UNSEEN)
+    ]
+
+
+def _sample(recordings: Callable[[Path], Iterator[Recording]], clips: int, root: Path) -> Iterator[Recording]:
+    """`clips` usable recordings, in an order by hash that does not depend on which others there are; then by name."""
+    usable = [r for r in recordings(root) if not r.left_out]
+    usable.sort(key=lambda r: sha256(r.name.encode()).digest())
+    different = {normalised(r.text): r for r in reversed(usable)}
+    first = [r for r in usable if different[normalised(r.text)] is r][:clips]
+    yield from sorted(first, key=lambda r: r.name)
 
 
 def build(
@@ -94,16 +143,16 @@ def build(
     if out.exists() and any(out.iterdir()) and not (out / "voices").is_dir():
         raise ValueError(f"{out}: not empty; name a new folder or empty this one first")
     (out / "voices").mkdir(parents=True, exist_ok=True)
-    missing = [voice for voice in voices if _read_built(out, voice, encoding) is None]
+    missing = [voice for voice in voices if not _is_built(out, voice, encoding)]
     names = list(dict.fromkeys(name for voice in missing for name in voice.packages))
     if missing:
         with package_files(names, packages, tree) as root, Progress() as progress:
             for voice in missing:
                 build_voice(voice, root, out, encoding, progress)
-    write_corpus(out, _all_voices(out))
+    write_corpus(out)
 
 
-def build_voice(voice: Voice, root: Path, out: Path, encoding: Encoding, progress: Progress) -> BuiltVoice:
+def build_voice(voice: Voice, root: Path, out: Path, encoding: Encoding, progress: Progress) -> None:
     """Write the clips of one voice and OUT/voices/VOICE.json."""
     recordings = list(voice.recordings(root))
     left_out: Counter[str] = Counter()
@@ -118,30 +167,46 @@ def build_voice(voice: Voice, root: Path, out: Path, encoding: Encoding, progres
         audio = f"{voice.folder}/{recording.name}.opus"
         encode_opus(wav, out / audio, encoding.bitrate)
         rows.append(_row(voice, recording, audio, soundfile.info(out / audio).duration))
-    (out / f"LICENSE-{voice.licence}.txt").write_text(voice.licence_text(root), encoding="utf-8")
-    built = BuiltVoice(asdict(encoding), rows, dict(left_out.most_common()))
-    file = _built_file(out, voice)
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(asdict(built), ensure_ascii=False, indent=0), encoding="utf-8")
-    partial.rename(file)
-    return built
+    if voice.licence_text:
+        (out / f"LICENSE-{voice.licence}.txt").write_text(voice.licence_text(root), encoding="utf-8")
+    built = BuiltVoice(
+        source=voice.source,
+        folder=voice.folder,
+        language=voice.language,
+        speaker=voice.speaker,
+        licence=voice.licence,
+        credit=voice.credit,
+        settings=_settings(voice, encoding),
+        rows=rows,
+        left_out=dict(left_out.most_common()),
+    )
+    file = out / "voices" / f"{voice.folder}.json"
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(asdict(built), ensure_ascii=False, indent=0), encoding="utf-8")
+    unfinished.rename(file)
 
 
-def write_corpus(out: Path, built: dict[Voice, BuiltVoice]) -> None:
-    """The manifest and the attribution of all voices that OUT holds; prints a table of them."""
+def read_voices(out: Path) -> list[BuiltVoice]:
+    """Every voice that the folder holds completely, by the name of its folder."""
+    files = sorted((out / "voices").glob("*.json"))
+    return [BuiltVoice(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
+
+
+def write_corpus(out: Path) -> None:
+    """The manifest and the attribution of all voices that `out` holds; prints a table of them."""
+    voices = read_voices(out)
+    rows = [row for voice in voices for row in voice.rows]
     with open(out / "manifest.jsonl", "w", encoding="utf-8") as file:
-        for content in built.values():
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in content.rows)
-    (out / "ATTRIBUTION.md").write_text(attribution(list(built)), encoding="utf-8")
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (out / "ATTRIBUTION.md").write_text(attribution(voices), encoding="utf-8")
     table = Table("source", "language", "speaker", "clips", "minutes", "left out")
-    for voice, content in built.items():
-        reasons = ", ".join(f"{count} {reason}" for reason, count in content.left_out.items())
-        clips = str(len(content.rows))
-        table.add_row(voice.source, voice.language, voice.speaker, clips, f"{content.minutes:.1f}", reasons)
+    for voice in voices:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in voice.left_out.items())
+        minutes = f"{_minutes(voice.rows):.1f}"
+        table.add_row(voice.source, voice.language, voice.speaker, str(len(voice.rows)), minutes, reasons)
     Console().print(table)
-    rows = sum(len(content.rows) for content in built.values())
-    minutes = sum(content.minutes for content in built.values())
-    print(f"{out}: {rows} clips, {minutes:.1f} minutes, {len({v.speaker for v in built})} speakers")
+    speakers = len({row["speaker"] for row in rows})
+    print(f"{out}: {len(rows)} clips, {_minutes(rows):.1f} minutes, {speakers} speakers")
 
 
 def complaint(wav: np.ndarray, text: str, max_seconds: float) -> str:
@@ -177,17 +242,14 @@ def encode_opus(wav: np.ndarray, path: Path, bitrate: int) -> None:
         raise ValueError(f"{path}: {duration:.2f} s after encoding, {len(wav) / RATE:.2f} s before")
 
 
-def attribution(voices: Sequence[Voice]) -> str:
+def attribution(voices: Sequence[BuiltVoice]) -> str:
     """The text of ATTRIBUTION.md."""
     lines = ["# Attribution", ""]
-    for source in dict.fromkeys(voice.source for voice in voices):
+    for source in sorted({voice.source for voice in voices}):
         lines += [SOURCES[source], ""]
         for voice in voices:
             if voice.source == source:
-                name, url = LICENCE_NAMES[voice.licence]
-                lines.append(
-                    f"- `{voice.folder}/`: {voice.credit} Licence: {name} ({url}), see LICENSE-{voice.licence}.txt."
-                )
+                lines.append(f"- `{voice.folder}/`: {voice.credit} {_licence(voice.licence)}")
         lines.append("")
     lines += [
         "Changes: the recordings were converted to Opus at 16 kHz; sound effects, silences and some clips were left",
@@ -196,6 +258,18 @@ def attribution(voices: Sequence[Voice]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _licence(licence: str) -> str:
+    """The sentence about a licence in ATTRIBUTION.md."""
+    if not licence:
+        return "Licence: that of the text, see the manifest."
+    name, url = LICENCE_NAMES[licence]
+    return f"Licence: {name}{f' ({url})' if url else ''}, see LICENSE-{licence}.txt."
+
+
+def _minutes(rows: Sequence[dict[str, Any]]) -> float:
+    return sum(row["duration"] for row in rows) / 60
 
 
 def _row(voice: Voice, recording: Recording, audio: str, duration: float) -> dict[str, Any]:
@@ -207,27 +281,24 @@ def _row(voice: Voice, recording: Recording, audio: str, duration: float) -> dic
         "translation": recording.translation,
         "audio": audio,
         "duration": round(duration, 3),
-        "speaker": voice.speaker,
-        "licence": voice.licence,
+        "speaker": recording.speaker or voice.speaker,
+        "licence": recording.licence or voice.licence,
     }
 
 
-def _built_file(out: Path, voice: Voice) -> Path:
-    return out / "voices" / f"{voice.folder}.json"
+def _settings(voice: Voice, encoding: Encoding) -> dict[str, Any]:
+    return {**asdict(encoding), **voice.settings}
 
 
-def _all_voices(out: Path) -> dict[Voice, BuiltVoice]:
-    """Every voice that `out` holds completely, in the order of VOICES."""
-    built = {voice: _read_built(out, voice) for voice in VOICES}
-    return {voice: content for voice, content in built.items() if content is not None}
-
-
-def _read_built(out: Path, voice: Voice, encoding: Encoding | None = None) -> BuiltVoice | None:
-    """None where the voice is not complete. Raises ValueError where it has another encoding."""
-    file = _built_file(out, voice)
+def _is_built(out: Path, voice: Voice, encoding: Encoding) -> bool:
+    """Whether the folder holds the voice. Raises ValueError where it was built with other settings."""
+    file = out / "voices" / f"{voice.folder}.json"
     if not file.exists():
-        return None
-    built = BuiltVoice(**json.loads(file.read_text(encoding="utf-8")))
-    if encoding is not None and built.encoding != asdict(encoding):
-        raise ValueError(f"{file}: built with {built.encoding}, not {asdict(encoding)}; name a new folder")
-    return built
+        return False
+    settings = json.loads(file.read_text(encoding="utf-8"))["settings"]
+    if settings != _settings(voice, encoding):
+        raise ValueError(
+            f"{file}: built with {settings}, now {_settings(voice, encoding)}; name a new folder, or delete this file "
+            "to build the voice again"
+        )
+    return True

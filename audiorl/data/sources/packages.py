@@ -94,6 +94,14 @@ def licence_paragraph(copyright_file: Path, licence: str) -> str:
     return textwrap.dedent(re.sub(r"^ \.[ \t]*$", "", body, flags=re.M)).strip() + "\n"
 
 
+def gpl_2_text(root: Path) -> str:
+    """The GNU General Public License, version 2, from the package base-files. Raises ValueError without it."""
+    path = root / "usr/share/common-licenses/GPL-2"
+    if not path.is_file():
+        raise ValueError(f"{path}: missing; is the package base-files installed or unpacked here?")
+    return path.read_text(encoding="utf-8")
+
+
 def _require(program: str, advice: str) -> None:
     if shutil.which(program) is None:
         raise ValueError(f"{program}: not installed; {advice}")

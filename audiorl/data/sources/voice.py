@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -22,7 +23,8 @@ class Recording:
 
     `name` is unique in the voice and becomes the file's name; `key` is shared by all recordings of the same prompt.
     `translation` is the English text, "" where there is none. `read` returns float32 [T] at RATE Hz. `left_out` is
-    the reason why the recording cannot be used, where that is clear without reading it; otherwise "".
+    the reason why the recording cannot be used, where that is clear without reading it; otherwise "". `speaker` and
+    `licence` are "" where they are those of the voice.
     """
 
     name: str
@@ -31,6 +33,8 @@ class Recording:
     translation: str
     read: Callable[[], np.ndarray]
     left_out: str = ""
+    speaker: str = ""
+    licence: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class Voice:
 
     `folder` is that of the clips in the corpus. `packages` are the Debian packages that hold the recordings and their
     texts; `recordings` lists them and `licence_text` returns the licence's text, both from the folder below which the
-    packages are unpacked. `licence` is an SPDX identifier where there is one.
+    packages are unpacked. `licence` is an SPDX identifier where there is one. `candidates`, where a recogniser chooses
+    the recordings, lists all of them. `settings` are those of the source that change the recordings.
     """
 
     source: str
@@ -50,7 +55,9 @@ class Voice:
     credit: str
     packages: tuple[str, ...]
     recordings: Callable[[Path], Iterator[Recording]]
-    licence_text: Callable[[Path], str]
+    licence_text: Callable[[Path], str] | None
+    candidates: Callable[[Path], Iterator[Recording]] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_audio(path: Path) -> np.ndarray:

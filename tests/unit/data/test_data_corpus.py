@@ -17,6 +17,7 @@ from audiorl.data.corpus import (
     parallel,
     split_by_key,
     split_by_speaker_and_key,
+    unseen_speakers,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -163,3 +164,33 @@ def test_splits_that_cannot_be_are_errors() -> None:
         split_by_speaker_and_key(speech, set(), 0.3)
     with pytest.raises(ValueError, match="speakers in training and in the held-out set: b, c; hold out whole"):
         check_unseen_speakers("abc", "bcd")
+
+
+def test_the_unseen_speakers_are_in_the_repository_with_their_licences(tmp_path: Path) -> None:
+    speech = unseen_speakers()
+    folder = ROOT / "unseen_speakers"
+    assert sorted(u.clip.path or "" for u in speech) == sorted(map(str, folder.rglob("*.opus")))
+    assert len({u.speaker for u in speech}) == 5 and len({u.id for u in speech}) == len(speech)
+    assert all(60 <= sum(u.speaker == s for u in speech) <= 80 for s in {u.speaker for u in speech})
+    check_unseen_speakers((u.speaker for u in bundled_speech()), (u.speaker for u in speech))
+    for u in speech[::25]:
+        wav = u.clip.load(16_000)
+        assert len(wav) / 16_000 == pytest.approx(u.duration, abs=0.01), u.id
+        assert 20 * np.log10(np.sqrt(np.mean(wav**2))) > -45, u.id
+    for licence in {u.licence for u in speech}:
+        assert (folder / f"LICENSE-{licence}.txt").stat().st_size > 1000
+    assert all(
+        u.speaker.startswith("Tux Paint") or u.speaker in (folder / "ATTRIBUTION.md").read_text() for u in speech
+    )
+    with pytest.raises(ValueError, match=r"manifest\.jsonl: missing; build the folder"):
+        unseen_speakers(tmp_path)
+
+
+def test_without_a_clone_the_error_says_how_to_build_the_unseen_speakers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("audiorl.data.corpus.resources.files", lambda package: tmp_path / "site-packages" / package)
+    with pytest.raises(
+        ValueError, match=r"not installed with the package; write them with `audiorl data build FOLDER --"
+    ):
+        unseen_speakers()

@@ -11,9 +11,12 @@ import pytest
 
 from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech, corpus
-from audiorl.data.sources import packages
+from audiorl.data.sources import packages, verdicts
+from audiorl.data.sources.build import VOICES, unseen_voices
 from audiorl.data.sources.packages import package_files
-from tests.support.debian import SOUNDS, pack, write_g722, write_transcripts
+from audiorl.data.sources.verdicts import Verdict, read_verdicts, write_verdicts
+from audiorl.data.sources.voice import read_audio
+from tests.support.debian import SOUNDS, pack, write_g722, write_gpl, write_gsm, write_stamp, write_transcripts
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +93,7 @@ def test_a_build_goes_on_after_the_last_complete_voice(tmp_path: Path, root: Pat
     assert clip.stat().st_mtime_ns == written
     assert [(u.id, u.translation) for u in corpus(out, ("es",))] == [("es/activated", "Activated.")]
     assert len(corpus(out)) == 4
-    with pytest.raises(ValueError, match=r"en\.json: built with .*3\.0.*, not .*30\.0.*; name a new folder"):
+    with pytest.raises(ValueError, match=r"en\.json: built with .*3\.0.*, now .*30\.0.*; name a new folder"):
         build(out, *options, "--languages", "en")
 
 
@@ -161,3 +164,125 @@ def test_bad_input_is_one_line(tmp_path: Path, root: Path, capsys: pytest.Captur
         capsys.readouterr().err
         == "audiorl: data: no command is called 'make'; they are data build OUT and data build-qa OUT\n"
     )
+
+
+# ---------------------------------------------------------------------------------------------------- other speakers
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of the package's tables of verdicts, for two voices."""
+    folder = tmp_path / "verdicts"
+    prompts = [("activated", 0.1, None), ("agent-pass", 0.2, None), ("digits/7", 0.9, 0), ("digits/8", 0.9, 3)]
+    write_verdicts(folder / "es-co.tsv", [Verdict(name, cer, rank, "x") for name, cer, rank in prompts])
+    stamps = [("animals/yak", 0.75, 0), ("animals/ram", 0.6, 1), ("animals/pig", 0.0, 0)]
+    write_verdicts(folder / "tuxpaint-en.tsv", [Verdict(name, cer, rank, "x") for name, cer, rank in stamps])
+    monkeypatch.setattr(verdicts, "TABLES", folder)
+    return folder
+
+
+def test_prompts_of_other_speakers_have_the_text_that_is_confirmed(
+    tmp_path: Path, root: Path, tables: Path, speech: dict[str, np.ndarray]
+) -> None:
+    for key in ("activated", "agent-pass", "digits/7", "digits/8", "digits/9", "pesos"):
+        write_gsm(root / SOUNDS / "es" / f"{key}.gsm", speech["activated"])
+    lines = "activated: Activado.\nagent-pass: Clave\ndigits/7: siete\ndigits/8: ocho\ndigits/9: nueve\n"
+    write_transcripts(root, "es", lines)
+    write_gpl(root)
+    build(tmp_path / "out", "--sources", "asterisk-es-co", "--tree", root)
+    utterances = corpus(tmp_path / "out")
+    assert [(u.id, u.text, u.translation) for u in utterances] == [
+        ("es-co/activated", "Activado.", "Activated."),
+        ("es-co/digits/7", "siete", ""),
+    ]
+    assert {(u.speaker, u.licence) for u in utterances} == {("July E. Jiménez", "GPL-2.0-only")}
+    left_out = json.loads((tmp_path / "out/voices/es-co.json").read_text())["left_out"]
+    assert left_out == {"text not confirmed": 3, "no transcript": 1}
+    wav, original = utterances[0].clip.load(16_000), speech["activated"]
+    assert abs(len(wav) - len(original)) < 640  # GSM has blocks of 20 ms
+    assert "July E. Jiménez" in (tmp_path / "out/ATTRIBUTION.md").read_text()
+    assert "Version 2" in (tmp_path / "out/LICENSE-GPL-2.0-only.txt").read_text()
+
+
+def test_stamps_have_the_text_of_their_language_and_english(
+    tmp_path: Path, root: Path, tables: Path, speech: dict[str, np.ndarray]
+) -> None:
+    wav = speech["activated"]
+    lines = "A pig.\nca.utf8=Un porc.\nca@valencia.utf8=Un porquet.\nda.utf8=\n"
+    write_stamp(root, "animals/pig", lines, {"": wav, "ca": wav, "da": wav})
+    write_stamp(root, "animals/yak", "A yak.\nca.utf8=Un iac.\n", {"": wav, "ca": np.zeros_like(wav)})
+    write_stamp(root, "animals/ram", "A ram.\n", {"": wav})
+    write_gpl(root)
+    build(tmp_path / "out", "--sources", "tuxpaint", "--languages", "en", "ca", "da", "--tree", root)
+    assert [(u.id, u.key, u.text, u.translation) for u in corpus(tmp_path / "out")] == [
+        ("tuxpaint-ca/animals/pig", "tuxpaint/animals/pig", "Un porc.", "A pig."),
+        ("tuxpaint-en/animals/pig", "tuxpaint/animals/pig", "Pig.", ""),
+        ("tuxpaint-en/animals/yak", "tuxpaint/animals/yak", "Yak.", ""),
+    ]
+    reasons = {
+        name: json.loads((tmp_path / f"out/voices/tuxpaint-{name}.json").read_text())["left_out"]
+        for name in ("ca", "en", "da")
+    }
+    assert reasons == {"ca": {"silent": 1}, "en": {"text not confirmed": 1}, "da": {"no transcript": 1}}
+    with pytest.raises(ValueError, match=r"stamps: no \*_desc_nl\.ogg; is tuxpaint-stamps-default installed"):
+        build(tmp_path / "out", "--sources", "tuxpaint", "--languages", "nl", "--tree", root)
+
+
+def test_synthetic_voices_speak_the_texts_of_the_corpus_and_of_a_file(tmp_path: Path, root: Path) -> None:
+    out, file = tmp_path / "out", tmp_path / "mine.tsv"
+    file.write_text("es\tBuenos días.\tGood morning.\nes\tHasta luego.\n", encoding="utf-8")
+    options = ("--sources", "asterisk", "synthetic", "--languages", "es", "--tree", root)
+    build(out, *options, "--texts", file, "--texts-licence", "CC0-1.0", "--synthetic-clips", "2")
+    spoken = [u for u in corpus(out) if u.id.startswith("synthetic-es/")]
+    assert [(u.id, u.key, u.text, u.translation, u.licence) for u in spoken[::2]] == [
+        ("synthetic-es/activated-0", "activated", "Activado.", "Activated.", "CC-BY-SA-3.0"),
+        ("synthetic-es/texts/mine-000001-0", "texts/mine-000001", "Buenos días.", "Good morning.", "CC0-1.0"),
+        ("synthetic-es/texts/mine-000002-0", "texts/mine-000002", "Hasta luego.", "", "CC0-1.0"),
+    ]
+    assert len(spoken) == 6 and all(u.speaker.startswith("espeak-ng es") for u in spoken)
+    assert len({u.speaker for u in spoken}) > 2
+    assert np.abs(spoken[0].clip.load(16_000)).max() > 0.05
+    with pytest.raises(ValueError, match=r"synthetic-es\.json: built with .*; name a new folder, or delete this file"):
+        build(out, *options, "--synthetic-clips", "2")
+    with pytest.raises(ValueError, match="needs --texts-licence and the source synthetic"):
+        build(out, *options, "--texts", file)
+    file.write_text("Buenos días.\n")
+    with pytest.raises(ValueError, match=r"mine\.tsv: row 1: not LANGUAGE, tab, TEXT"):
+        build(out, *options, "--texts", file, "--texts-licence", "CC0-1.0")
+    with pytest.raises(ValueError, match="empty: no texts to speak; add another source, or --texts FILE"):
+        build(tmp_path / "empty", "--sources", "synthetic")
+
+
+def test_the_unseen_speakers_are_a_sample_of_different_texts(tmp_path: Path) -> None:
+    """Of six usable recordings, two of which say the same, three: the same ones whatever else there is."""
+    from audiorl.data.sources.build import _sample
+    from audiorl.data.sources.voice import Recording
+
+    def recordings(names: str):
+        def listed(root: Path):
+            for name in names:
+                text = "Same." if name in "ab" else f"text {name}"
+                yield Recording(name, name, text, "", lambda: np.zeros(1, np.float32), "silent" if name == "z" else "")
+
+        return listed
+
+    chosen = [r.name for r in _sample(recordings("abcdefz"), 3, tmp_path)]
+    assert len(chosen) == 3 and chosen == sorted(chosen) and "z" not in chosen
+    assert len([r for r in _sample(recordings("abz"), 3, tmp_path)]) == 1
+    assert {r.name for r in _sample(recordings("abcdefz"), 2, tmp_path)} < set(chosen)
+    assert [v.folder for v in unseen_voices()] == ["es-co", "fr-armelle", "tuxpaint-en", "tuxpaint-es", "tuxpaint-fr"]
+
+
+def test_the_tables_of_verdicts_are_there_and_read() -> None:
+    checked = [voice.folder for voice in VOICES if voice.candidates]
+    assert sorted(f"{name}.tsv" for name in checked) == sorted(f.name for f in verdicts.TABLES.glob("*.tsv"))
+    for name in checked:
+        table = read_verdicts(verdicts.TABLES / f"{name}.tsv")
+        assert len(table) > 60 and all(v.cer >= 0 and (v.rank is None or v.rank >= 0) for v in table.values())
+
+
+def test_gsm_is_read_at_16_khz(tmp_path: Path, speech: dict[str, np.ndarray]) -> None:
+    write_gsm(tmp_path / "a.gsm", speech["activated"])
+    wav = read_audio(tmp_path / "a.gsm")
+    spectra = [np.abs(np.fft.rfft(x, 16_000))[:3400] for x in (wav, speech["activated"])]
+    assert np.corrcoef(*spectra)[0, 1] > 0.9
