@@ -5,7 +5,7 @@
 
 It writes audiorl/assets/verdicts/VOICE.tsv, which `audiorl data build` reads, with a row for each recording: the
 character error rate of the model's transcript against the text and, for the single words of some folders, the rank of
-the text by probability among them. Numbers are spelled out first; case, accents, punctuation and spaces do not count.
+the text by edit distance among them. Numbers are spelled out first; case, accents, punctuation and spaces do not count.
 The model runs in bfloat16: about a second for a recording on one core. `tools/fetch_judges.py` writes its folder.
 """
 
@@ -31,61 +31,26 @@ WINDOWS = (10, 30)
 """Seconds that the encoder reads: 10, three times as fast, for recordings that are shorter, otherwise Whisper's 30."""
 
 
-class Ranking:
-    """Log-probabilities of texts given the audio, by a Whisper model."""
-
-    def __init__(self, recogniser: Whisper, language: str):
-        self.model, self.extractor, self.tokenizer = recogniser.parts
-        start = ["<|startoftranscript|>", f"<|{language}|>", "<|transcribe|>", "<|notimestamps|>"]
-        self.prefix = self.tokenizer.convert_tokens_to_ids(start)
-        self.end = self.tokenizer.convert_tokens_to_ids("<|endoftext|>")
-
-    @torch.no_grad()
-    def logprobs(self, wav: np.ndarray, texts: Sequence[str]) -> torch.Tensor:
-        """[N]: the sum over the text's tokens and the end, each text as a sentence: " Siete."."""
-        features = self.extractor([wav], sampling_rate=RATE, return_tensors="pt").input_features
-        encoded = self.model.model.encoder(features.to(self.model.dtype)).last_hidden_state
-        # The frames of the recording and half a second more: the padding up to 30 s costs 20 times as much.
-        encoded = encoded[:, : (len(wav) + RATE // 2) // (2 * self.extractor.hop_length)]
-        tokens = [self.tokenizer(f" {t[:1].upper()}{t[1:]}.", add_special_tokens=False).input_ids for t in texts]
-        length = len(self.prefix) + max(map(len, tokens))
-        inputs = torch.full((len(tokens), length), self.end)
-        targets = torch.full((len(tokens), length), -1)
-        for row, ids in enumerate(tokens):
-            inputs[row, : len(self.prefix) + len(ids)] = torch.tensor(self.prefix + ids)
-            targets[row, len(self.prefix) - 1 : len(self.prefix) + len(ids)] = torch.tensor([*ids, self.end])
-        hidden = self.model.model.decoder(
-            input_ids=inputs, encoder_hidden_states=encoded.expand(len(tokens), -1, -1), use_cache=False
-        ).last_hidden_state
-        scored = targets >= 0
-        logits = self.model.proj_out(hidden[scored]).float()
-        logprobs = torch.log_softmax(logits, -1).gather(1, targets[scored][:, None])[:, 0]
-        return torch.zeros(len(tokens)).index_add_(0, scored.nonzero()[:, 0], logprobs)
-
-
 def letters(text: str, language: str) -> str:
     """The letters that are compared."""
     return normalised(normalize(text, "basic", language)).replace(" ", "")
 
 
-def verdicts(recordings: Sequence[Recording], recognisers: Mapping[int, Whisper], language: str) -> list[Verdict]:
-    """One verdict for each recording, by the recognisers for each window in seconds."""
-    ranking = Ranking(recognisers[WINDOWS[0]], language)
-    words: dict[str, list[str]] = {}
+def verdicts(recordings: Sequence[Recording], transcripts: Sequence[str], language: str) -> list[Verdict]:
+    """One verdict for each recording."""
+    words: dict[str, set[str]] = {}
     for recording in recordings:
-        folder, text = recording.name.partition("/")[0], bare(recording.text)
-        if folder in CLASSES and " " not in text and text not in words.setdefault(folder, []):
-            words[folder].append(text)
-    transcripts = transcribe(recordings, recognisers)
+        folder, text = recording.name.partition("/")[0], recording.text.strip()
+        if folder in CLASSES and " " not in text:
+            words.setdefault(folder, set()).add(letters(text, language))
     result = []
     for recording, transcript in zip(recordings, transcripts, strict=True):
-        text = bare(recording.text)
-        cer = char_errors(letters(text, language), letters(transcript, language)).rate
-        rank, others = None, words.get(recording.name.partition("/")[0], [])
+        text, written = letters(recording.text, language), letters(transcript, language)
+        errors = char_errors(text, written)
+        rank, others = None, words.get(recording.name.partition("/")[0], set())
         if text in others:
-            logprobs = ranking.logprobs(recording.read(), others)
-            rank = int((logprobs > logprobs[others.index(text)]).sum())
-        result.append(Verdict(recording.name, cer, rank, transcript))
+            rank = sum(char_errors(other, written).errors <= errors.errors for other in others - {text})
+        result.append(Verdict(recording.name, errors.rate, rank, transcript))
     return result
 
 
@@ -126,19 +91,19 @@ def bare(text: str) -> str:
 
 
 def main() -> None:
-    checked = {voice.folder: voice for voice in VOICES if voice.candidates}
+    checked = {voice.folder: voice for voice in VOICES if voice.max_cer is not None}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recogniser", help="a folder of Whisper, or a model id")
     parser.add_argument("--voices", nargs="+", default=list(checked), choices=list(checked))
     parser.add_argument("--packages", type=Path, help="folder of .deb files; by default they are downloaded")
     parser.add_argument("--tree", type=Path, help="folder below which the packages are installed or unpacked")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="check every N-th recording (default: all)")
     args = parser.parse_args()
     for voice in (checked[name] for name in args.voices):
-        assert voice.candidates is not None
         recognisers = {seconds: load(args.recogniser, voice.language, seconds) for seconds in WINDOWS}
         with package_files(voice.packages, args.packages, args.tree) as root:
-            recordings = [r for r in voice.candidates(root) if not r.left_out]
-            table = verdicts(recordings, recognisers, voice.language)
+            recordings = [r for r in voice.recordings(root) if not r.left_out][:: args.every]
+            table = verdicts(recordings, transcribe(recordings, recognisers), voice.language)
         write_verdicts(TABLES / f"{voice.folder}.tsv", table)
         print(f"{TABLES / f'{voice.folder}.tsv'}: {len(table)} recordings")
 

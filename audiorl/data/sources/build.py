@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -32,6 +32,7 @@ from rich.table import Table
 from audiorl.data.corpus import normalised
 from audiorl.data.sources import asterisk, other_prompts, synthetic, tuxpaint
 from audiorl.data.sources.packages import package_files
+from audiorl.data.sources.verdicts import confirmed
 from audiorl.data.sources.voice import RATE, Recording, Voice
 
 SOURCES = {
@@ -107,18 +108,17 @@ def select_voices(sources: Sequence[str], languages: Sequence[str] | None = None
 
 
 def unseen_voices(clips: int = UNSEEN_CLIPS) -> list[Voice]:
-    """The voices of the test set of unseen speakers, each with `clips` recordings of different texts."""
+    """The voices of the test set of unseen speakers, each with `clips` recordings of different, confirmed texts."""
     voices = {voice.folder: voice for voice in VOICES}
-    settings = {"clips": clips}
     return [
-        replace(v, recordings=partial(_sample, v.recordings, clips), settings=settings)
+        replace(v, recordings=partial(_sample, v, clips), max_cer=None, settings={"clips": clips})
         for v in map(voices.__getitem__, UNSEEN)
     ]
 
 
-def _sample(recordings: Callable[[Path], Iterator[Recording]], clips: int, root: Path) -> Iterator[Recording]:
+def _sample(voice: Voice, clips: int, root: Path) -> Iterator[Recording]:
     """`clips` usable recordings, in an order by hash that does not depend on which others there are; then by name."""
-    usable = [r for r in recordings(root) if not r.left_out]
+    usable = [r for r in confirmed(replace(voice, unchecked=False), root) if not r.left_out]
     usable.sort(key=lambda r: sha256(r.name.encode()).digest())
     different = {normalised(r.text): r for r in reversed(usable)}
     first = [r for r in usable if different[normalised(r.text)] is r][:clips]
@@ -154,12 +154,12 @@ def build(
 
 def build_voice(voice: Voice, root: Path, out: Path, encoding: Encoding, progress: Progress) -> None:
     """Write the clips of one voice and OUT/voices/VOICE.json."""
-    recordings = list(voice.recordings(root))
+    recordings = list(confirmed(voice, root))
     left_out: Counter[str] = Counter()
     rows = []
     for recording in progress.track(recordings, description=voice.folder):
         reason = recording.left_out
-        wav = np.zeros(0, np.float32) if reason else recording.read()
+        wav = np.zeros(0, np.float32) if reason else within_full_scale(recording.read())
         reason = reason or complaint(wav, recording.text, encoding.max_seconds)
         if reason:
             left_out[reason] += 1
@@ -209,6 +209,12 @@ def write_corpus(out: Path) -> None:
     print(f"{out}: {len(rows)} clips, {_minutes(rows):.1f} minutes, {speakers} speakers")
 
 
+def within_full_scale(wav: np.ndarray) -> np.ndarray:
+    """Scaled down to a peak of 1 where it exceeds that: lossy formats decode loud recordings to larger samples."""
+    peak = np.abs(wav).max(initial=0.0)
+    return wav / peak if peak > 1 else wav
+
+
 def complaint(wav: np.ndarray, text: str, max_seconds: float) -> str:
     """Why a clip [T] is left out, or "".
 
@@ -236,7 +242,7 @@ def encode_opus(wav: np.ndarray, path: Path, bitrate: int) -> None:
     # libsndfile maps a compression level of 0..1 to 256..6 kbit/s. Its own files read back exactly; the ogg files
     # that FFmpeg writes for some clips under a second do not open in libsndfile.
     level = 1 - (bitrate - 6_000) / 250_000
-    soundfile.write(path, np.clip(wav, -1, 1), RATE, format="OGG", subtype="OPUS", compression_level=level)
+    soundfile.write(path, wav, RATE, format="OGG", subtype="OPUS", compression_level=level)
     duration = soundfile.info(path).duration
     if abs(duration - len(wav) / RATE) > 0.05:
         raise ValueError(f"{path}: {duration:.2f} s after encoding, {len(wav) / RATE:.2f} s before")
@@ -252,9 +258,9 @@ def attribution(voices: Sequence[BuiltVoice]) -> str:
                 lines.append(f"- `{voice.folder}/`: {voice.credit} {_licence(voice.licence)}")
         lines.append("")
     lines += [
-        "Changes: the recordings were converted to Opus at 16 kHz; sound effects, silences and some clips were left",
-        "out. The audio itself was not cut or filtered. The converted recordings and the manifest are under the same",
-        "licences as the recordings.",
+        "Changes: the recordings were converted to Opus at 16 kHz, those beyond full scale made softer; sound effects,",
+        "silences and some clips were left out. The audio itself was not cut or filtered. The converted recordings and",
+        "the manifest are under the same licences as the recordings.",
         "",
     ]
     return "\n".join(lines)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from audiorl.data.sources import asterisk
 from audiorl.data.sources.packages import gpl_2_text, licence_paragraph
-from audiorl.data.sources.verdicts import confirmed
 from audiorl.data.sources.voice import Voice
 
 MAX_CER = 0.15
@@ -32,7 +31,6 @@ def _voice(
 ) -> Voice:
     """The voice `name`; `files` are the folder below asterisk.SOUNDS and the ending of its recordings."""
     folder, suffix = files
-    candidates = partial(asterisk.prompts, language=language, folder=folder, suffix=suffix)
     return Voice(
         source=source,
         folder=name,
@@ -41,9 +39,9 @@ def _voice(
         licence=licence,
         credit=credit,
         packages=(*packages, f"asterisk-core-sounds-{language}", "asterisk-core-sounds-en"),
-        recordings=partial(confirmed, voice=name, candidates=candidates, max_cer=MAX_CER),
+        recordings=partial(asterisk.prompts, language=language, folder=folder, suffix=suffix),
         licence_text=licence_text,
-        candidates=candidates,
+        max_cer=MAX_CER,
     )
 
 

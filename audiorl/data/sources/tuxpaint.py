@@ -3,9 +3,9 @@
 A stamp X has the texts in X.txt, whose first line is English and whose others are `CODE.utf8=text`, and recordings in
 X_desc_CODE.ogg; X_desc.ogg is English. Several stamps have the same text ("The letter J." filled and outlined).
 
-Some recordings are older than the texts. In English, Spanish and French, recordings are left out from which a
-recogniser reads something else, see `verdicts`; in the other languages texts are as published. The English recordings
-name the object without the article of the text, so it is removed.
+Some recordings are older than the texts. Those of English and some of Spanish and French were checked, see `verdicts`,
+and recordings are left out from which a recogniser reads something else. The other texts are as published. The English
+recordings name the object without the article of the text, so it is removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 from audiorl.data.sources.packages import gpl_2_text
-from audiorl.data.sources.verdicts import confirmed
 from audiorl.data.sources.voice import Recording, Voice, read_audio
 
 SOURCE = "tuxpaint"
@@ -24,7 +23,7 @@ INTRODUCTION = """\
 The stamps of Tux Paint are copyright 2002-2022 by Bill Kendrick and contributors (https://tuxpaint.org), packaged by
 Debian as tuxpaint-stamps-default. The names below are those that its changelog gives for the spoken descriptions."""
 CHECKED = ("en", "es", "fr")
-"""Languages with tables of verdicts."""
+"""Languages with tables of verdicts: for all recordings in English, for a part of them in the others."""
 MAX_CER = 0.5
 """Maximum character error rate of the recogniser's transcript. The texts belong to the recordings, so that most of the
 errors are the recogniser's."""
@@ -76,19 +75,18 @@ def stamps(root: Path, language: str) -> Iterator[Recording]:
 
 
 def _voice(language: str, contributor: str) -> Voice:
-    folder, everything = f"tuxpaint-{language}", partial(stamps, language=language)
-    checked = partial(confirmed, voice=folder, candidates=everything, max_cer=MAX_CER)
     return Voice(
         source=SOURCE,
-        folder=folder,
+        folder=f"tuxpaint-{language}",
         language=language,
         speaker=f"Tux Paint {language}",
         licence="GPL-2.0-or-later",
         credit=f"Spoken descriptions by {contributor or 'contributors of Tux Paint'}.",
         packages=("tuxpaint-stamps-default", "base-files"),
-        recordings=checked if language in CHECKED else everything,
+        recordings=partial(stamps, language=language),
         licence_text=gpl_2_text,
-        candidates=everything if language in CHECKED else None,
+        max_cer=MAX_CER if language in CHECKED else None,
+        unchecked=True,
     )
 
 

@@ -5,25 +5,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from audiorl.data.sources.voice import Recording
+from audiorl.data.sources.voice import Recording, Voice
 
 TABLES = Path(str(resources.files("audiorl"))) / "assets" / "verdicts"
 CLASSES = ("digits", "letters", "phonetic", "animals")
-"""Folders of single words, in which a text is also confirmed where it ranks first."""
+"""Folders of single words, in which a text is also confirmed where it is the nearest to the transcript."""
+MAX_CER_OF_NEAREST = 0.5
+"""Maximum character error rate of such a word."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What a recogniser made of one recording. `tools/confirm_texts.py` fills it in.
 
-    `cer` is the character error rate of the transcript against the text. `rank` is that of the text by probability
-    given the audio among all single words of its folder, 0 for the most probable one; None for longer texts and
-    outside of CLASSES. A recogniser often misspells a short word that it yet prefers to all others of its class.
+    `cer` is the character error rate of the transcript against the text. `rank` is the number of other single words of
+    its folder that are as near to the transcript or nearer, by edit distance; None for longer texts and outside of
+    CLASSES. A recogniser often misspells a short word, which yet resembles no other word of a closed class.
     """
 
     name: str
@@ -50,13 +52,18 @@ def write_verdicts(path: Path, verdicts: Sequence[Verdict]) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def confirmed(
-    root: Path, voice: str, candidates: Callable[[Path], Iterator[Recording]], max_cer: float
-) -> Iterator[Recording]:
-    """The candidates, those to be left out whose character error rate is above `max_cer` and whose rank is not 0."""
-    verdicts = read_verdicts(TABLES / f"{voice}.tsv")
-    for recording in candidates(root):
+def confirmed(voice: Voice, root: Path) -> Iterator[Recording]:
+    """The recordings of the voice, of which those are to be left out whose text the recogniser does not confirm.
+
+    It confirms a text with a character error rate of at most `voice.max_cer`, or MAX_CER_OF_NEAREST with rank 0.
+    """
+    if voice.max_cer is None:
+        yield from voice.recordings(root)
+        return
+    verdicts = read_verdicts(TABLES / f"{voice.folder}.tsv")
+    for recording in voice.recordings(root):
         verdict = verdicts.get(recording.name)
-        if not recording.left_out and not (verdict and (verdict.cer <= max_cer or verdict.rank == 0)):
-            recording = replace(recording, left_out="text not confirmed")
-        yield recording
+        fits = voice.unchecked
+        if verdict is not None:
+            fits = verdict.cer <= (MAX_CER_OF_NEAREST if verdict.rank == 0 else voice.max_cer)
+        yield recording if fits or recording.left_out else replace(recording, left_out="text not confirmed")

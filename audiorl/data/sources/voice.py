@@ -43,8 +43,11 @@ class Voice:
 
     `folder` is that of the clips in the corpus. `packages` are the Debian packages that hold the recordings and their
     texts; `recordings` lists them and `licence_text` returns the licence's text, both from the folder below which the
-    packages are unpacked. `licence` is an SPDX identifier where there is one. `candidates`, where a recogniser chooses
-    the recordings, lists all of them. `settings` are those of the source that change the recordings.
+    packages are unpacked. `licence` is an SPDX identifier where there is one. `settings` are those of the source that
+    change the recordings.
+
+    `max_cer` is for voices with a table of verdicts (see `verdicts`): the maximum character error rate of the
+    recogniser's transcript against the text. `unchecked`: whether recordings are used that the table does not hold.
     """
 
     source: str
@@ -56,7 +59,8 @@ class Voice:
     packages: tuple[str, ...]
     recordings: Callable[[Path], Iterator[Recording]]
     licence_text: Callable[[Path], str] | None
-    candidates: Callable[[Path], Iterator[Recording]] | None = None
+    max_cer: float | None = None
+    unchecked: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 
 from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech, corpus
 from audiorl.data.sources import packages, verdicts
-from audiorl.data.sources.build import VOICES, unseen_voices
+from audiorl.data.sources.build import VOICES, _sample, unseen_voices
 from audiorl.data.sources.packages import package_files
 from audiorl.data.sources.verdicts import Verdict, read_verdicts, write_verdicts
-from audiorl.data.sources.voice import read_audio
+from audiorl.data.sources.voice import Recording, Voice, read_audio
 from tests.support.debian import SOUNDS, pack, write_g722, write_gpl, write_gsm, write_stamp, write_transcripts
 
 
@@ -173,9 +176,9 @@ def test_bad_input_is_one_line(tmp_path: Path, root: Path, capsys: pytest.Captur
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of the package's tables of verdicts, for two voices."""
     folder = tmp_path / "verdicts"
-    prompts = [("activated", 0.1, None), ("agent-pass", 0.2, None), ("digits/7", 0.9, 0), ("digits/8", 0.9, 3)]
+    prompts = [("activated", 0.1, None), ("agent-pass", 0.2, None), ("digits/7", 0.4, 0), ("digits/8", 0.4, 3)]
     write_verdicts(folder / "es-co.tsv", [Verdict(name, cer, rank, "x") for name, cer, rank in prompts])
-    stamps = [("animals/yak", 0.75, 0), ("animals/ram", 0.6, 1), ("animals/pig", 0.0, 0)]
+    stamps = [("animals/yak", 0.5, 0), ("animals/ram", 0.6, 1), ("animals/pig", 0.0, 0)]
     write_verdicts(folder / "tuxpaint-en.tsv", [Verdict(name, cer, rank, "x") for name, cer, rank in stamps])
     monkeypatch.setattr(verdicts, "TABLES", folder)
     return folder
@@ -255,26 +258,24 @@ def test_synthetic_voices_speak_the_texts_of_the_corpus_and_of_a_file(tmp_path: 
 
 def test_the_unseen_speakers_are_a_sample_of_different_texts(tmp_path: Path) -> None:
     """Of six usable recordings, two of which say the same, three: the same ones whatever else there is."""
-    from audiorl.data.sources.build import _sample
-    from audiorl.data.sources.voice import Recording
 
-    def recordings(names: str):
-        def listed(root: Path):
+    def voice(names: str) -> Voice:
+        def recordings(root: Path) -> Iterator[Recording]:
             for name in names:
                 text = "Same." if name in "ab" else f"text {name}"
                 yield Recording(name, name, text, "", lambda: np.zeros(1, np.float32), "silent" if name == "z" else "")
 
-        return listed
+        return replace(VOICES[0], recordings=recordings)
 
-    chosen = [r.name for r in _sample(recordings("abcdefz"), 3, tmp_path)]
+    chosen = [r.name for r in _sample(voice("abcdefz"), 3, tmp_path)]
     assert len(chosen) == 3 and chosen == sorted(chosen) and "z" not in chosen
-    assert len([r for r in _sample(recordings("abz"), 3, tmp_path)]) == 1
-    assert {r.name for r in _sample(recordings("abcdefz"), 2, tmp_path)} < set(chosen)
+    assert len(list(_sample(voice("abz"), 3, tmp_path))) == 1
+    assert {r.name for r in _sample(voice("abcdefz"), 2, tmp_path)} < set(chosen)
     assert [v.folder for v in unseen_voices()] == ["es-co", "fr-armelle", "tuxpaint-en", "tuxpaint-es", "tuxpaint-fr"]
 
 
 def test_the_tables_of_verdicts_are_there_and_read() -> None:
-    checked = [voice.folder for voice in VOICES if voice.candidates]
+    checked = [voice.folder for voice in VOICES if voice.max_cer is not None]
     assert sorted(f"{name}.tsv" for name in checked) == sorted(f.name for f in verdicts.TABLES.glob("*.tsv"))
     for name in checked:
         table = read_verdicts(verdicts.TABLES / f"{name}.tsv")
@@ -286,3 +287,20 @@ def test_gsm_is_read_at_16_khz(tmp_path: Path, speech: dict[str, np.ndarray]) ->
     wav = read_audio(tmp_path / "a.gsm")
     spectra = [np.abs(np.fft.rfft(x, 16_000))[:3400] for x in (wav, speech["activated"])]
     assert np.corrcoef(*spectra)[0, 1] > 0.9
+
+
+def test_loud_recordings_are_scaled_and_clipped_ones_left_out(
+    tmp_path: Path, root: Path, speech: dict[str, np.ndarray]
+) -> None:
+    """Ogg Vorbis decodes to samples beyond full scale; a recording that was cut off there has a plateau."""
+    loud = speech["activated"] / np.abs(speech["activated"]).max() * 1.4
+    write_stamp(root, "food/loud", "x\nca.utf8=Fort.\n", {"ca": loud})
+    write_stamp(root, "food/cut", "x\nca.utf8=Tallat.\n", {"ca": loud})
+    soundfile.write(
+        root / "usr/share/tuxpaint/stamps/food/cut_desc_ca.ogg", np.clip(10 * loud, -1, 1), 16_000, format="WAV"
+    )
+    write_gpl(root)
+    build(tmp_path / "out", "--sources", "tuxpaint", "--languages", "ca", "--tree", root)
+    (only,) = corpus(tmp_path / "out")
+    assert only.text == "Fort." and 0.8 < np.abs(only.clip.load(16_000)).max() < 1.1
+    assert json.loads((tmp_path / "out/voices/tuxpaint-ca.json").read_text())["left_out"] == {"clipped": 1}
