@@ -37,6 +37,13 @@ MAX_AMPLITUDE = 16.0
 """Largest sample that passes as audio in [-1, 1], 24 dB above full scale: beyond it are unscaled integers or damage."""
 
 
+FFMPEG_FORMATS = (
+    "mov,matroska,webm,ogg,mpegts,mpeg,flv,avi,asf,rm,wav,w64,aiff,au,caf,flac,mp3,aac,ac3,eac3,dts,amr,ape,wv,tta,"
+    "g722,gsm,sbc,tak,voc,xwma,mpc,mpc8"
+)
+"""Formats that FFmpeg may open: those that hold their audio. Playlists (concat, hls, …) name other files to read."""
+
+
 class AudioError(ValueError):
     """Audio that cannot be used: missing, empty, broken, too long, or not what was declared."""
 
@@ -333,7 +340,7 @@ def _decoder(clip: AudioClip) -> _SoundFile | _Container:
     except (soundfile.LibsndfileError, TypeError):  # TypeError: soundfile wants a rate for names that end in .raw
         pass
     try:
-        return _Container(clip, av.open(_source(clip), "r"))
+        return _Container(clip, av.open(_source(clip), "r", options={"format_whitelist": FFMPEG_FORMATS}))
     except av.FFmpegError as error:
         raise AudioError(f"{name(clip)}: not readable as audio; convert it to wav, flac, ogg, mp3 or m4a") from error
 

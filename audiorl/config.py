@@ -557,6 +557,8 @@ class RewardServerConfig:
     """Calls of the reward at the same time. Rewards with models expect one."""
     max_queue: int = 16
     """Requests that may wait; further ones are refused with status 503."""
+    max_seconds: float = 3600.0
+    """Seconds that one call of the reward may take; then the request ends with status 504."""
 
 
 def to_json(value: Any) -> Any:

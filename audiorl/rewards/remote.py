@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import httpx
 
 TOKEN_ENV = "AUDIORL_REWARD_TOKEN"
+ANSWER_BYTES, SCORE_BYTES, TOKEN_BYTES = 2**20, 2**16, 64
+"""Longest answer that is read: so many bytes, and for each rollout and each of its sampled tokens so many more."""
 log = logging.getLogger(__name__)
 
 
@@ -123,7 +126,7 @@ class RemoteReward:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     def _headers(self) -> dict[str, str]:
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if token := os.environ.get(self.token_env, "").strip():
             headers["Authorization"] = f"Bearer {checked_token(token, f'environment variable {self.token_env}')}"
         return headers
@@ -163,23 +166,38 @@ class RemoteReward:
 
         try:
             async with asyncio.timeout(self.timeout):
-                response = await client.post(f"{url}/v1/scores", content=document)
+                status, headers, content = await self._exchange(client, url, document, batch)
         except TimeoutError:
             raise _Failure(f"no answer within {self.timeout:g} s") from None
         except httpx.RequestError as error:
             raise _Failure(f"{type(error).__name__}: {error}") from None
         try:
-            answer = response.json()
+            answer = json.loads(content)
         except (ValueError, RecursionError):
             answer = None
-        if response.status_code == 200:
+        if status == 200:
             return self._scores(step, url, answer, document, batch)
         details = answer if isinstance(answer, dict) else {}
-        status = f"status {response.status_code}: {details.get('error', response.text[:200])}"
-        temporary = response.status_code >= 500 or response.status_code in (408, 429)
+        message = f"status {status}: {_printable(details.get('error', content[:200].decode(errors='replace')))}"
+        temporary = status >= 500 or status in (408, 429)
         if temporary and details.get("retry", True):
-            raise _Failure(status, _seconds(response.headers.get("Retry-After")))
-        raise ValueError(f"reward server {url}: {status}")
+            raise _Failure(message, _seconds(headers.get("Retry-After")))
+        raise ValueError(f"reward server {url}: {message}")
+
+    async def _exchange(
+        self, client: httpx.AsyncClient, url: str, document: bytes, batch: Sequence[Rollout]
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """(status, headers, body) of a request; a body that is compressed or too long for its scores is a failure."""
+        limit = ANSWER_BYTES + sum(SCORE_BYTES + TOKEN_BYTES * r.num_sampled for r in batch)
+        body = bytearray()
+        async with client.stream("POST", f"{url}/v1/scores", content=document) as response:
+            if response.headers.get("Content-Encoding", "identity") != "identity":
+                raise _Failure("the answer is compressed, which was not asked for")
+            async for chunk in response.aiter_raw():
+                body += chunk
+                if len(body) > limit:
+                    raise _Failure(f"the answer is longer than {limit} bytes, too long for {len(batch)} scores")
+        return response.status_code, response.headers, bytes(body)
 
     def _scores(
         self, step: _Step, url: str, answer: Any, document: bytes, batch: Sequence[Rollout]
@@ -232,5 +250,10 @@ def checked_token(token: str, where: str) -> str:
 
 
 def _seconds(header: str | None) -> float:
-    """The seconds of a Retry-After header; 0 for a date."""
-    return float(header) if header and header.isdigit() else 0.0
+    """The seconds of a Retry-After header; 0 for a date, or anything else."""
+    return float(header) if header and header.isascii() and header.isdigit() and len(header) < 10 else 0.0
+
+
+def _printable(message: object) -> str:
+    """A server's message without control characters, which a terminal would obey."""
+    return "".join(c if c.isprintable() else " " for c in str(message)[:2000])

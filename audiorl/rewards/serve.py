@@ -10,7 +10,7 @@ GET /health returns whether the server is ready and, with the token, which rewar
 
 Errors are {"error": message}: 401 wrong or missing token, 403 audio outside the roots, 408 the body did not arrive in
 time, 413 too many bytes or rollouts, 422 a malformed document (naming the field), 500 the reward raised, 503 the queue
-is full (with Retry-After). "retry": false means that a repetition is of no use.
+is full (with Retry-After), 504 the reward takes too long. "retry": false means that a repetition is of no use.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -49,8 +50,11 @@ from audiorl.types import Rollout, Score
 
 BODY_SECONDS = 120.0
 """Seconds within which a request's body must arrive."""
+REFUSED_BODY_SECONDS = 5.0
+"""Seconds for which the body of a refused request is read."""
 RETRY_SECONDS = 2
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def serve(options: RewardServerConfig) -> None:
@@ -76,6 +80,8 @@ def _check(options: RewardServerConfig) -> None:
             raise ValueError(f"rewards serve: --{name.replace('_', '-')} must be at least {least}")
     if not 0 <= options.port < 2**16:
         raise ValueError(f"rewards serve: --port {options.port}: not a port; give 0 (any free one) to 65535")
+    if not 0 < options.max_seconds < float("inf"):
+        raise ValueError("rewards serve: --max-seconds must be greater than 0")
     for root in options.audio_root:
         if not root.is_dir():
             raise ValueError(f"rewards serve: --audio-root {root}: no such folder")
@@ -114,6 +120,35 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+async def _in_thread(done: Callable[[], object], seconds: float, function: Callable[..., T], *arguments: Any) -> T:
+    """The function's result, from a thread; `done` is called in the loop when the thread ends, however late.
+
+    Raises Refused after `seconds`. A thread cannot be stopped, so it goes on; the server's exit does not wait for it.
+    """
+    loop, result = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def settle(setter: Callable[[Any], None], value: Any) -> None:
+        done()
+        if not result.done():
+            setter(value)
+
+    def run() -> None:
+        try:
+            outcome: tuple[Callable[[Any], None], Any] = (result.set_result, function(*arguments))
+        except BaseException as error:
+            outcome = (result.set_exception, error)
+        with suppress(RuntimeError):  # the loop is closed: the server has ended
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        async with asyncio.timeout(seconds):
+            value: T = await result
+            return value
+    except TimeoutError:
+        raise Refused(504, f"the reward did not return within {seconds:g} s (--max-seconds)") from None
+
+
 class Refused(Exception):
     """A request that ends with a status and a message."""
 
@@ -144,22 +179,23 @@ def make_app(served: FileReward, options: RewardServerConfig, token: str | None)
 
     async def answer(request: Request) -> Response:
         body = await _read(request, options.max_bytes)
-        async with free:
-            if await request.is_disconnected():
-                raise ClientDisconnect  # the client gave up and will send the request again
-            scores = await asyncio.to_thread(_scored, served, options, body)
+        await free.acquire()
+        if await request.is_disconnected():
+            free.release()
+            raise ClientDisconnect  # the client gave up and will send the request again
+        scores = await _in_thread(free.release, options.max_seconds, _scored, served, options, body)
         return _json({"version": VERSION, "request": digest(body), "reward": identity, "scores": scores})
 
     @app.post("/v1/scores")
     async def scores(request: Request) -> Response:
         nonlocal open_requests
-        open_requests += 1  # counted from the first byte on: bodies take memory
+        if not _has_token(request, token):
+            await _discard(request)
+            return Refused(401, f"wrong or missing token; set {TOKEN_ENV} to the server's").response()
+        open_requests += 1  # counted from the first byte of the body on: bodies take memory
         try:
-            if not _has_token(request, token):
-                await _read(request, None)
-                raise Refused(401, f"wrong or missing token; set {TOKEN_ENV} to the server's")
             if open_requests > options.concurrency + options.max_queue:
-                await _read(request, None)
+                await _discard(request)
                 raise Refused(503, f"busy: {options.concurrency + options.max_queue} requests are open already")
             return await answer(request)
         except Refused as refused:
@@ -178,21 +214,26 @@ def _has_token(request: Request, token: str | None) -> bool:
     return token is None or secrets.compare_digest(sent, f"Bearer {token}".encode())
 
 
-async def _read(request: Request, limit: int | None) -> bytes:
-    """The whole body. Bytes are counted as they arrive, since a declared length may be missing or wrong.
+async def _discard(request: Request) -> None:
+    """Read the body of a refused request for a while: clients read the answer only after sending."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(REFUSED_BODY_SECONDS):
+            async for _ in request.stream():
+                pass
 
-    `limit` None discards the body. A refused body is read to its end too: clients read the answer only after sending.
-    """
+
+async def _read(request: Request, limit: int) -> bytes:
+    """The whole body. Bytes are counted as they arrive, since a declared length may be missing or wrong."""
     body, size = bytearray(), 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.stream():
                 size += len(chunk)
-                if limit is not None and size <= limit:
+                if size <= limit:
                     body += chunk
     except TimeoutError:
         raise Refused(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
-    if limit is not None and size > limit:
+    if size > limit:
         advice = (
             "send smaller batches (batch_size), audio by path or none, or start the server with a larger --max-bytes"
         )

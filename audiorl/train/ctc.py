@@ -49,7 +49,7 @@ class CTCWorker:
             loss = self.model.losses(frames, targets, others).sum() / count
             if not bool(loss.isfinite()):
                 names = ", ".join(repr(e.sample.id) for e in part)
-                raise FloatingPointError(f"the loss of {names} is {float(loss)}; the weights were not changed")
+                raise FloatingPointError(f"the loss of {names} is {float(loss)}; this update changed no weight")
             loss.backward()
             total += float(loss.detach())
         self.optimizer.gather_gradients()

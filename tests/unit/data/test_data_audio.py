@@ -155,6 +155,15 @@ def test_a_sample_rate_that_is_none_is_refused(speech: np.ndarray, rate: int) ->
         AudioClip(array=speech, sample_rate=rate)
 
 
+def test_a_playlist_reads_no_other_file(tmp_path: Path, speech: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "other.wav", speech)
+    (tmp_path / "list.wav").write_bytes(b"ffconcat version 1.0\nfile other.wav\n")
+    monkeypatch.chdir(tmp_path)
+    for clip in (AudioClip(path="list.wav"), AudioClip(data=(tmp_path / "list.wav").read_bytes())):
+        with pytest.raises(AudioError, match="not readable as audio"):
+            load_clip(clip)
+
+
 def test_a_wav_written_to_a_pipe_is_not_truncated(tmp_path: Path, speech: np.ndarray) -> None:
     path = write(tmp_path / "a.wav", speech)
     content = bytearray(path.read_bytes())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
+import gzip
 import json
 import math
 import pickle
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -430,6 +432,43 @@ def test_health_and_token(reward_file: Callable[[str], Path]) -> None:
             assert response.headers["WWW-Authenticate"] == "Bearer"
 
 
+def test_slow_requests_without_a_token_lock_nobody_out(reward_file: Callable[[str], Path]) -> None:
+    file = reward_file("def reward(rollout): return 1.0")
+    with serving(app_of(file, token="abc", max_queue=1)) as url:
+        address = url.removeprefix("http://").split(":")
+        head = b"POST /v1/scores HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+        slow = [socket.create_connection((address[0], int(address[1]))) for _ in range(20)]
+        for connection in slow:
+            connection.sendall(head + b"{")
+        begin = time.monotonic()
+        header = {"Authorization": "Bearer abc"}
+        for _ in range(5):
+            response = httpx.post(f"{url}/v1/scores", content=serialize_rollouts(texts("a")), headers=header)
+            assert response.status_code == 200
+        assert time.monotonic() - begin < 4, "waited for bodies that are refused"
+        for connection in slow:
+            connection.close()
+
+
+def test_a_reward_that_takes_too_long(reward_file: Callable[[str], Path]) -> None:
+    """The request ends; the thread goes on and holds its place, so that calls do not pile up."""
+    go, calls = threading.Event(), []
+
+    def sleeps(rollouts: Sequence[Rollout]) -> list[Score]:
+        calls.append(rollouts[0].text)
+        go.wait(20)
+        return [Score(1.0)]
+
+    with serving(app_of(reward_file(PARTS), reward=sleeps, max_seconds=0.3)) as url:
+        response = httpx.post(f"{url}/v1/scores", content=serialize_rollouts(texts("first")))
+        assert response.status_code == 504 and "did not return within 0.3 s" in response.json()["error"]
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/v1/scores", content=serialize_rollouts(texts("second")), timeout=0.5)
+        assert calls == ["first"]
+        go.set()
+        assert remote(url)(texts("third")) == [Score(1.0)]
+
+
 def test_limits(reward_file: Callable[[str], Path]) -> None:
     file = reward_file("def reward(rollout): return 1.0")
     with serving(app_of(file, max_batch=2, max_bytes=100_000)) as url:
@@ -583,6 +622,28 @@ def test_every_fault_is_a_failed_try(reward_file: Callable[[str], Path], kind: s
         assert [s.total for s in remote(url)(texts("a", "bb"))] == [1.0, 2 + 1 / 3]
 
 
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "message"),
+    [
+        (200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(50_000_000)), "the answer is compressed"),
+        (200, {}, b" " * 3_000_000, r"the answer is longer than \d+ bytes, too long for 1 scores"),
+        (503, {"Retry-After": "\u00b2".encode().decode("latin-1")}, b'{"error": "busy"}', "status 503: busy"),
+        (503, {"Retry-After": "1e9"}, b'{"error": "busy"}', "status 503: busy"),
+        (500, {}, b'{"error": "\\u001b[2Jgone"}', r"status 500:  \[2Jgone"),
+        (500, {}, b"\x1b[2Jgone", r"status 500:  \[2Jgone"),
+    ],
+)
+def test_answers_that_would_harm_the_client(status: int, headers: dict[str, str], body: bytes, message: str) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            encoded = [(k.encode(), v.encode("latin-1")) for k, v in headers.items()]
+            await send({"type": "http.response.start", "status": status, "headers": encoded})
+            await send({"type": "http.response.body", "body": body})
+
+    with serving(app) as url, pytest.raises(RewardServerError, match=message):
+        remote(url, tries=2)(texts("a"))
+
+
 def test_work_goes_to_the_servers_that_answer(reward_file: Callable[[str], Path]) -> None:
     """One fails always, one is not there: each is asked once and then left aside; the third does the work."""
     file = reward_file(PARTS)
@@ -615,7 +676,7 @@ def test_servers_of_different_rewards_are_noticed(reward_file: Callable[[str], P
         serving(app_of(other)) as second,
         pytest.raises(ValueError, match=message),
     ):
-        remote(first, second, batch_size=1, concurrency=2)(texts("a", "b"))
+        remote(first, second, batch_size=1, concurrency=2)(texts(*"abcdefghijkl"))
 
 
 def test_no_server_is_a_clear_error_in_bounded_time() -> None:
