@@ -30,10 +30,9 @@ from rich.console import Console
 from rich.table import Table
 
 from audiorl.audio import AudioClip, AudioError, seconds
+from audiorl.data import manifest
 from audiorl.data.no_speech import no_speech_samples
 from audiorl.data.prompts import TRANSLATE
-from audiorl.data.rows import Row as DataRow
-from audiorl.data.rows import read_rows as read_data
 from audiorl.evaluation.generate import check_settings, complete_rows, generate_all, greedy_engine, read_rows
 from audiorl.evaluation.options import InferenceOptions, run_script, write_scores
 from audiorl.evaluation.recognition import (
@@ -185,10 +184,13 @@ def known_speakers(options: Options) -> frozenset[str]:
     """The names, and those in the rows of manifests."""
     names: set[str] = set()
     for given in options.known_speakers:
-        if not Path(given).is_file():
+        if not Path(given).exists():
+            if "/" in given or Path(given).suffix:
+                raise ValueError(f"--known-speakers {given}: missing; give a manifest that exists, or a speaker's name")
             names.add(given)
             continue
-        speakers = {row.data.get("speaker") for row in read_data(Path(given)) if isinstance(row, DataRow)} - {None, ""}
+        rows = manifest.read_samples(given, kind=options.kind, on_error="skip").samples
+        speakers = {row.metadata.get("speaker") for row in rows} - {None, ""}
         if not speakers:
             raise ValueError(f"--known-speakers {given}: no row of this manifest names a speaker")
         names |= {str(speaker) for speaker in speakers}

@@ -19,6 +19,7 @@ def print_results(folder: Path, console: Console | None = None) -> None:
     Prints nothing for a run without evaluations. Raises ValueError for a damaged eval.json.
     """
     rows = evaluation_rows(folder)
+    rows = [row for row in rows if "/" not in row.metric]  # parts of parts are in the report
     if not rows:
         return
     columns = entry_names(rows)

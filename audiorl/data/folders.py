@@ -15,7 +15,10 @@ AUDIO_SUFFIXES = (".flac", ".wav", ".opus", ".ogg", ".mp3")
 
 
 def librispeech_rows(folder: Path) -> Iterator[Row | BadRow]:
-    """The lines `ID TRANSCRIPT` of every *.trans.txt below `folder`, sorted, with ID.flac of the same folder."""
+    """The lines `ID TRANSCRIPT` of every *.trans.txt below `folder`, sorted, with ID.flac of the same folder.
+
+    `speaker` is the first number of IDs such as 1272-128104-0000 (reader, chapter, utterance).
+    """
     for transcripts in sorted(folder.rglob("*.trans.txt")):
         for number, line in enumerate(transcripts.read_bytes().split(b"\n"), 1):
             if not line.strip():
@@ -36,7 +39,9 @@ def librispeech_rows(folder: Path) -> Iterator[Row | BadRow]:
                 yield BadRow(str(transcripts), number, "audio", message)
                 continue
             data = {"id": key, "audio": str(audio.absolute()), "text": text.strip(), "language": "en"}
-            yield Row(str(transcripts), number, data)
+            reader, *rest = key.split("-")
+            speaker = {"speaker": reader} if len(rest) == 2 else {}
+            yield Row(str(transcripts), number, data | speaker)
 
 
 def wenetspeech_rows(path: Path, document: Any) -> Iterator[Row | BadRow]:

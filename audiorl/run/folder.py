@@ -81,8 +81,8 @@ class Run:
         for name in ("rollouts", "checkpoints", "eval"):
             (partial / name).mkdir(parents=True)
         versions = {"python": platform.python_version()} | {name: version(name) for name in VERSIONS}
-        asked = RunConfig(recipe, list(argv), to_json(config), versions)
-        write_json(partial / "config.json", msgspec.to_builtins(asked))
+        record = RunConfig(recipe, list(argv), to_json(config), versions)
+        write_json(partial / "config.json", msgspec.to_builtins(record))
         write_json(partial / "state.json", msgspec.to_builtins(RunState(0, {}, {}, {})))
         partial.rename(folder)
         return cls(Path(out))

@@ -260,7 +260,7 @@ def test_librispeech_folder(folder: Path, kind: str) -> None:
         ("1089-134686-0000", ("HE HOPED",)),
         ("1089-134686-0001", ("STUFF IT",)),
     ]
-    assert samples[0].metadata["language"] == "en" and samples[0].task == "asr"
+    assert samples[0].metadata == {"language": "en", "speaker": "1089"} and samples[0].task == "asr"
     assert_hears(samples[1].audio[0], UTTERANCES[1])
     (chapter / "1089-134686-0001.flac").unlink()
     with pytest.raises(ValueError, match=r"trans\.txt: row 2, field 'audio': no 1089-134686-0001\.flac"):

@@ -152,6 +152,8 @@ def test_slices_by_language_speaker_and_group(asr, tmp_path, capsys) -> None:
     file.write_text(json.dumps({"id": "1", "reference": said, "hypothesis": said}) + "\n")
     with pytest.raises(ValueError, match="row '1' names no speaker"):
         asr.run(asr.Options(score=file, known_speakers=("Ann",)))
+    with pytest.raises(ValueError, match=r"--known-speakers .*gone\.jsonl: missing"):
+        asr.run(asr.Options(score=file, known_speakers=(str(tmp_path / "gone.jsonl"),)))
     (tmp_path / "none.jsonl").write_text('{"audio": "a.wav", "text": "a"}\n')
     with pytest.raises(ValueError, match=r"--known-speakers .*none\.jsonl: no row of this manifest names a speaker"):
         asr.run(asr.Options(score=file, known_speakers=(str(tmp_path / "none.jsonl"),)))
