@@ -4,18 +4,19 @@
         --out grafted
     audiorl train align-speech --out runs/align --path grafted --lora --data corpus/manifest.jsonl
 
-Greedy transcripts of held-out rows and of `--unseen` speakers are measured before and after the second phase, and with
-`--retention-text bundled` text without audio. Two phases:
+Greedy transcripts of held-out rows and of `--unseen` speakers are measured before and after `sft`, and with
+`--retention-text bundled` text without audio. Three phases:
 
-  ctc     connectionist temporal classification of the projected audio frames over the text model's own embeddings: each
-          frame learns to look like the token that is said, or like a blank. The text model does not run, so a step is
-          many times cheaper than one of SFT. It alone is not enough: the text model does not follow such input yet.
-  sft     transcripts, translations into English where a row has a `translation`, and the rows of --questions, with
-          adapters (--lora) or all decoder weights
+  ctc      connectionist temporal classification of the projected audio frames over the text model's own embeddings:
+           each frame learns to look like the token that is said, or like a blank. Only the projector is trained, on
+           encoder outputs that are computed once, so a step takes a hundredth of one of SFT
+  encoder  the same with the audio encoder, or its layers in `encoder_only`
+  sft      transcripts, translations into English where a row has a `translation`, and the rows of --questions, with
+           adapters (--lora) or all decoder weights: the text model learns to follow what it is given
 
 `data` is speech with transcripts. The prompts are those of `audiorl eval asr`. A transcript with more tokens than the
-audio has frames (25 a second) has no CTC path: an error, or left out and counted with --on-error skip. The model after
-the first phase is RUN/checkpoints/ctc/aligned, after the second the last checkpoint of `sft`.
+audio has frames (25 a second) has no CTC path: an error, or left out and counted with --on-error skip. The model before
+`sft` is RUN/checkpoints/ctc/aligned, the result the last checkpoint of `sft`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from audiorl.config import CTCConfig, LoraConfig, ModelConfig, OptimConfig, SFTC
 from audiorl.data.bundled import bundled_set, bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.prompts import TRANSLATE, asr_prompt
-from audiorl.models import load_policy
+from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example
 from audiorl.recipe.common import (
     OutsideOptions,
@@ -54,28 +55,34 @@ class Config(OutsideOptions, RecipeConfig):
     path: str = "grafted"
     """The model: a folder that `audiorl graft` wrote, another speech model's folder or hub id, or `tiny`."""
     questions: tuple[str, ...] = ()
-    """Further rows for the second phase: questions on audio with answers, named like `data`. Answers are in tags."""
-    ctc_epochs: float = 5.0
-    """Passes of the first phase over the transcripts."""
+    """Further rows for `sft`: questions on audio with answers, named like `data`. Answers are in tags."""
+    ctc_epochs: float = 20.0
+    """Passes of the phase `ctc` over the transcripts."""
     ctc_max_steps: int | None = None
-    """Most steps of the first phase; None: no limit."""
+    """Most steps of that phase; None: no limit."""
     ctc: CTCConfig = CTCConfig()
-    """The first phase. Its steps follow from `ctc_epochs` and `ctc_max_steps`."""
-    ctc_optim: OptimConfig = OptimConfig(lr=5e-4, warmup_steps=50, schedule="cosine")
-    """The optimizer of the first phase."""
-    ctc_audio: Literal["projector", "full"] = "full"
-    """What the first phase trains: the projector, on encoder outputs that are computed once, or the encoder too."""
-    ctc_only: tuple[str, ...] = ()
-    """Of that only weights whose names match one of these regular expressions, for example the encoder's upper layers
-    and the projector: `layers.[45]. ln_post proj`; empty: all."""
+    """Batches of the phase `ctc`. Its steps follow from `ctc_epochs` and `ctc_max_steps`."""
+    ctc_optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=50, schedule="cosine")
+    """The optimizer of the phase `ctc`."""
+    encoder_epochs: float = 3.0
+    """Passes of the phase `encoder` over the transcripts; 0 leaves it out."""
+    encoder_max_steps: int | None = None
+    """Most steps of that phase; None: no limit."""
+    encoder: CTCConfig = CTCConfig()
+    """Batches of the phase `encoder`. Its steps follow from `encoder_epochs` and `encoder_max_steps`."""
+    encoder_optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=50, schedule="cosine")
+    """The optimizer of the phase `encoder`."""
+    encoder_only: tuple[str, ...] = ()
+    """Train only those weights of the audio side in the phase `encoder` whose names match one of these regular
+    expressions, for example the upper layers and the projector: `layers.[45]. ln_post proj`; empty: all."""
     eval_tokens: int = 64
     """Most tokens of a greedy transcript of a held-out row."""
     sft: SFTConfig = SFTConfig(batch_size=32)
-    """The second phase. Its steps follow from `epochs` and `max_steps`."""
+    """Batches of the phase `sft`. Its steps follow from `epochs` and `max_steps`."""
     optim: OptimConfig = OptimConfig(lr=2e-4, warmup_steps=20, schedule="cosine")
-    """The optimizer of the second phase."""
+    """The optimizer of the phase `sft`."""
     model: ModelConfig = ModelConfig(dtype="auto", audio="frozen")
-    """How the model is loaded, and what the second phase trains besides the decoder or its adapters."""
+    """How the model is loaded, and what `sft` trains besides the decoder or its adapters."""
 
 
 def tiny() -> Config:
@@ -90,6 +97,8 @@ def tiny() -> Config:
         lora=True,
         on_error="skip",
         ctc=CTCConfig(batch_size=4, save_every=1, eval_every=2),
+        encoder_max_steps=2,
+        encoder=CTCConfig(batch_size=4, save_every=1),
         sft=SFTConfig(batch_size=4, save_every=1),
     )
 
@@ -113,22 +122,38 @@ def main(config: Config, run: Run) -> None:
 
 
 def learn_ctc(config: Config, run: Run, transcripts: Sequence[Sample], held_out: Sequence[Sample]) -> None:
-    """The first phase: writes checkpoints/ctc/aligned, a whole model, unless it is there."""
+    """The phases `ctc` and `encoder`: they write checkpoints/ctc/aligned, a whole model, unless it is there."""
     if run.model("ctc", "aligned").is_dir():
         return
-    model = replace(config.model, lora=None, dtype="float32", audio=config.ctc_audio, only=config.ctc_only)
-    policy = policy_from(replace(config, model=model, lora=False))
+
+    def start(audio: Literal["projector", "full"], only: tuple[str, ...] = ()) -> AudioPolicy:
+        model = replace(config.model, lora=None, dtype="float32", audio=audio, only=only)
+        return policy_from(replace(config, model=model, lora=False))
+
+    policy = start("projector")
     examples = fitting(policy, [Example(s, s.references[0]) for s in transcripts], config.on_error)
-    first_phase = replace(config, epochs=config.ctc_epochs, max_steps=config.ctc_max_steps)
-    train_ctc(
-        policy,
-        examples,
-        run,
-        config=first_phase.scheduled(config.ctc, len(examples)),
-        optim=config.ctc_optim,
-        seed=config.seed,
-        held_out=fitting(policy, [Example(s, s.references[0]) for s in held_out], "skip"),
+    rest = fitting(policy, [Example(s, s.references[0]) for s in held_out], "skip")
+    training = replace(config, epochs=config.ctc_epochs, max_steps=config.ctc_max_steps)
+    batches = training.scheduled(config.ctc, len(examples))
+    seed = config.seed
+    aligned = train_ctc(
+        policy, examples, run, config=batches, optim=config.ctc_optim, seed=seed, phase="ctc", held_out=rest
     )
+    if config.encoder_epochs:
+        policy = start("full", config.encoder_only)
+        training = replace(config, epochs=config.encoder_epochs, max_steps=config.encoder_max_steps)
+        batches = training.scheduled(config.encoder, len(examples))
+        train_ctc(
+            policy,
+            examples,
+            run,
+            config=batches,
+            optim=config.encoder_optim,
+            seed=seed,
+            phase="encoder",
+            held_out=rest,
+            start=aligned,
+        )
     run.keep_model("ctc", "aligned", policy)
 
 

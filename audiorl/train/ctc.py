@@ -11,15 +11,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from audiorl.audio import seconds
+from audiorl.audio import AudioClip, seconds
 from audiorl.config import CTCConfig, OptimConfig
+from audiorl.errors import Interrupted
 from audiorl.metrics.text import word_errors
 from audiorl.models import AudioPolicy
-from audiorl.models.ctc import CTCModel, fits
+from audiorl.models.ctc import BLANK, CTCModel, fits
 from audiorl.models.examples import Example
 from audiorl.run.checkpoint import TrainerState, load_checkpoint
 from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile
+from audiorl.run.progress import Progress
 from audiorl.runtime.local import changes_worker, replaces_worker
 from audiorl.runtime.placement import trainer_group
 from audiorl.runtime.world import World
@@ -86,20 +88,27 @@ def train_ctc(
     seed: int = 0,
     phase: str = "ctc",
     held_out: Sequence[Example] = (),
-) -> None:
-    """Train the audio side of `policy` in place, on transcripts that `fitting` left.
+    start: CTCModel | None = None,
+) -> CTCModel:
+    """Train the audio side of `policy` in place, on transcripts that `fitting` left. Returns it with its blank.
 
-    What of it is trained is `ModelConfig.audio` ("projector" or "full") and `ModelConfig.only`. `held_out`: transcripts
-    whose token error rate, edits of the best path's tokens per token, is measured every `config.eval_every` steps.
+    What of it is trained is `ModelConfig.audio` ("projector" or "full") and `ModelConfig.only`. `start`: the trained
+    model of an earlier phase, from which blank and weights are copied first. `held_out`: transcripts whose token error
+    rate, edits of the best path's tokens per token, is measured every `config.eval_every` steps.
     """
     ids = sorted({i for e in examples for i in target_ids(policy, e)})
     model = CTCModel(policy, ids, seed)
+    if start is not None:
+        model.load_weights(start.weights())
     if run.finished(phase):
         run.load_result(phase, model)
-        return
+        return model
+    blank = model.blank.detach().clone()
+    if policy.config.audio != "full":
+        encode_all(policy, [e.sample.audio[0] for e in examples], run, phase)
     trainers = trainer_group(
         lambda world: CTCWorker(model, config, optim, seed, world),
-        lambda: (_worker, ModelFile.save(run, phase, "start", policy), ids, config, optim, seed),
+        lambda: (_worker, ModelFile.save(run, phase, "start", policy), blank, ids, config, optim, seed),
     )
     fit(
         trainers,
@@ -113,10 +122,36 @@ def train_ctc(
         evaluate=partial(token_errors, model, held_out) if held_out else None,
         eval_every=config.eval_every,
     )
+    return model
 
 
-def _worker(start: ModelFile, ids: Sequence[int], config: CTCConfig, optim: OptimConfig, seed: int) -> CTCWorker:
-    return CTCWorker(CTCModel(start.load(), ids, seed), config, optim, seed, World.of_process_group())
+def _worker(
+    start: ModelFile, blank: Tensor, ids: Sequence[int], config: CTCConfig, optim: OptimConfig, seed: int
+) -> CTCWorker:
+    model = CTCModel(start.load(), ids, seed)
+    model.load_weights({BLANK: blank})
+    return CTCWorker(model, config, optim, seed, World.of_process_group())
+
+
+@torch.no_grad()
+def encode_all(policy: AudioPolicy, clips: Sequence[AudioClip], run: Run, phase: str, batch: int = 32) -> None:
+    """Put the frozen encoder's outputs of all clips into its cache.
+
+    Neighbours go through the encoder together, several times as fast on a CPU as one by one; the batches are the same
+    in a resumed run.
+    """
+    audio = policy.audio
+    with run.interruptible(), Progress(f"{phase} encoding", len(clips)) as progress, policy.autocast():
+        for start in range(0, len(clips), batch):
+            part = clips[start : start + batch]
+            weight = next(policy.backbone.audio_encoder(policy.model).parameters())
+            mels = [audio.mel(clip)[0].to(device=weight.device, dtype=weight.dtype) for clip in part]
+            outputs = policy.backbone.encode_audio(policy.model, mels)
+            for clip, output in zip(part, outputs, strict=True):
+                audio.cache.put(clip.key, output.cpu())
+            progress.update(start + len(part), {})
+            if run.asked_to_stop:
+                raise Interrupted(f"stopped while encoding; continue with 'audiorl resume {run.dir}'")
 
 
 def target_ids(policy: AudioPolicy, example: Example) -> list[int]:

@@ -371,6 +371,7 @@ def test_align_speech(tmp_path: Path) -> None:
     assert_whole(run, "sft")
     ctc = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "ctc"]
     assert [m["step"] for m in ctc] == [1, 2, 3] and "eval/ctc_token_errors" in ctc[1]
+    assert [m["step"] for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "encoder"] == [1, 2]
     policy = load_policy(last_checkpoint(run, "sft"))
     aligned = load_policy(run / "checkpoints" / "ctc" / "aligned")
     assert policy.adapter is not None and policy.has_fresh_adapter() is False

@@ -21,7 +21,7 @@ from audiorl.models.ctc import BLANK, SCALE, CTCModel, fits
 from audiorl.models.examples import Example
 from audiorl.recipe.loader import load_recipe
 from audiorl.run.folder import Run
-from audiorl.train.ctc import CTCWorker, by_seconds, fitting, target_ids, token_errors, train_ctc
+from audiorl.train.ctc import CTCWorker, by_seconds, encode_all, fitting, target_ids, token_errors, train_ctc
 from audiorl.train.sft import SFTWorker
 from tests.conftest import Make, ask, make_omni
 
@@ -156,6 +156,32 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(speech: list[Utterance], 
     for name, p in whole.parameters_by_name().items():
         assert torch.equal(p, resumed.parameters_by_name()[name]), name
         assert torch.equal(p, finished.parameters_by_name()[name]), name
+
+
+def test_a_frozen_encoder_runs_once(speech: list[Utterance], tmp_path: Path) -> None:
+    policy = make_omni(ModelConfig(audio="projector"))
+    clips = [u.clip for u in speech[:5]]
+    singles = [policy.audio.encoder_output(clip) for clip in clips]
+    policy.audio.cache.clear()
+    encode_all(policy, clips, Run.create(tmp_path / "run", "ctc", [], {}), "ctc", batch=2)
+    for clip, expected in zip(clips, singles, strict=True):
+        cached = policy.audio.cache.get(clip.key)
+        assert cached is not None
+        torch.testing.assert_close(cached, expected, atol=1e-5, rtol=0)
+
+
+def test_a_second_phase_starts_from_the_first(speech: list[Utterance], tmp_path: Path) -> None:
+    policy, other = make_omni(ModelConfig(audio="projector")), make_omni(ModelConfig(audio="full"), seed=1)
+    examples = fitting(policy, transcripts(speech))
+    run = Run.create(tmp_path / "run", "ctc", [], {})
+    config = CTCConfig(steps=2, batch_size=2)
+    first = train_ctc(policy, examples, run, config=config, optim=OPTIM)
+    start = {name: w.clone() for name, w in first.weights().items()}
+    still = OptimConfig(lr=1e-30)
+    second = train_ctc(other, examples, run, config=config, optim=still, phase="encoder", start=first)
+    assert start.keys() < second.weights().keys()
+    for name, weight in start.items():
+        torch.testing.assert_close(second.weights()[name], weight)
 
 
 def test_a_trained_encoder_under_autocast(speech: list[Utterance]) -> None:
