@@ -23,6 +23,7 @@ from audiorl.types import Experience, Message, Rollout, Sample, Segment
 MEASURES = ("perplexity", "nats_per_token", "bits_per_byte", "accuracy")
 WINDOW = 512
 """Most tokens of a passage; what comes after is not scored."""
+REQUEST = "Answer with the words only."
 BUDGET = 2048
 """Tokens of a forward pass."""
 
@@ -66,8 +67,8 @@ class TextResults:
 def measure_text(policy: AudioPolicy, passages: Sequence[str], questions: Sequence[TextQuestion]) -> TextResults:
     """The passages as raw text from their second token on, and the questions in the model's chat template.
 
-    The answer to a question is the choice with the highest log-prob per character, the end of the turn included; the
-    choices are not shown. So a model needs to know no format. No audio is involved.
+    The answer to a question is the choice with the highest log-prob, the end of the turn included. The choices are not
+    shown; the question ends with a request for the words only, so that a model needs to know no format.
     """
     laid_out = [_passage(policy, text, f"passage {i + 1}") for i, text in enumerate(passages)]
     counts = [
@@ -75,15 +76,15 @@ def measure_text(policy: AudioPolicy, passages: Sequence[str], questions: Sequen
         for e, total in zip(laid_out, _logprobs(policy, laid_out), strict=True)
     ]
     answers = [
-        experience(policy, Example(Sample(q.id, (Message("user", (q.question,)),)), choice), q.id)
+        experience(policy, Example(Sample(q.id, (Message("user", (f"{q.question} {REQUEST}",)),)), choice), q.id)
         for q in questions
         for choice in q.choices
     ]
     totals = iter(_logprobs(policy, answers))
     correct = []
     for q in questions:
-        rates = [next(totals) / len(choice) for choice in q.choices]
-        correct.append(float(q.choices[int(np.argmax(rates))] == q.answer))
+        logprobs = [next(totals) for _ in q.choices]
+        correct.append(float(q.choices[int(np.argmax(logprobs))] == q.answer))
     return TextResults(np.array(counts, np.float64).reshape(-1, 3), np.array(correct, np.float64))
 
 

@@ -45,11 +45,9 @@ def test_a_speech_model_reads_text_and_packing_changes_nothing() -> None:
 
 
 def test_a_model_that_knows_the_answers(monkeypatch) -> None:
-    """The choice with the highest log-prob per character wins, however long it is."""
+    """The most probable choice wins."""
     questions = bundled_questions()[:8]
-    rates = [[-0.1 if c == q.answer else -0.2 for c in q.choices] for q in questions]
-    rates[0] = [-0.2 if c == questions[0].answer else -0.1 for c in questions[0].choices]
-    totals = [r * len(c) for q, row in zip(questions, rates, strict=True) for r, c in zip(row, q.choices, strict=True)]
+    totals = [-1.0 if (c == q.answer) != (q is questions[0]) else -2.0 for q in questions for c in q.choices]
     monkeypatch.setattr("audiorl.evaluation.text._logprobs", lambda policy, answers: totals if answers else [])
     assert measure_text(make_text(), [], questions).correct.tolist() == [0.0] + [1.0] * 7
 
