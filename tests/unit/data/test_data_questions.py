@@ -39,6 +39,9 @@ from audiorl.data.questions.music import (
     mode_piece,
     tempo_piece,
 )
+from audiorl.data.questions.speech import HELD_OUT_SPEAKERS
+from audiorl.data.questions.speech import VOICES as MEN_AND_WOMEN
+from audiorl.data.sources.build import UNSEEN, VOICES
 from audiorl.metrics.choice import mmau_match
 
 RATE = 16_000
@@ -206,6 +209,16 @@ def test_names_are_split() -> None:
     train, held_out = sounds.split_names(list(sounds.ANIMALS), 0)
     assert not set(train) & set(held_out) and len(held_out) == 14 == round(len(sounds.ANIMALS) / 3)
     assert len(set(sounds.ANIMALS.values()) | set(sounds.THINGS.values())) == len(sounds.ANIMALS) + len(sounds.THINGS)
+
+
+# -- speech ------------------------------------------------------------------------------------------------------------
+
+
+def test_held_out_speakers_are_voices_of_the_corpus_and_hold_all_unseen_ones() -> None:
+    by_folder = {voice.folder: voice.speaker for voice in VOICES}
+    assert set(HELD_OUT_SPEAKERS) <= set(by_folder.values())
+    assert {by_folder[folder] for folder in UNSEEN} <= set(HELD_OUT_SPEAKERS)
+    assert {f"Tux Paint {language}" for language in MEN_AND_WOMEN} <= set(by_folder.values())
 
 
 # -- the whole ---------------------------------------------------------------------------------------------------------
