@@ -18,7 +18,7 @@ export TOKENIZERS_PARALLELISM ?= false
 .PHONY: quickstart install test test-slow test-all lint format docs check-base bench report clean
 
 quickstart: $(VENV)/.base
-	$(VENV)/bin/audiorl train quickstart --seed $(SEED) --out $(OUT)
+	$(VENV)/bin/audiorl train quickstart --seed $(SEED) --unseen unseen_speakers --out $(OUT)
 
 install: $(VENV)/.installed
 
