@@ -28,11 +28,12 @@ from audiorl.simulst.streams import (
 from audiorl.types import Turn
 
 RATE = 1000  # a thousand samples a second: sample numbers are milliseconds
+STEP = 2.0**-16
 
 
 def clip(seconds: float) -> AudioClip:
-    """Every sample tells its own place, from 1."""
-    return AudioClip(array=np.arange(1, round(seconds * RATE) + 1, dtype=np.float32), sample_rate=RATE)
+    """Every sample tells its own place, from 1, as a multiple of `STEP`."""
+    return AudioClip(array=np.arange(1, round(seconds * RATE) + 1, dtype=np.float32) * STEP, sample_rate=RATE)
 
 
 def stream(seconds: float, *units: Unit, target: str = "es", id: str = "s") -> Stream:
@@ -43,7 +44,7 @@ def heard(turn: Turn) -> list[int]:
     """First and last sample of a turn's own part, and the first one of its context."""
     own, whole = turn.audio.load(RATE), turn.audio.with_context().load(RATE)
     assert np.array_equal(whole[len(whole) - len(own) :], own)
-    return [round(float(x)) for x in (own[0], own[-1], whole[0])]
+    return [round(float(x / STEP)) for x in (own[0], own[-1], whole[0])]
 
 
 TALK = stream(
@@ -233,7 +234,7 @@ def test_a_talk_in_pieces() -> None:
         [(0, 8.5, "c")],
         [(0, 1, "d")],
     ]
-    assert round(float(pieces[1].audio.load(RATE)[0])) == 11_001
+    assert round(float(pieces[1].audio.load(RATE)[0] / STEP)) == 11_001
     assert [clip_seconds(p.audio) for p in pieces] == [p.seconds for p in pieces]
 
 
