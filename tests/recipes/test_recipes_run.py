@@ -121,8 +121,9 @@ def test_recorded_rollouts_score_the_same_again(
 ) -> None:
     file = tmp_path / "same.py"
     file.write_text(
-        "from audiorl.rewards import AnswerAccuracy, ThinkFormat, WeightedSum\n"
-        "reward = WeightedSum.of(accuracy=(AnswerAccuracy(), 2.0), format=(ThinkFormat(), 1.0))\n"
+        "from audiorl.rewards import AnswerAccuracy, ThinkFormat, ThinkTranscript, WeightedSum\n"
+        "terms = {'accuracy': (AnswerAccuracy(), 2.0), 'format': ThinkFormat(), 'thought': ThinkTranscript(2)}\n"
+        "reward = WeightedSum.of(**terms)\n"
     )
     recorded = sorted((quickstart / "rollouts").iterdir())[0]
     found = replay(file, recorded)
