@@ -56,7 +56,8 @@ from audiorl.config import (
     SamplingConfig,
     SFTConfig,
 )
-from audiorl.data.bundled import bundled_set, bundled_transcripts
+from audiorl.data.bundled import bundled_set, bundled_transcripts, language_question
+from audiorl.data.corpus import unseen_speakers
 from audiorl.data.manifest import read_samples
 from audiorl.data.preferences import Pair, Steps, pairs_to_judged
 from audiorl.errors import Interrupted
@@ -76,13 +77,17 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.train.batches import fill
 from audiorl.train.preference import prefer
-from audiorl.train.process_reward import judged_right, train_process_reward
+from audiorl.train.process_reward import train_process_reward
 from audiorl.train.reward_model import train_reward_model
 from audiorl.train.sft import sft
 from audiorl.types import Experience, Request, Reward, Rollout, Sample, Score, Segment
 
 Row = dict[str, Any]
 PARTS = ("losses", "audio", "reward", "process", "weights")
+UNSEEN = "unseen_speakers"
+"""The test set of speakers that the bundled recordings lack, by its name for `--held-out`."""
+MAX_SECONDS = 4.0
+"""Longest recording of the bundled sets and of the unseen speakers."""
 BUDGET = 800
 """Tokens of a training pass."""
 
@@ -330,7 +335,9 @@ def spaced(samples: list[Sample], most: int | None) -> list[Sample]:
 
 
 def samples_of(name: str) -> list[Sample]:
-    """A bundled set by its name, or the rows of a file."""
+    """A bundled set by its name, the question of the bundled sets about five unseen speakers, or the rows of a file."""
+    if name == UNSEEN:
+        return [language_question(u.clip, u, u.speaker) for u in unseen_speakers() if u.duration <= MAX_SECONDS]
     return bundled_set(name) if name.startswith("bundled") else list(read_samples(name).samples)
 
 
@@ -499,7 +506,7 @@ def process(bench: Bench, seeds: Sequence[int]) -> None:
     size = bench.size
 
     def labelled(name: str, samples: Sequence[Sample], seed: int) -> list[Steps]:
-        """Up to two right and two wrong answers a question: is every word of the thought said, is the answer right?"""
+        """Up to two right and two wrong answers a question: is the thought what is said, is the answer right?"""
         steps = []
         for sample, given in bench.answers(name, samples):
             rng = random.Random(f"steps {seed} {sample.id}")
@@ -507,24 +514,25 @@ def process(bench: Bench, seeds: Sequence[int]) -> None:
                 kind = [a for a in {a.text: a for a in given}.values() if a.well_formed and a.right is right]
                 for a in rng.sample(kind, min(2, len(kind))):
                     both = ProcessModelReward("").steps(a.text)
-                    labels = (all_said(sample, a.text), float(right))
+                    labels = (transcribed(sample, a.text, words=2).total, float(right))
                     steps.append(Steps(sample, both, labels))
         return steps
 
     def judge(seed: int, policy: AudioPolicy, run: Run) -> Row:
         items = labelled("train", bench.questions, seed)
         config = ProcessRewardConfig(
-            steps=size.steps, batch_size=size.batch, micro_batch_tokens=BUDGET, save_every=size.steps
+            steps=size.steps, batch_size=size.batch, soft=True, micro_batch_tokens=BUDGET, save_every=size.steps
         )
         optim = OptimConfig(lr=1e-4, warmup_steps=5)
         train_process_reward(policy, items, run, config=config, optim=optim, seed=seed)
         policy.save(bench.out / "judges" / str(seed))
         held_out = labelled("test", next(iter(bench.measured.values())), seed)
-        hits = judged_right(StepJudge(policy, config.marker, config.good, config.bad), held_out)
-        labels = [label for item in held_out for label in item.labels]
+        judgements = StepJudge(policy, config.marker, config.good, config.bad).judge(
+            [(i.sample, i.steps) for i in held_out]
+        )
         row: Row = {"items": len(items), **last_metrics(run)}
         for step, kind in enumerate(("thought", "answer")):
-            row[kind] = {"right": hits[step::2], "label": labels[step::2]}
+            row[kind] = [(values[step], item.labels[step]) for values, item in zip(judgements, held_out, strict=True)]
         return row
 
     def reinforced(options: Row, per_step: bool, seed: int, policy: AudioPolicy, run: Run) -> Row:
@@ -565,15 +573,16 @@ PROCESS: dict[str, tuple[Row, bool]] = {
 
 
 def judge_table(bench: Bench) -> str:
-    header = ["steps", "labelled right %", "judged as labelled %"]
+    """How the process reward model judges held-out steps."""
+    header = ["step", "mean label", "correlation of judgement and label", "on the right side of 0.5 %"]
     seed_results = [read(p) for p in sorted((bench.out / "results" / "process" / "judge").glob("*/train.json"))]
     lines = []
     for kind in ("thought", "answer"):
-        hits = [float(x) for row in seed_results for x in row[kind]["right"]]
-        if hits:
-            lines.append(
-                [kind, f"{100 * mean([x for r in seed_results for x in r[kind]['label']]):.1f}", interval(hits)]
-            )
+        pairs = [pair for row in seed_results for pair in row[kind]]
+        if pairs:
+            correlation = np.corrcoef(np.array(pairs).T)[0, 1]
+            hits = [float((p > 0.5) == (label > 0.5)) for p, label in pairs]
+            lines.append([kind, f"{mean([label for _, label in pairs]):.2f}", f"{correlation:+.2f}", interval(hits)])
     return markdown(header, lines)
 
 
@@ -586,7 +595,7 @@ def weights(bench: Bench, seeds: Sequence[int]) -> None:
         return [Example(s, f"<answer>{s.references[0]}</answer>") for s in samples]
 
     def long(held_out: bool) -> list[Example]:
-        samples = [s for s in bundled_transcripts(max_seconds=4.0) if (s.audio[0].key in test) is held_out]
+        samples = [s for s in bundled_transcripts(max_seconds=MAX_SECONDS) if (s.audio[0].key in test) is held_out]
         return [Example(s, s.references[0]) for s in samples]
 
     def train(weighting: str, seed: int, policy: AudioPolicy, run: Run) -> Row:
@@ -649,7 +658,8 @@ def policy_table(bench: Bench, runs: Sequence[tuple[str, str]]) -> str:
     lines = []
     for title, pattern in runs:
         folders = sorted((bench.out / "results").glob(pattern))
-        folders = [f for f in folders if (f / "kl.json").exists()]
+        files = ["kl.json", *(f"{slug(label)}.json" for label in labels)]
+        folders = [f for f in folders if all((f / file).exists() for file in files)]
         if not folders:
             continue
         answers = {label: [read(f / f"{slug(label)}.json")["answers"] for f in folders] for label in labels}
@@ -671,9 +681,14 @@ def read(path: Path) -> Row:
 
 def all_said(sample: Sample, text: str) -> float:
     """1 where the thought has words and each of them is a word of the transcript."""
+    return transcribed(sample, text).parts["said"]
+
+
+def transcribed(sample: Sample, text: str, words: int | None = None) -> Score:
+    """How far the thought is what is said, compared with so many words of the transcript."""
     nothing = torch.zeros(0, dtype=torch.long)
-    (score,) = ThinkTranscript()([Rollout(sample, (Segment(nothing, nothing, torch.zeros(0), text),), sample.id)])
-    return score.parts["said"]
+    (score,) = ThinkTranscript(words)([Rollout(sample, (Segment(nothing, nothing, torch.zeros(0), text),), sample.id)])
+    return score
 
 
 def repeated(text: str) -> float:
@@ -725,7 +740,7 @@ def main() -> None:
     parser.add_argument("--path", type=Path, help="a policy's folder; the quickstart's supervised start by default")
     parser.add_argument("--data", nargs="+", default=["bundled:languages/train"], help="questions to train on")
     parser.add_argument(
-        "--held-out", nargs="+", default=["bundled:languages/test"], help="sets of questions to measure on"
+        "--held-out", nargs="+", default=["bundled:languages/test", UNSEEN], help="sets of questions to measure on"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of the pairs and of their order")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run")
