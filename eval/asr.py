@@ -46,6 +46,7 @@ from audiorl.evaluation.recognition import (
 )
 from audiorl.judges import load_recogniser
 from audiorl.metrics.text import CorpusErrors, Normalizer, normalize
+from audiorl.rewards.asr import languages_of
 from audiorl.rewards.tags import final_text
 from audiorl.types import Rollout, RolloutEngine, Sample
 
@@ -374,7 +375,9 @@ def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]
     if skipped is not None:
         scores["skipped"] = skipped
     if options.silence:
-        silent = no_speech_samples(options.silence, music=options.music, question=options.question or "")
+        silent = no_speech_samples(
+            options.silence, music=options.music, question=options.question or "", languages=languages_of(samples)
+        )
         written = transcripts(options, engine, silent, "no_speech")
         scores["no_speech"] = {name: no_speech_scores(rows) for name, rows in written.items()}
     if options.out is not None:

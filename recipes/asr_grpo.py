@@ -45,6 +45,7 @@ from audiorl.recipe.common import (
     supervised_turn,
 )
 from audiorl.rewards import CharAccuracy, Hallucination, Repetition, WeightedSum, WordAccuracy
+from audiorl.rewards.asr import languages_of
 from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
 from audiorl.train.sft import sft
@@ -113,10 +114,12 @@ def main(config: Config, run: Run) -> None:
         retained = stratified(read_sets(config.retention, config, **source), config.held_out_count, config.data_seed)[1]
         sets["retention"] = retained
     if config.no_speech_held_out:
-        sets["no_speech"] = no_speech_samples(config.no_speech_held_out, seed=config.data_seed + 1)
+        sets["no_speech"] = no_speech_samples(
+            config.no_speech_held_out, seed=config.data_seed + 1, languages=languages_of(samples)
+        )
     policy = policy_from(config)
     if config.no_speech:
-        samples += no_speech_samples(config.no_speech, TRAINED, seed=config.data_seed)
+        samples += no_speech_samples(config.no_speech, TRAINED, seed=config.data_seed, languages=languages_of(samples))
     reward = config.rewarded(guarded(config))
     evaluation = evaluation_of(
         config,

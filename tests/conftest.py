@@ -24,7 +24,7 @@ from transformers import (
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.data.corpus import Utterance, bundled_speech
-from audiorl.models import AudioPolicy, dualize, qwen2_audio, qwen_omni
+from audiorl.models import AudioPolicy, dualize, qwen2_audio, qwen_omni, whisper
 from audiorl.models import text as text_decoder
 from audiorl.models.qwen_omni import Qwen3Omni
 from audiorl.models.tiny import tiny_tokenizer
@@ -135,8 +135,14 @@ def make_text(config: ModelConfig | None = None, **kw: object) -> AudioPolicy:
     return text_decoder.tiny(TEXTS, hidden=64, layers=2, vocab_size=400, config=config, **kw)  # type: ignore[arg-type]
 
 
+def make_whisper(config: ModelConfig | None = None, **kw: object) -> AudioPolicy:
+    return whisper.tiny(TEXTS, hidden=64, layers=2, vocab_size=400, config=config, **kw)  # type: ignore[arg-type]
+
+
 TEXTS = ["What is said? Which language is it, and who speaks? yes no why English Spanish French"] * 20
 BACKBONES = {"qwen2.5-omni": make_omni, "qwen2-audio": make_qwen2_audio}
+LISTENERS = {**BACKBONES, "whisper": make_whisper}
+"""Every family that reads audio; `BACKBONES` does so in its text."""
 DECODERS = {**BACKBONES, "text": make_text, "dual-omni": make_dual_omni}
 
 
@@ -154,10 +160,14 @@ def is_text(content: str | AudioClip) -> bool:
     return isinstance(content, str)
 
 
+every_listener = pytest.mark.parametrize("make_policy", list(LISTENERS), indirect=True)
+
+
 @pytest.fixture(params=list(BACKBONES))
 def make_policy(request: pytest.FixtureRequest) -> Make:
-    """A function that makes a tiny random policy of one family; run once per family."""
-    return BACKBONES[request.param]
+    """A function that makes a tiny random policy of one family; run once per family of `BACKBONES`, and of `LISTENERS`
+    in tests marked `every_listener`."""
+    return LISTENERS[request.param]
 
 
 @pytest.fixture(params=list(DECODERS))

@@ -32,28 +32,34 @@ SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 
 
 def no_speech_samples(
-    count: int, kinds: Sequence[Kind] = KINDS, seed: int = 0, music: str | Path | None = None, question: str = ""
+    count: int,
+    kinds: Sequence[Kind] = KINDS,
+    seed: int = 0,
+    music: str | Path | None = None,
+    question: str = "",
+    languages: Sequence[str] = (),
 ) -> list[Sample]:
     """`count` requests for a transcript of 2 to 8 s without speech, all kinds and levels in turn.
 
     seed: of lengths and noise; equal seeds give equal clips. music: a folder of recordings without voices, such as
     music on hold, of which as many parts are added as there are clips of each kind. question: asked in place of the
-    usual request. metadata: {"kind", "level"}.
+    usual request. languages: which the usual requests name in turn. metadata: {"kind", "level"}.
     """
     if count < 1:
         raise ValueError(f"no speech: give at least 1 clip, got {count}")
     pairs: list[tuple[Kind, float | None]] = [("silence", None)] if "silence" in kinds else []
     pairs += product((kind for kind in kinds if kind != "silence"), LEVELS)
     samples = []
+    language = cycle(languages or ("",))
     for number, (kind, level) in enumerate(islice(cycle(pairs), count)):
         rng = np.random.default_rng((seed, number))
         wav = sound(kind, rng.uniform(SHORTEST, LONGEST), level, rng)
         name = kind if level is None else f"{kind} {level:g} dB"
         clip = AudioClip(array=wav, sample_rate=RATE)
-        samples.append(_sample(f"no-speech/{number}/{name}", clip, kind, level, question))
+        samples.append(_sample(f"no-speech/{number}/{name}", clip, kind, level, next(language), question))
     for number, clip in enumerate(_music(music, max(1, count // len(kinds)), seed) if music else ()):
         name = f"{Path(str(clip.path)).name}@{clip.start:.2f}"
-        samples.append(_sample(f"no-speech/music/{number}/{name}", clip, "music", None, question))
+        samples.append(_sample(f"no-speech/music/{number}/{name}", clip, "music", None, next(language), question))
     return samples
 
 
@@ -99,5 +105,6 @@ def _music(folder: str | Path, count: int, seed: int) -> list[AudioClip]:
     return clips
 
 
-def _sample(id: str, clip: AudioClip, kind: str, level: float | None, question: str) -> Sample:
-    return Sample(id, asr_prompt(clip, ask=question), ("",), task=kind, metadata={"kind": kind, "level": level})
+def _sample(id: str, clip: AudioClip, kind: str, level: float | None, language: str, question: str) -> Sample:
+    request = asr_prompt(clip, language, ask=question)
+    return Sample(id, request, ("",), task=kind, metadata={"kind": kind, "level": level})

@@ -33,6 +33,7 @@ LANGUAGES = {
 
 TRANSLATE = "Translate what is said in this recording into English, the words only."
 """The request of `asr_prompt(ask=…)` for a translation."""
+_TRANSCRIBE = "Write down exactly what is said in this{} recording, the words only."
 
 
 def choice_question(
@@ -63,10 +64,19 @@ def asr_prompt(
     transcript is asked for plain, with no tags: it is what recognition is scored on.
     """
     spoken = f" {LANGUAGES.get(language, language)}" if language else ""
-    ask = ask.strip() or f"Write down exactly what is said in this{spoken} recording, the words only."
+    ask = ask.strip() or _TRANSCRIBE.format(spoken)
     if not think:
         return (Message("user", (clip, ask)),)
     return _turn(clip, ask, think, word_limit)
+
+
+def transcript_language(request: str) -> str | None:
+    """The language that a plain request of `asr_prompt` names, "" where it names none; None for another request."""
+    before, after = _TRANSCRIBE.split("{}")
+    if not (request.startswith(before) and request.endswith(after)):
+        return None
+    spoken = request[len(before) : len(request) - len(after)].strip()
+    return next((code for code, name in LANGUAGES.items() if name == spoken), spoken)
 
 
 def _stated(question: str) -> str:

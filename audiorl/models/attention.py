@@ -81,9 +81,13 @@ def _ungrouped(
 def _by_span(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """query [1, heads, T, D], key and value [1, kv heads, T, D] -> [1, T, heads, D]."""
-    spans: Spans = kwargs["spans"]
-    scale = kwargs.get("scaling")
+    out = attend_by_span(query, key, value, kwargs["spans"], kwargs.get("scaling"))
+    return out.transpose(1, 2).contiguous(), None
+
+
+def attend_by_span(query: Tensor, key: Tensor, value: Tensor, spans: Spans, scale: float | None = None) -> Tensor:
+    """query [1, heads, T, D], key and value [1, kv heads, T, D] -> [1, heads, T, D]: each row attends to the rows of
+    its span up to itself and to all rows of the parent. `scale` is D^-0.5 where it is None."""
     grouped = query.shape[1] != key.shape[1]
     out = torch.empty_like(query) if not torch.is_grad_enabled() else None
     pieces = []
@@ -100,7 +104,7 @@ def _by_span(
             pieces.append(piece)
         else:
             out[:, :, first:end] = piece
-    return (torch.cat(pieces, 2) if out is None else out).transpose(1, 2).contiguous(), None
+    return torch.cat(pieces, 2) if out is None else out
 
 
 AttentionInterface.register("audiorl_ungrouped", _ungrouped)

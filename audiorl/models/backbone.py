@@ -20,6 +20,8 @@ class Backbone(Protocol):
 
     audio_token: ClassVar[str | None]
     """The placeholder of audio in a text; None for a model without an audio encoder."""
+    answer_prefix: ClassVar[str]
+    """What stands before every answer, as the model was trained to write it: Whisper's space."""
     processor_files: ClassVar[Mapping[str, Mapping[str, str]]]
     """Files of transformers' processor and the entries that name its classes."""
 

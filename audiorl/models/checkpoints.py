@@ -60,6 +60,10 @@ def _load_model(path: str | Path, model_config: dict[str, Any], config: ModelCon
         from audiorl.models import qwen2_audio
 
         return qwen2_audio.load(path, config, speech)
+    if kind == "whisper":
+        from audiorl.models import whisper
+
+        return whisper.load(path, config)
     if kind == "higgs_audio_v2":
         from audiorl.models import higgs
 
@@ -70,7 +74,7 @@ def _load_model(path: str | Path, model_config: dict[str, Any], config: ModelCon
         return text.load(path, config, kind, speech)
     raise ValueError(
         f"{path}: model_type {kind!r} is not one of the speech models audiorl trains "
-        "(qwen2_5_omni, qwen3_omni_moe, qwen2_audio, higgs_audio_v2) nor a text decoder it reads "
+        "(qwen2_5_omni, qwen3_omni_moe, qwen2_audio, whisper, higgs_audio_v2) nor a text decoder it reads "
         f"({', '.join(TEXT_MODEL_TYPES)})"
     )
 

@@ -70,6 +70,7 @@ def _experience(policy: AudioPolicy, example: Example, group_id: str) -> Experie
 
 def _answer(policy: AudioPolicy, text: str, speech: tuple[AudioClip, ...], opened: bool = False) -> Segment:
     """What is to be written in one turn, as if it had been sampled."""
+    text = policy.backbone.answer_prefix + text
     written = torch.tensor(policy.tokenizer.encode(text, add_special_tokens=False), dtype=torch.long)
     end = torch.tensor([policy.end_id])
     nothing = torch.zeros(0, dtype=torch.long)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, WhisperFeatureExtractor
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, WhisperFeatureExtractor
 from transformers.utils.logging import disable_progress_bar
 
 from audiorl.algos.logprobs import IGNORE, fused_codebook_logprobs, fused_logprobs
@@ -32,6 +32,7 @@ from audiorl.models.attention import by_span, spans_of
 from audiorl.models.audio_encoder import AudioEncoder
 from audiorl.models.backbone import Backbone
 from audiorl.models.clip_codes import ClipCodes
+from audiorl.models.cross_attention import CrossAttentionCache, CrossAttentionDecoder
 from audiorl.models.dual_ffn import Routing
 from audiorl.models.lora import add_lora
 from audiorl.models.prompts import Prompt, encode_chunk, encode_prompt
@@ -165,8 +166,9 @@ class AudioPolicy(nn.Module):
         return int(self.tokenizer.get_added_vocab().get("<|im_end|>", self.tokenizer.eos_token_id))
 
     def decode(self, ids: Sequence[int] | Tensor) -> str:
-        """Text without special tokens."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
+        """Text without special tokens and without the backbone's `answer_prefix`."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return text.removeprefix(self.backbone.answer_prefix)
 
     def encode_audio(self, clips: Sequence[AudioClip]) -> list[Tensor]:
         """One [tokens, H] per clip, as the decoder receives it; differentiable where the config trains it."""
@@ -235,15 +237,30 @@ class AudioPolicy(nn.Module):
         [T, Q] of 0 or more are frames. Raises ValueError where placeholders and clips do not match.
         """
         embeds = self.embed_rows(ids, codes)
-        ids = ids.to(self.device)
-        rows = ids == self.audio_token_id
-        if sampled is not None:
-            rows &= ~sampled.to(self.device)
+        rows = self.audio_rows(ids, sampled).to(self.device)
         if clips:
             audio = self.encode_audio(clips)
             _check_placeholders(rows, [len(a) for a in audio])
             embeds = embeds.masked_scatter(rows[:, None], torch.cat(audio).to(embeds.dtype))
         return embeds
+
+    def audio_rows(self, ids: Tensor, sampled: Tensor | None = None) -> Tensor:
+        """[...] bool: where ids [...] are audio placeholders that the policy did not sample itself."""
+        rows = ids == self.audio_token_id
+        return rows if sampled is None else rows & ~sampled.to(rows.device)
+
+    def new_cache(self) -> DynamicCache:
+        """An empty key-value cache for prompts and what is generated after them."""
+        decoder = self.backbone.decoder(self.model)
+        if isinstance(decoder, CrossAttentionDecoder):
+            return CrossAttentionCache(len(decoder.layers))
+        return DynamicCache(config=decoder.config)
+
+    def read_by_decoder(self, ids: Tensor) -> dict[str, Any]:
+        """The decoder's further arguments for prompts ids [R, S]: where they are audio, if it must know."""
+        if not isinstance(self.backbone.decoder(self.model), CrossAttentionDecoder):
+            return {}
+        return {"audio_rows": self.audio_rows(ids)}
 
     def embed_rows(self, ids: Tensor, codes: Tensor | None) -> Tensor:
         """[..., H]: embeddings of ids [...], or of codes [..., Q] where these are not -1."""
@@ -325,19 +342,21 @@ class AudioPolicy(nn.Module):
     def hidden(self, batch: PackedBatch) -> Tensor:
         """The decoder's last hidden states [T, H] of a packed batch."""
         decoder, routed = self.backbone.decoder(self.model), self.routed(batch.codes)
+        embeds_TH = self.embed(batch.ids, batch.audio, batch.loss_mask, batch.codes)
+        spans = spans_of(batch.span_ids, batch.span_parents)
+        if isinstance(decoder, CrossAttentionDecoder):
+            rows = self.audio_rows(batch.ids, batch.loss_mask)
+            return decoder(inputs_embeds=embeds_TH[None], audio_rows=rows, spans=spans).last_hidden_state[0]
         # Checkpointed layers run again in the backward pass, when `by_span` has ended.
         recomputed = self.config.gradient_checkpointing and torch.is_grad_enabled()
         with nullcontext(False) if recomputed else by_span(decoder) as takes_spans:
             if takes_spans:
-                attention: dict[str, Any] = {
-                    "attention_mask": None,
-                    "spans": spans_of(batch.span_ids, batch.span_parents),
-                }
+                attention: dict[str, Any] = {"attention_mask": None, "spans": spans}
             else:
                 mask = attention_mask(batch.span_ids, batch.span_parents).to(self.device)
                 attention = {"attention_mask": mask[None, None]}
             out = decoder(
-                inputs_embeds=self.embed(batch.ids, batch.audio, batch.loss_mask, batch.codes)[None],
+                inputs_embeds=embeds_TH[None],
                 position_ids=batch.position_ids[None].to(self.device),
                 use_cache=False,
                 **routed,

@@ -21,6 +21,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.models.chatml import chatml, chatml_template
 from audiorl.models.dual_branch import branch
+from audiorl.models.features import padded_mel
 from audiorl.models.loading import load_frontend, load_model
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.speech import FrameLayout
@@ -40,6 +41,7 @@ class Qwen2Audio:
     """Backbone of Qwen2-Audio: 25 audio tokens a second, at most 30 s a clip."""
 
     audio_token: ClassVar[str | None] = "<|AUDIO|>"
+    answer_prefix: ClassVar[str] = ""
     processor_files: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "preprocessor_config.json": {"processor_class": "Qwen2AudioProcessor"}
     }
@@ -88,9 +90,7 @@ class Qwen2Audio:
             after_conv, tokens = self._lengths(model, frames)
             if tokens < 1:
                 raise ValueError(f"audio of {frames * 10} ms is too short; at least 30 ms")
-            # What the extractor gives for silence: 10^-10, at most 8 decades below the loudest bin, then (x + 4) / 4.
-            silence = max(float(mel.max()) - 2.0, -1.5)
-            padded = torch.nn.functional.pad(mel, (0, window - frames), value=silence)
+            padded = padded_mel(mel, window)
             valid = torch.arange(window // 2, device=mel.device) < after_conv
             mask = valid[None, None, None, :].expand(1, 1, window // 2, -1)
             hidden = audio_encoder(padded[None], attention_mask=mask)

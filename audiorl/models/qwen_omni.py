@@ -45,6 +45,7 @@ class QwenOmni:
     """Backbone of the Qwen2.5-Omni thinker: conv stride 2 and pooling by 2, 25 audio tokens a second."""
 
     audio_token: ClassVar[str | None] = "<|AUDIO|>"
+    answer_prefix: ClassVar[str] = ""
     bos: ClassVar[str] = "<|audio_bos|>"
     eos: ClassVar[str] = "<|audio_eos|>"
     default_system: ClassVar[str | None] = DEFAULT_SYSTEM

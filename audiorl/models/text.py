@@ -35,6 +35,7 @@ class TextDecoder:
     """Backbone without an audio encoder. The tokenizer's template writes chats, or ChatML where it has none."""
 
     audio_token: ClassVar[str | None] = None
+    answer_prefix: ClassVar[str] = ""
     processor_files: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):

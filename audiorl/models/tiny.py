@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
+from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer, WhisperTokenizer
 
 SPECIAL = {
     "image_token": "<|IMAGE|>",
@@ -27,6 +27,17 @@ LLAMA_SPECIAL = [
     "<|reserved_special_token_6|>",
     "<|audio_eos|>",
 ]
+WHISPER_SPECIAL = (
+    "<|endoftext|>",
+    "<|startoftranscript|>",
+    *(f"<|{language}|>" for language in ("en", "es", "fr", "it", "ru")),
+    "<|translate|>",
+    "<|transcribe|>",
+    "<|startoflm|>",
+    "<|startofprev|>",
+    "<|nospeech|>",
+    "<|notimestamps|>",
+)
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 """Plain text that a tiny model should not have to spell."""
 ALWAYS = (
@@ -72,6 +83,18 @@ def tiny_llama_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTok
         clean_up_tokenization_spaces=False,
     )
     tokenizer.add_tokens(LLAMA_SPECIAL, special_tokens=True)
+    return tokenizer
+
+
+def tiny_whisper_tokenizer(texts: Iterable[str], vocab_size: int) -> WhisperTokenizer:
+    """Byte-level BPE of at most `vocab_size` entries plus the special tokens of a multilingual Whisper."""
+    import json
+
+    backend = WhisperTokenizer(vocab={}, merges=[]).backend_tokenizer
+    _train(backend, texts, vocab_size)
+    trained = json.loads(backend.to_str())["model"]
+    tokenizer = WhisperTokenizer(vocab=trained["vocab"], merges=[tuple(m) for m in trained["merges"]])
+    tokenizer.add_tokens(list(WHISPER_SPECIAL), special_tokens=True)
     return tokenizer
 
 

@@ -71,6 +71,11 @@ def references_of(sample: Sample, normalizer: Normalizer, language: str | None) 
     return sample.references
 
 
+def languages_of(samples: Sequence[Sample]) -> tuple[str, ...]:
+    """The codes of the samples' languages, sorted."""
+    return tuple(sorted({code for s in samples if (code := language_of(s))}))
+
+
 def language_of(sample: Sample) -> str | None:
     """sample.metadata["language"], where it is a code."""
     language = sample.metadata.get("language")

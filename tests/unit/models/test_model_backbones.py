@@ -21,7 +21,7 @@ from audiorl.models.lora import NON_LORA_WEIGHTS
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.train.adamw import Optimizer
 from audiorl.types import Experience, Message, Sample
-from tests.conftest import Make, make_omni, make_qwen3_omni, readable
+from tests.conftest import Make, every_listener, make_omni, make_qwen3_omni, readable
 from tests.support.packing import assert_same, experience, groups_of_three, logprobs, with_audio, with_gradients
 
 
@@ -119,6 +119,7 @@ def test_sharing_really_shortens_the_row(make_any: Make, samples: list[Sample]) 
     assert len(pack_experiences(batch, share_prompts=False).ids) == 3 * (prompt + 4)
 
 
+@every_listener
 @pytest.mark.parametrize("share", [True, False])
 def test_the_loss_hears_the_right_audio(policy: AudioPolicy, samples: list[Sample], share: bool) -> None:
     """Change one prompt's waveform: only its own log-probs move. Swap two prompts' audio: exactly those two move."""
@@ -158,6 +159,7 @@ def test_what_of_the_audio_side_gets_gradients(make_policy, samples, audio: str,
     assert reached([p for p in policy.model.parameters() if id(p) in side]) == projector
 
 
+@every_listener
 def test_a_sampled_placeholder_stays_a_token(policy: AudioPolicy, samples: list[Sample]) -> None:
     """A policy may write the audio placeholder itself; that must not take audio away from the prompt."""
     e = experience(policy, samples[0], 4, seed=0)
@@ -167,6 +169,7 @@ def test_a_sampled_placeholder_stays_a_token(policy: AudioPolicy, samples: list[
     assert out.logprobs.isfinite().all()
 
 
+@every_listener
 def test_frozen_tower_hears_each_clip_once(make_policy, samples: list[Sample]) -> None:
     policy = make_policy()
     calls = []
@@ -184,6 +187,7 @@ def test_reserved_tokens_in_a_message_are_refused(policy: AudioPolicy, samples: 
         policy.prompt_ids(bad)
 
 
+@every_listener
 def test_too_short_and_too_long_audio_is_refused(make_policy) -> None:
     policy = make_policy()
     short = AudioClip(array=np.ones(200, dtype=np.float32), sample_rate=16_000)
@@ -248,6 +252,7 @@ def test_adapter_and_whole_model_are_not_mistaken(make_any: Make, tmp_path: Path
         load_checkpoint(tmp_path / "adapter", wider)
 
 
+@every_listener
 def test_audio_cannot_slip_into_another_prompt(policy: AudioPolicy, samples: list[Sample]) -> None:
     """Two prompts whose placeholders are wrong by one each way, so that only their sum is right."""
     clips = [s.audio[0] for s in samples[:2]]

@@ -1,0 +1,212 @@
+"""Whisper's decoder over the rows that decoder-only models get: audio placeholders, then text.
+
+An encoder-decoder model reads audio by cross-attention, not as a part of its text. To share packing, prompts that are
+encoded once for a group, engines and losses with the other families, its prompts begin with audio placeholders too. The
+rows of these placeholders carry the encoder's output. They are no input of the decoder's layers: they are its *memory*,
+the keys and values of cross-attention, and text positions do not count them. A row of text attends to the text before
+it in its span and its parent, and to all memory of both.
+
+Shapes: T rows of a packed batch, R prompts, B rollouts, S rows of padded prompts, L positions of text, M rows of a
+memory, H model width, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.whisper.modeling_whisper import WhisperDecoder
+
+from audiorl.models.attention import Spans, attend_by_span
+
+SelfAttention = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""query, key, value [B, heads, L, D] of the text -> [B, heads, L, D]."""
+Memory = Callable[[Tensor], Tensor]
+"""query [B, heads, L, D] -> what it reads of the memory, [B, heads, L, D]."""
+
+
+class CrossAttentionDecoder(WhisperDecoder):
+    """A `WhisperDecoder` that also takes packed rows (`spans`) and prompts with a `CrossAttentionCache`.
+
+    With neither it is the decoder of transformers.
+    """
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        audio_rows: Tensor | None = None,
+        spans: Spans | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """`audio_rows` is true where a row is memory: [T] with `spans`, on the CPU; [R, S] in prompts, which are padded
+        on the left and masked by `attention_mask` [R, S]; None for rows of text. Rows of memory give zeros."""
+        if spans is not None:
+            assert inputs_embeds is not None and audio_rows is not None
+            return BaseModelOutput(last_hidden_state=self._packed(inputs_embeds[0], audio_rows, spans)[None])
+        if isinstance(past_key_values, CrossAttentionCache):
+            assert inputs_embeds is not None
+            if audio_rows is not None:
+                assert attention_mask is not None
+                inputs_embeds = past_key_values.begin(self, inputs_embeds, attention_mask.bool(), audio_rows)
+            return BaseModelOutput(last_hidden_state=self._cached(inputs_embeds, past_key_values))
+        return super().forward(
+            input_ids,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            **kwargs,
+        )
+
+    def _packed(self, rows_TH: Tensor, audio_rows: Tensor, spans: Spans) -> Tensor:
+        texts = [0, *accumulate((~audio_rows).long().tolist())]  # rows of text before each row
+        text_spans = [(texts[a], texts[b], texts[c], texts[d]) for a, b, c, d in spans]
+        memories = [(a - texts[a], b - texts[b], c - texts[c], d - texts[d]) for a, b, c, d in spans]
+        places = torch.cat([torch.arange(d - c, d - c + b - a) for a, b, c, d in text_spans])
+        text_rows = (~audio_rows).nonzero()[:, 0].to(rows_TH.device)
+        memory = rows_TH[audio_rows.to(rows_TH.device)][None]
+        hidden = (rows_TH[text_rows] + self._positions(places.to(rows_TH.device)))[None]
+
+        def self_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return attend_by_span(query, key, value, text_spans)
+
+        for layer in self.layers:
+            keys, values = memory_keys(layer, memory)
+
+            def read(query: Tensor, keys: Tensor = keys, values: Tensor = values) -> Tensor:
+                pieces = []
+                for (a, b, _, _), (own, own_end, above, below) in zip(text_spans, memories, strict=True):
+                    k, v = (torch.cat([x[:, :, above:below], x[:, :, own:own_end]], 2) for x in (keys, values))
+                    pieces.append(scaled_dot_product_attention(query[:, :, a:b], k, v))
+                return torch.cat(pieces, 2)
+
+            hidden = self._layer(layer, hidden, self_attention, read)
+        text_LH = self.layer_norm(hidden)[0]
+        return text_LH.new_zeros(len(rows_TH), text_LH.shape[1]).index_copy(0, text_rows, text_LH)
+
+    def _cached(self, rows_BLH: Tensor, cache: CrossAttentionCache) -> Tensor:
+        before, new = cache.get_seq_length(), rows_BLH.shape[1]
+        padding = cache.padding
+        places = torch.arange(before, before + new, device=rows_BLH.device)
+        hidden = rows_BLH + self._positions((places - padding[:, None]).clamp(min=0))
+        seen = torch.arange(before + new, device=rows_BLH.device)
+        visible = (seen <= places[:, None]) & (seen >= padding[:, None, None])
+        visible = (visible | (seen == places[:, None]))[:, None]  # padding sees itself: a row without keys gives NaN
+        for layer, texts, memory in zip(self.layers, cache.text_layers, cache.memory_layers, strict=True):
+
+            def self_attention(query: Tensor, key: Tensor, value: Tensor, texts: Any = texts) -> Tensor:
+                keys, values = texts.update(key, value)
+                return scaled_dot_product_attention(query, keys, values, attn_mask=visible)
+
+            hidden = self._layer(layer, hidden, self_attention, memory.read)
+        return self.layer_norm(hidden)
+
+    def _positions(self, places: Tensor) -> Tensor:
+        if places.numel() and int(places.max()) >= self.max_target_positions:
+            raise ValueError(
+                f"Whisper reads and writes {self.max_target_positions} tokens of text at most; shorten the request or "
+                "lower sampling.max_new_tokens"
+            )
+        return self.embed_positions.weight[places]
+
+    def _layer(self, layer: Any, hidden: Tensor, attention: SelfAttention, memory: Memory) -> Tensor:
+        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            return checkpoint(_run_layer, layer, hidden, attention, memory, use_reentrant=False)
+        return _run_layer(layer, hidden, attention, memory)
+
+
+def _run_layer(layer: Any, hidden: Tensor, attention: SelfAttention, memory: Memory) -> Tensor:
+    text, cross = layer.self_attn, layer.encoder_attn
+    x = layer.self_attn_layer_norm(hidden)
+    out = attention(*(_heads(text, project(x)) for project in (text.q_proj, text.k_proj, text.v_proj)))
+    hidden = hidden + text.out_proj(out.transpose(1, 2).flatten(2))
+    x = layer.encoder_attn_layer_norm(hidden)
+    hidden = hidden + cross.out_proj(memory(_heads(cross, cross.q_proj(x))).transpose(1, 2).flatten(2))
+    return hidden + layer.fc2(layer.activation_fn(layer.fc1(layer.final_layer_norm(hidden))))
+
+
+def _heads(attention: Any, x: Tensor) -> Tensor:
+    """[B, L, H] -> [B, heads, L, D]."""
+    return x.unflatten(-1, (attention.num_heads, attention.head_dim)).transpose(1, 2)
+
+
+def memory_keys(layer: Any, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, heads, M, D] of a memory [B, M, H] for a layer's cross-attention."""
+    cross = layer.encoder_attn
+    return _heads(cross, cross.k_proj(memory)), _heads(cross, cross.v_proj(memory))
+
+
+class CrossAttentionCache(DynamicCache):
+    """A layer of text for each layer of the decoder, then a layer of memory for each.
+
+    All rollouts of a prompt share its memory: it is never copied.
+    """
+
+    def __init__(self, num_layers: int):
+        super().__init__()
+        self._num_layers = num_layers
+        self.layers = [DynamicLayer() for _ in range(num_layers)]
+
+    @property
+    def text_layers(self) -> Sequence[Any]:
+        return self.layers[: self._num_layers]
+
+    @property
+    def memory_layers(self) -> Sequence[MemoryLayer]:
+        return self.layers[self._num_layers :]
+
+    @property
+    def padding(self) -> Tensor:
+        """[B] how many positions of padding stand before the text of each rollout."""
+        return self.memory_layers[0].padding
+
+    def begin(self, decoder: CrossAttentionDecoder, rows_RSH: Tensor, mask: Tensor, audio_rows: Tensor) -> Tensor:
+        """Keep the memory of prompts whose audio stands before their text. Returns the text [R, L, H], padded on the
+        left."""
+        text = mask & ~audio_rows.to(mask.device)
+        lengths = text.sum(1)
+        longest = int(lengths.max())
+        memories = [rows[audio] for rows, audio in zip(rows_RSH, audio_rows.to(rows_RSH.device), strict=True)]
+        for layer in decoder.layers:
+            pairs = [memory_keys(layer, m[None]) for m in memories]
+            self.layers.append(MemoryLayer(pairs, longest - lengths))
+        return rows_RSH[:, -longest:]
+
+
+class MemoryLayer(DynamicLayer):
+    """Keys and values [1, heads, M, D] of each prompt's memory, and the rollouts that read it."""
+
+    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], padding: Tensor):
+        super().__init__()
+        self._pairs = pairs
+        self.padding = padding
+        self._prompts = list(range(len(pairs)))  # of each rollout, ascending
+
+    def read(self, query: Tensor) -> Tensor:
+        """query [B, heads, L, D]: the rollouts of a prompt are further queries of one attention to its memory."""
+        pieces = []
+        for prompt, (keys, values) in enumerate(self._pairs):
+            rows = [b for b, p in enumerate(self._prompts) if p == prompt]
+            if rows:
+                q = query[rows[0] : rows[-1] + 1]
+                flat = q.transpose(0, 1).flatten(1, 2)[None]
+                out = scaled_dot_product_attention(flat, keys, values)[0]
+                pieces.append(out.unflatten(1, (q.shape[0], q.shape[2])).transpose(0, 1))
+        return torch.cat(pieces)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.padding = self.padding[indices]
+        self._prompts = [self._prompts[i] for i in indices.tolist()]

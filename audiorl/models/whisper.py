@@ -1,0 +1,171 @@
+"""Whisper as a policy: an encoder-decoder that recognises speech (Radford et al. 2022, arXiv 2212.04356).
+
+A prompt is a recording of up to 30 s with a request. The request for a transcript that `asr_prompt` writes becomes the
+tokens of language and task that Whisper was trained with. Any other request stands before them, where Whisper reads the
+text that came before a recording, and is something for training to teach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+)
+
+from audiorl.audio import AudioClip
+from audiorl.config import ModelConfig
+from audiorl.data.prompts import transcript_language
+from audiorl.models.cross_attention import CrossAttentionDecoder
+from audiorl.models.features import padded_mel
+from audiorl.models.loading import load_frontend, load_model
+from audiorl.models.policy import AudioPolicy
+from audiorl.models.tiny import tiny_whisper_tokenizer
+from audiorl.types import Message
+
+
+class Whisper:
+    """Backbone of Whisper: as many audio tokens as its window has, 1500, for every clip of up to 30 s.
+
+    The decoder needs the silence that fills the window. With the frames of a clip and two seconds more, Whisper base
+    had a word error rate of 50 % on 90 short prompts in three languages, with the whole window 30 %.
+    """
+
+    audio_token: ClassVar[str | None] = "<|startoflm|>"
+    """A token of its vocabulary that nothing else uses; its embedding is never read."""
+    answer_prefix: ClassVar[str] = " "
+    processor_files: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "preprocessor_config.json": {"processor_class": "WhisperProcessor"}
+    }
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, multilingual: bool):
+        self.tokenizer, self.multilingual = tokenizer, multilingual
+
+    def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
+        if len(messages) != 1 or messages[0].role != "user":
+            raise ValueError("Whisper reads one user turn, a recording and a request; it has no conversation")
+        clips = [c for c in messages[0].content if isinstance(c, AudioClip)]
+        request = "".join(c for c in messages[0].content if isinstance(c, str)).strip()
+        if len(clips) != 1:
+            raise ValueError(f"Whisper reads one recording, got {len(clips)}")
+        return [clips[0], self._tokens_of(request)]
+
+    def _tokens_of(self, request: str) -> str:
+        language = transcript_language(request)
+        if language is None:
+            return f"<|startofprev|> {request}<|startoftranscript|><|notimestamps|>"
+        if not self.multilingual:
+            if language not in ("", "en"):
+                raise ValueError(f"this Whisper knows English only, the recording's language is {language!r}")
+            return "<|startoftranscript|><|notimestamps|>"
+        if not language:
+            raise ValueError('Whisper needs the language of a recording: give the row "language", for example "es"')
+        if f"<|{language}|>" not in self.tokenizer.get_added_vocab():
+            raise ValueError(f"this Whisper has no language {language!r}; give its ISO code")
+        return f"<|startoftranscript|><|{language}|><|transcribe|><|notimestamps|>"
+
+    def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
+        raise ValueError("Whisper reads one recording before it writes; streams need a decoder-only model")
+
+    def chat_template(self) -> str | None:
+        return None
+
+    def save_model(self, model: PreTrainedModel, folder: str, config: Mapping[str, Any]) -> None:
+        model.save_pretrained(folder)
+
+    def weight_name(self, name: str) -> str:
+        return name
+
+    def decoder(self, model: Any) -> Any:
+        return model.model.decoder
+
+    def head(self, model: Any) -> nn.Linear:
+        return model.proj_out
+
+    def audio_encoder(self, model: Any) -> Any:
+        return model.model.encoder
+
+    def projector(self, model: Any) -> Sequence[nn.Module]:
+        return []
+
+    def tokens(self, model: Any, frames: int) -> int:
+        positions = int(self.audio_encoder(model).config.max_source_positions)
+        if frames > 2 * positions:
+            raise ValueError(
+                f"audio of {frames / 100:.1f} s is longer than the {positions / 50:.0f} s that Whisper encodes; "
+                "cut the clip with start and duration"
+            )
+        if frames < 3:
+            raise ValueError(f"audio of {frames * 10} ms is too short; at least 30 ms")
+        return positions
+
+    def encode_audio(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
+        encoder = self.audio_encoder(model)
+        out = []
+        for mel in mels:
+            padded = padded_mel(mel, 2 * self.tokens(model, mel.shape[1]))
+            out.append(encoder(padded[None]).last_hidden_state[0])
+        return out
+
+    def project(self, model: Any, encoder_output: Tensor) -> Tensor:
+        return encoder_output
+
+
+def _read_by_spans(model: Any) -> None:
+    model.model.decoder.__class__ = CrossAttentionDecoder
+
+
+def load(path: str | Path, config: ModelConfig) -> AudioPolicy:
+    """Whisper from a local folder or a hub id."""
+    model = load_model(WhisperForConditionalGeneration, path, config, _read_by_spans)
+    tokenizer, extractor = load_frontend(path)
+    multilingual = getattr(model.generation_config, "is_multilingual", model.config.vocab_size >= 51_865)
+    return AudioPolicy(model, tokenizer, extractor, Whisper(tokenizer, multilingual), config)
+
+
+def tiny(
+    texts: Iterable[str] = (),
+    *,
+    hidden: int = 64,
+    layers: int = 2,
+    vocab_size: int = 400,
+    window: int = 10,
+    seed: int = 0,
+    config: ModelConfig | None = None,
+) -> AudioPolicy:
+    """A random multilingual Whisper of the real class, small enough for tests. window: seconds of the longest clip."""
+    tokenizer = tiny_whisper_tokenizer(texts, vocab_size)
+    whole = WhisperConfig(
+        vocab_size=len(tokenizer),
+        d_model=hidden,
+        encoder_layers=2,
+        decoder_layers=layers,
+        encoder_attention_heads=2,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=2 * hidden,
+        decoder_ffn_dim=2 * hidden,
+        num_mel_bins=80,
+        max_source_positions=50 * window,
+        max_target_positions=256,
+        pad_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=int(tokenizer.convert_tokens_to_ids("<|startoftranscript|>")),
+        suppress_tokens=[],
+        begin_suppress_tokens=[],
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = WhisperForConditionalGeneration(whole)
+    _read_by_spans(model)
+    model.generation_config.is_multilingual = True
+    extractor = WhisperFeatureExtractor(feature_size=80, n_fft=400, hop_length=160, chunk_length=window)
+    return AudioPolicy(model, tokenizer, extractor, Whisper(tokenizer, True), config)
