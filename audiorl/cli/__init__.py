@@ -122,6 +122,9 @@ class Resume:
     """The run folder."""
     log: tuple[TrackerName, ...] = ()
     """Experiment trackers, as of audiorl train; others than before are allowed."""
+    trust: tuple[str, ...] = ()
+    """Python files that the folder's config.json names and that may be run: a recipe, reward or judge that is not part
+    of audiorl. By default none: the error for a run that needs some names them."""
     runtime: RuntimeConfig = RuntimeConfig()
 
 
@@ -134,7 +137,7 @@ def _resume(args: list[str]) -> int:
 
     use_runtime(options.runtime)
     relaunch(options.runtime, ["resume", *args])
-    return _finished(loader.resume(options.folder, options.log))
+    return _finished(loader.resume(options.folder, options.log, options.trust))
 
 
 def _finished(run: Any) -> int:
@@ -153,6 +156,8 @@ class Report:
 
     folder: Positional[Path]
     """The run folder."""
+    audio_root: tuple[Path, ...] = ()
+    """Folders whose audio may be embedded, besides the run folder and the run's data: see `audiorl.report`."""
 
 
 def _report(args: list[str]) -> int:
@@ -161,7 +166,7 @@ def _report(args: list[str]) -> int:
     options: Report = parse(Report, args, prog="audiorl report")
     from audiorl.report import write_report
 
-    print(write_report(options.folder))
+    print(write_report(options.folder, options.audio_root))
     return 0
 
 

@@ -8,6 +8,8 @@ torchrun started the first runs the recipe; the others do what its training phas
 from __future__ import annotations
 
 import importlib.util
+import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -91,10 +93,12 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path, trackers: Sequ
     return run
 
 
-def resume(folder: str | Path, trackers: Sequence[str] = ()) -> Run | None:
+def resume(folder: str | Path, trackers: Sequence[str] = (), trusted: Sequence[str | Path] = ()) -> Run | None:
     """Continue a run where its folder says it is, on the device where it began.
 
     The recipe must still resolve to the same config. An option that the run's version did not have may have any value.
+    Python files that the folder names are run only if they are installed recipes or in `trusted`; ValueError names the
+    others. Nothing of the run is changed before both are checked.
     """
     if rank() > 0:
         _follow()
@@ -102,12 +106,25 @@ def resume(folder: str | Path, trackers: Sequence[str] = ()) -> Run | None:
     folder = Path(folder)
     check_run_folder(folder)
     with locked(folder):
-        return _resume(Run.open(folder), trackers)
+        recipe, config = _checked_recipe(folder, trusted)
+        run = Run.open(folder)
+        try:
+            run.track(trackers)
+            with processes():
+                recipe.main(config, run)
+        finally:
+            run.close()
+        return run
 
 
-def _resume(run: Run, trackers: Sequence[str]) -> Run:
-    saved = read_record(run.dir / "config.json", RunConfig)
-    recipe = load_recipe(_recipe_file(saved.recipe))
+def _checked_recipe(folder: Path, trusted: Sequence[str | Path]) -> tuple[ModuleType, Any]:
+    """The recipe of a saved run and its config, which is the saved one."""
+    saved = read_record(folder / "config.json", RunConfig)
+    file = find_script("recipes", _recipe_file(saved.recipe))
+    installed = {path.resolve() for path in scripts("recipes").values()}
+    recipe_files = [] if file.resolve() in installed else [str(file)]
+    _check_trusted(folder, [*recipe_files, *_python_files(saved.config)], trusted)
+    recipe = load_recipe(file)
     argv = with_new_names(recipe.Config, saved.argv)
     before = _with_new_names(saved.config)
     argv += [word for word in _device_options(before) if word.split("=")[0] not in argv]
@@ -115,16 +132,36 @@ def _resume(run: Run, trackers: Sequence[str]) -> Run:
     changed = _difference(before, to_json(config))
     if changed:
         raise ValueError(
-            f"{run.dir}/config.json: the recipe now gives another value for {changed}; "
+            f"{folder}/config.json: the recipe now gives another value for {changed}; "
             "restore the recipe, or start a new run"
         )
-    try:
-        run.track(trackers)
-        with processes():
-            recipe.main(config, run)
-    finally:
-        run.close()
-    return run
+    _check_trusted(folder, list(_python_files(to_json(config))), trusted)
+    return recipe, config
+
+
+def _check_trusted(folder: Path, files: Sequence[str], trusted: Sequence[str | Path]) -> None:
+    """Raise ValueError for Python files that a run folder names and the user does not."""
+    allowed = {Path(path).expanduser().resolve() for path in trusted}
+    unknown = [file for file in dict.fromkeys(files) if Path(file).expanduser().resolve() not in allowed]
+    if unknown:
+        raise ValueError(
+            f"{folder}/config.json: resuming runs Python files that are not part of audiorl: {', '.join(unknown)}; if "
+            f"you trust them, name them: audiorl resume {folder} --trust {shlex.join(unknown)}"
+        )
+
+
+def _python_files(value: Any) -> Iterator[str]:
+    """The Python files that a config names: FILE.py, or FILE.py:FOLDER of a judge."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _python_files(item)
+    elif isinstance(value, str):
+        if match := re.fullmatch(r"(.+?\.py)(?::.*)?", value, re.DOTALL):
+            yield match[1]
+        if Path(value).suffix == ".py" and not (match and match[1] == value):  # as FILE.py/ or A.py:B.py
+            yield value
 
 
 def _recipe_file(path: str) -> str:

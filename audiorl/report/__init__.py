@@ -18,18 +18,22 @@ Other pictures: picture.py (a PNG of a run), tradeoff.py (quality against latenc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 
-def write_report(run_dir: str | Path) -> Path:
+def write_report(run_dir: str | Path, audio_root: Sequence[Path] = ()) -> Path:
     """Write `report.html` into the run folder and return its path.
+
+    Audio is embedded only from the run folder, from the data that the run's configuration names (files there by the
+    paths in it, and folders) and from the folders `audio_root`; the page names other clips without reading them.
 
     Works while the run goes on and after it was killed: what is not there yet is named on the page. Raises ValueError
     where there is no such folder or where a file in it is damaged.
     """
     from audiorl.report.page import write  # loads matplotlib, which a recipe needs only when its run ends
 
-    return write(run_dir)
+    return write(run_dir, audio_root)
 
 
 def plot_result(run_dir: str | Path, png_path: str | Path) -> Path:

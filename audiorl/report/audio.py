@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Mapping
+import json
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,9 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from audiorl.audio import AudioClip, AudioError
+import audiorl
+from audiorl.audio import AudioClip, AudioError, probe
+from audiorl.data.sets import parse_set
 
 _TYPES = {
     ".opus": "audio/ogg",
@@ -26,18 +31,83 @@ _TYPES = {
 _RATE = 16_000
 
 
+@dataclass(frozen=True)
+class Allowed:
+    """Which files a page may embed: the rows of a run folder that somebody else wrote can name any file.
+
+    folders: everything in them. manifests: files of the run's data, which allow the absolute paths written in them.
+    """
+
+    folders: tuple[Path, ...]
+    manifests: tuple[Path, ...] = ()
+
+    def __contains__(self, path: Path) -> bool:
+        real = path.resolve()
+        inside = any(real.is_relative_to(folder.resolve()) for folder in self.folders)
+        return inside or any(_names(manifest, path) for manifest in self.manifests)
+
+
+def allowed_audio(run_dir: Path, config: Any, more: Sequence[Path] = ()) -> Allowed:
+    """What the page of a run may embed: the run folder, audiorl's own recordings, `more`, and what its `config` names.
+
+    Of a file that the config names (data sets, such as `train.jsonl:5000`) the folder, which relative paths start from;
+    of a folder all of it. The file system's root, the home folder and what holds it are too much, and are left out.
+    """
+    home = Path.home().resolve()
+    folders = [run_dir, Path(audiorl.__file__).parent, Path(audiorl.__file__).parents[1] / "unseen_speakers", *more]
+    manifests = []
+    for path in filter(None, map(_existing, _texts(config))):
+        if path.is_file():
+            manifests.append(path)
+        folder = path.parent if path.is_file() else path
+        if not home.is_relative_to(folder.resolve()):
+            folders.append(folder)
+    return Allowed(tuple(folders), tuple(manifests))
+
+
+def _existing(text: str) -> Path | None:
+    """The file or folder that a text of a config names, if there is one."""
+    try:
+        path = Path(parse_set(text)[0])
+        return path if text and os.access(path, os.R_OK) and (path.is_file() or path.is_dir()) else None
+    except (OSError, ValueError):  # no path, such as a text of many lines
+        return None
+
+
+def _texts(config: Any) -> Iterator[str]:
+    """All texts in a config that can be paths."""
+    if isinstance(config, Mapping):
+        config = list(config.values())
+    if isinstance(config, list | tuple):
+        for value in config:
+            yield from _texts(value)
+    elif isinstance(config, str):
+        yield config
+
+
+def _names(manifest: Path, path: Path) -> bool:
+    """Whether a text file holds a path as a JSON string."""
+    if not manifest.stat().st_size:
+        return False
+    with open(manifest, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        spellings = {json.dumps(str(path), ensure_ascii=ascii).encode(errors="replace") for ascii in (True, False)}
+        return any(content.find(spelling) >= 0 for spelling in spellings)
+
+
 @dataclass
 class Players:
     """Makes players for clips until `max_bytes` or `max_clips` are spent; after that it names the clip instead.
 
     Whole files of a kind that browsers play are embedded untouched when small. Parts of files, and files over
-    `max_file`, are decoded and encoded again as 16 kHz mono Opus.
+    `max_file`, are decoded and encoded again as 16 kHz mono Opus. Files that are not in `allowed`, by default those
+    below `run_dir`, are not read.
     """
 
     run_dir: Path
     max_clips: int = 60
     max_bytes: int = 12_000_000
     max_file: int = 400_000
+    allowed: Allowed | None = None
     embedded: int = 0
     skipped: int = 0
     bytes_used: int = 0
@@ -47,12 +117,14 @@ class Players:
         """HTML for {"path", "start", "duration"}. A clip that cannot be read says so in its place on the page."""
         if not clip.get("path"):
             return _note("audio was not kept with the run")
-        path = self.run_dir / str(clip["path"])  # an absolute path replaces run_dir
+        path = self._path(clip)
         start, duration = float(clip.get("start") or 0.0), clip.get("duration")
         label = path.name + (f" from {start:.1f} s" if start else "") + (f", {duration:.1f} s" if duration else "")
         if self.embedded >= self.max_clips or self.bytes_used >= self.max_bytes:
             self.skipped += 1
             return _note(f"not embedded to keep the page small: {label}")
+        if not self._may_read(path):
+            return _note(f"not embedded, it is neither in the run folder nor in the run's data: {label}")
         if not path.is_file():
             return _note(f"audio file not found: {label}")
         key = (str(path), start, duration)
@@ -71,8 +143,8 @@ class Players:
 
     def samples(self, clip: Mapping[str, Any]) -> np.ndarray | None:
         """The clip's sound, mono float32 [T] at 16 kHz; None where there is none to read."""
-        path = self.run_dir / str(clip.get("path") or "")
-        if not path.is_file():
+        path = self._path(clip)
+        if not self._may_read(path) or not path.is_file():
             return None
         try:
             part = AudioClip(path=str(path), start=float(clip.get("start") or 0.0), duration=clip.get("duration"))
@@ -80,10 +152,17 @@ class Players:
         except AudioError:
             return None  # the player in its place says why
 
+    def _path(self, clip: Mapping[str, Any]) -> Path:
+        return self.run_dir / str(clip.get("path") or "")  # an absolute path replaces run_dir
+
+    def _may_read(self, path: Path) -> bool:
+        return path in (self.allowed or Allowed((self.run_dir,)))
+
     def _read(self, path: Path, start: float, duration: float | None) -> tuple[str, bytes]:
         """(MIME type, content); AudioError when the clip cannot be decoded."""
         mime = _TYPES.get(path.suffix.lower())
         if mime and not start and duration is None and path.stat().st_size <= self.max_file:
+            probe(AudioClip(path=str(path)))  # raises for a file that only has the name of audio
             return mime, path.read_bytes()
         return "audio/ogg", _opus(AudioClip(path=str(path), start=start, duration=duration).load(_RATE))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from audiorl.report.audio import Players
+from audiorl.report.audio import Allowed, Players
 from audiorl.report.style import CSS
 from audiorl.report.summary import show
 
@@ -51,7 +51,8 @@ def listening_page(
     max_bytes: int = 24_000_000,
 ) -> str:
     """A self-contained page: a table (`head`, `rows` of text), then the cards with players for files in `folder`."""
-    players = Players(folder, max_clips=400, max_bytes=max_bytes, max_file=1_500_000)
+    everywhere = Allowed((Path("/"),))  # the cards name what this process has just read
+    players = Players(folder, max_clips=400, max_bytes=max_bytes, max_file=1_500_000, allowed=everywhere)
     table = (
         "<div class='card scroll-x'><table class='numbers'><thead><tr>"
         + "".join(f"<th>{escape(cell)}</th>" for cell in head)

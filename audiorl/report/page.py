@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from audiorl.report.audio import Players
+from audiorl.report.audio import Players, allowed_audio
 from audiorl.report.curves import curves
 from audiorl.report.evaluation import bars, changed, table
 from audiorl.report.recordings import codec_copies, spoken_texts
@@ -21,19 +21,19 @@ from audiorl.report.style import CSS, STEP_SCRIPT, STREAM_SCRIPT
 from audiorl.report.summary import disagreements, sentence, show, without_strangers, worse_tasks
 
 
-def write(run_dir: str | Path) -> Path:
+def write(run_dir: str | Path, audio_root: Sequence[Path] = ()) -> Path:
     """See `audiorl.report.write_report`."""
     run = load_run(run_dir)
     path = run.path / "report.html"
     temporary = path.with_name("report.html.tmp")
-    temporary.write_text(page(run), encoding="utf-8")
+    temporary.write_text(page(run, audio_root), encoding="utf-8")
     os.replace(temporary, path)
     return path
 
 
-def page(run: Run) -> str:
+def page(run: Run, audio_root: Sequence[Path] = ()) -> str:
     """The page as text."""
-    players = Players(run.path)
+    players = Players(run.path, allowed=allowed_audio(run.path, run.config.get("config"), audio_root))
     sections = (
         _header(run),
         table(run),

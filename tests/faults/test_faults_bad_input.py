@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -362,6 +363,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+def resume(run: Path) -> list[str]:
+    """The command that continues a copy of `finished`, whose recipe is not an installed one."""
+    config = run / "config.json"
+    recipe = re.search(r'"recipe": "([^"]+)"', config.read_text(errors="replace")) if config.is_file() else None
+    return ["resume", str(run), *(["--trust", recipe[1]] if recipe else [])]
+
+
 @pytest.fixture
 def stopped(finished: Path, tmp_path: Path) -> Path:
     """A copy of that run as if it had been killed after the last step of GRPO."""
@@ -446,7 +454,7 @@ def test_damaged_runs(fails: Fails, stopped: Path, fault: str) -> None:
     spoil(stopped / name)
     kept = [*stopped.glob("checkpoints/**/*"), *stopped.glob("rollouts/*"), stopped / "metrics.jsonl"]
     before = {p: p.read_bytes() for p in kept if p.is_file()}
-    error = fails("resume", str(stopped))
+    error = fails(*resume(stopped))
     assert (
         message in error
         and str(stopped) in error
@@ -457,15 +465,15 @@ def test_damaged_runs(fails: Fails, stopped: Path, fault: str) -> None:
 
 def test_two_processes_do_not_train_in_one_folder(fails: Fails, stopped: Path) -> None:
     with FileLock(stopped / ".lock"):
-        error = fails("resume", str(stopped))
+        error = fails(*resume(stopped))
     assert f"{stopped}: another process trains in this folder" in error
-    assert main(["resume", str(stopped)]) == 0
+    assert main(resume(stopped)) == 0
 
 
 def test_a_removed_checkpoint_is_made_again_from_the_one_before(finished: Path, stopped: Path) -> None:
     last = Path("checkpoints/grpo/step_000002")
     shutil.rmtree(stopped / last)
-    assert main(["resume", str(stopped)]) == 0
+    assert main(resume(stopped)) == 0
     for name in ("model.safetensors", "trainer.safetensors"):
         assert (stopped / last / name).read_bytes() == (finished / last / name).read_bytes()
     assert [m["step"] for m in read_metrics(stopped / "metrics.jsonl")] == [1, 2]
@@ -476,15 +484,15 @@ def test_resume_after_the_recipe_changed(finished: Path, tmp_path: Path, fails: 
     original = recipe.read_text()
     try:
         recipe.write_text(original.replace("max_steps=2", "max_steps=3"))
-        error = fails("resume", str(finished))
+        error = fails(*resume(finished))
         assert f"{finished}/config.json" in error and "another value for max_steps" in error
         recipe.write_text(original.replace("    think: bool = True\n", ""))
-        assert "another value for think" in fails("resume", str(finished))
+        assert "another value for think" in fails(*resume(finished))
         recipe.unlink()
-        assert f"{recipe}: no such recipe" in fails("resume", str(finished))
+        assert f"{recipe}: no such recipe" in fails(*resume(finished))
     finally:
         recipe.write_text(original)
-    assert main(["resume", str(finished)]) == 0
+    assert main(resume(finished)) == 0
 
 
 # ---------------------------------------------------------------------------------------------------------- full disk
@@ -536,7 +544,7 @@ def test_file_size_limit_while_saving(tmp_path: Path, with_room: tuple[Path, lis
     expected, train = with_room
     out = tmp_path / "run"
     assert_disk_full(audiorl(*train, "--out", str(out), max_file_bytes=1_000_000))
-    assert main(["resume", str(out)]) == 0
+    assert main(["resume", str(out), "--trust", train[-1]]) == 0
     assert_same_weights(out, expected)
 
 
@@ -558,7 +566,7 @@ def test_full_disk_while_saving(tmp_path: Path, with_room: tuple[Path, list[str]
         assert_disk_full(done)
         assert "step_000002" in done.stderr
         assert mount(10 * checkpoint, "remount") == 0
-        assert main(["resume", str(disk / "run")]) == 0
+        assert main(["resume", str(disk / "run"), "--trust", train[-1]]) == 0
         assert_same_weights(disk / "run", expected)
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -239,7 +239,7 @@ def test_a_run_that_dies_too_often_stops_and_is_resumed(
     assert "rank " in last and "after as many restarts as runtime.restarts allows (1)" in last
     assert "resume it from the last checkpoint" in last
     assert_whole(out)
-    audiorl("resume", str(out))
+    audiorl("resume", str(out), "--trust", str(RECIPE))
     assert_nothing_shows(out, undisturbed)
 
 
@@ -269,7 +269,7 @@ def test_a_rank_of_torchrun_that_is_killed_ends_the_run_which_is_resumed(undistu
         _, said = process.communicate(timeout=600)
     assert process.returncode == 1 and "Signal 9 (SIGKILL)" in said, said
     assert_whole(out)
-    audiorl("resume", str(out))
+    audiorl("resume", str(out), "--trust", str(RECIPE))
     assert_nothing_shows(out, undisturbed)
 
 

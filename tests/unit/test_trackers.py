@@ -180,7 +180,7 @@ def test_the_command_line_logs_a_run_and_its_resumption(tmp_path: Path) -> None:
     state = json.loads((out / "state.json").read_text())
     state["finished"].pop("rl")
     (out / "state.json").write_text(json.dumps(state))
-    assert main(["resume", str(out), "--log", "tensorboard"]) == 0
+    assert main(["resume", str(out), "--trust", str(RECIPE), "--log", "tensorboard"]) == 0
     events = EventAccumulator(str(out / "tensorboard"))
     events.Reload()
     rewards = [row["reward/mean"] for row in read_metrics(out / "metrics.jsonl") if row["phase"] == "rl"]

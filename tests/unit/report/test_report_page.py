@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+import shutil
 from html import unescape
 from itertools import pairwise
 
@@ -12,7 +13,7 @@ import pytest
 import soundfile
 
 from audiorl.report import plot_result
-from audiorl.report.audio import Players
+from audiorl.report.audio import Players, allowed_audio
 from audiorl.report.rollouts import timeline
 from audiorl.report.text import chip, marked, prompt
 from tests.support.reports import EVIL, Checker, report, rollout, write_lines
@@ -189,6 +190,61 @@ def test_audio_that_cannot_be_played_says_why(run_dir):
     assert "not found: gone.wav" in players.player({"path": "audio/gone.wav"})
     (run_dir / "audio/broken.wav").write_bytes(b"no sound")
     assert "cannot be played" in players.player({"path": "audio/broken.wav", "start": 0.5})
+
+
+@pytest.fixture
+def private(tmp_path, run_dir):
+    """A recording outside of the run folder."""
+    folder = tmp_path / "private"
+    folder.mkdir()
+    shutil.copy(run_dir / "audio/tone.wav", folder / "call.wav")
+    return folder / "call.wav"
+
+
+def shown_by(run_dir, path):
+    """The number of players for a rollout's clip at `path`."""
+    row = rollout("g", 0, 0.0, 0.0)
+    row["sample"]["audio"] = [{"path": str(path), "start": 0.0, "duration": None}]
+    write_lines(run_dir / "rollouts/step_000001.jsonl", [row])
+    return report(run_dir)[1].tags.count("audio")
+
+
+def names_data(run_dir, *data):
+    config = json.loads((run_dir / "config.json").read_text())
+    config["config"]["data"] = list(map(str, data))
+    (run_dir / "config.json").write_text(json.dumps(config))
+
+
+def test_audio_outside_of_the_run_and_its_data_is_not_embedded(run_dir, private, tmp_path):
+    inside = shown_by(run_dir, "audio/tone.wav")
+    (run_dir / "audio/link.wav").symlink_to(private)
+    for path in (private, "../private/call.wav", "audio/link.wav"):
+        assert shown_by(run_dir, path) == inside - 1
+        assert "neither in the run folder nor in the run&#x27;s data: " in report(run_dir)[0]
+    assert "<audio" in Players(run_dir, allowed=allowed_audio(run_dir, {}, [private.parent])).player(
+        {"path": str(private)}
+    )
+    # A data set of the run that names the file, or lies in its folder.
+    manifest = tmp_path / "data" / "train.jsonl"
+    write_lines(manifest, [{"audio": str(private)}])
+    for data in (f"{manifest}:5x0.5", private.parent):
+        names_data(run_dir, data)
+        assert shown_by(run_dir, private) == inside
+    write_lines(manifest, [{"audio": str(private) + "2"}])
+    names_data(run_dir, manifest)
+    assert shown_by(run_dir, private) == inside - 1
+
+
+def test_a_configuration_cannot_open_the_home_folder_to_a_report(run_dir, private, monkeypatch):
+    monkeypatch.setenv("HOME", str(private.parent))
+    names_data(run_dir, private.parent, "/", "\0", "x" * 5000, "")
+    shown = shown_by(run_dir, "audio/tone.wav")
+    assert shown_by(run_dir, private) == shown - 1
+
+
+def test_a_file_that_only_has_the_name_of_audio_is_not_embedded(run_dir):
+    (run_dir / "audio/secret.wav").write_text("password\n")
+    assert "cannot be played" in Players(run_dir).player({"path": "audio/secret.wav"})
 
 
 # ------------------------------------------------------------------------------------------------------------ text

@@ -150,7 +150,7 @@ def test_ray_trains_as_one_process_and_either_goes_on_where_the_other_stopped(
     assert_equal_runs(one, two)
     for runtime in ((), RAY):
         rewind(two)
-        assert main(["resume", str(two), *runtime]) == 0
+        assert main(["resume", str(two), "--trust", str(RECIPE), *runtime]) == 0
         assert_equal_runs(one, two)
 
 

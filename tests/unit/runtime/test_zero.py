@@ -72,9 +72,9 @@ def test_a_run_goes_on_at_another_stage_and_in_one_process(tmp_path: Path) -> No
     for stage in (1, 0, 2):
         rewind(two)
         if stage:
-            zero("resume", str(two), stage=stage)
+            zero("resume", str(two), "--trust", str(RECIPE), stage=stage)
         else:
-            audiorl("resume", str(two))
+            audiorl("resume", str(two), "--trust", str(RECIPE))
         assert_equal_runs(one, two)
 
 
