@@ -89,22 +89,23 @@ def attend_by_span(query: Tensor, key: Tensor, value: Tensor, spans: Spans, scal
     """query [1, heads, T, D], key and value [1, kv heads, T, D] -> [1, heads, T, D]: each row attends to the rows of
     its span up to itself and to all rows of the parent. `scale` is D^-0.5 where it is None."""
     grouped = query.shape[1] != key.shape[1]
-    out = torch.empty_like(query) if not torch.is_grad_enabled() else None
+    lengths = [end - first for first, end, _, _ in spans]
+    # One split: the backward pass of a slice would fill a tensor of all T rows for every span.
+    queries, keys, values = (x.split(lengths, 2) for x in (query, key, value))
+    number = {first: i for i, (first, _, _, _) in enumerate(spans)}
     pieces = []
-    for first, end, above, below in spans:
-        q, k, v = (x[:, :, first:end] for x in (query, key, value))
+    for q, k, v, (_, _, above, below) in zip(queries, keys, values, spans, strict=True):
         mask = None
         if below:
-            k, v = (torch.cat([x[:, :, above:below], own], 2) for x, own in ((key, k), (value, v)))
-            mask = torch.ones(end - first, k.shape[2], dtype=torch.bool).tril(below - above)
-        piece = scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+            parent = number[above]
+            k, v = torch.cat([keys[parent], k], 2), torch.cat([values[parent], v], 2)
+            mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(below - above)
+        pieces.append(
+            scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+            )
         )
-        if out is None:
-            pieces.append(piece)
-        else:
-            out[:, :, first:end] = piece
-    return torch.cat(pieces, 2) if out is None else out
+    return torch.cat(pieces, 2)
 
 
 AttentionInterface.register("audiorl_ungrouped", _ungrouped)

@@ -74,9 +74,9 @@ class CrossAttentionDecoder(WhisperDecoder):
     def _packed(self, rows_TH: Tensor, audio_rows: Tensor, spans: Spans) -> Tensor:
         texts = [0, *accumulate((~audio_rows).long().tolist())]  # rows of text before each row
         text_spans = [(texts[a], texts[b], texts[c], texts[d]) for a, b, c, d in spans]
-        memories = [(a - texts[a], b - texts[b], c - texts[c], d - texts[d]) for a, b, c, d in spans]
         places = torch.cat([torch.arange(d - c, d - c + b - a) for a, b, c, d in text_spans])
         text_rows = (~audio_rows).nonzero()[:, 0].to(rows_TH.device)
+        memory_lengths, reader_lengths = memories_of(audio_rows, spans)
         memory = rows_TH[audio_rows.to(rows_TH.device)][None]
         hidden = (rows_TH[text_rows] + self._positions(places.to(rows_TH.device)))[None]
 
@@ -84,13 +84,11 @@ class CrossAttentionDecoder(WhisperDecoder):
             return attend_by_span(query, key, value, text_spans)
 
         for layer in self.layers:
-            keys, values = memory_keys(layer, memory)
+            keys, values = (x.split(memory_lengths, 2) for x in memory_keys(layer, memory))
 
-            def read(query: Tensor, keys: Tensor = keys, values: Tensor = values) -> Tensor:
-                pieces = []
-                for (a, b, _, _), (own, own_end, above, below) in zip(text_spans, memories, strict=True):
-                    k, v = (torch.cat([x[:, :, above:below], x[:, :, own:own_end]], 2) for x in (keys, values))
-                    pieces.append(scaled_dot_product_attention(query[:, :, a:b], k, v))
+            def read(query: Tensor, keys: Sequence[Tensor] = keys, values: Sequence[Tensor] = values) -> Tensor:
+                queries = query.split(reader_lengths, 2)
+                pieces = [scaled_dot_product_attention(q, k, v) for q, k, v in zip(queries, keys, values, strict=True)]
                 return torch.cat(pieces, 2)
 
             hidden = self._layer(layer, hidden, self_attention, read)
@@ -147,6 +145,22 @@ def memory_keys(layer: Any, memory: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values [B, heads, M, D] of a memory [B, M, H] for a layer's cross-attention."""
     cross = layer.encoder_attn
     return _heads(cross, cross.k_proj(memory)), _heads(cross, cross.v_proj(memory))
+
+
+def memories_of(audio_rows: Tensor, spans: Spans) -> tuple[list[int], list[int]]:
+    """How many rows each memory has, and how many rows of text read it: those of its span and of all its children,
+    which follow it. audio_rows: [T] bool."""
+    audio = [0, *accumulate(audio_rows.long().tolist())]
+    memories, readers = [], []
+    for first, end, _, below in spans:
+        size = audio[end] - audio[first]
+        if not below:
+            memories.append(size)
+            readers.append(0)
+        elif size:
+            raise ValueError("audio after the prompt: an encoder-decoder model reads it in the prompt only")
+        readers[-1] += end - first - size
+    return memories, readers
 
 
 class CrossAttentionCache(DynamicCache):
