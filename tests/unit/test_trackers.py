@@ -115,17 +115,21 @@ def test_wandb(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     log_two_steps(run, "wandb")
-    files = sorted((run.dir / "wandb").glob("offline-run-*/*.wandb"))
-    history: list[dict[str, Any]] = []
-    ids, artifacts = set(), set[str]()
-    for file in files:
-        for record in map(Record.FromString, wandb_records(file.read_bytes())):
-            ids |= {record.run.run_id} - {""}
-            artifacts |= {entry.path for entry in record.artifact.manifest.contents}
-            artifacts |= {e.path for e in record.request.log_artifact.artifact.manifest.contents}
-            if record.HasField("history"):
-                items = record.history.item
-                history.append({"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items})
+    deadline = time.monotonic() + 30  # wandb writes in a process of its own
+    while True:
+        history: list[dict[str, Any]] = []
+        ids, artifacts = set(), set[str]()
+        for file in sorted((run.dir / "wandb").glob("offline-run-*/*.wandb")):
+            for record in map(Record.FromString, wandb_records(file.read_bytes())):
+                ids |= {record.run.run_id} - {""}
+                artifacts |= {entry.path for entry in record.artifact.manifest.contents}
+                artifacts |= {e.path for e in record.request.log_artifact.artifact.manifest.contents}
+                if record.HasField("history"):
+                    items = record.history.item
+                    history.append({"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items})
+        if len(history) == 2 or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
     assert ids == {json.loads((run.dir / "trackers.json").read_text())["id"]}
     assert [(row["_step"], row["reward/mean"]) for row in history] == [(0, 0.5), (1, 0.75)]
     (table,) = (run.dir / "wandb").rglob("rollouts_*.table.json")
