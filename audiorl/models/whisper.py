@@ -167,5 +167,6 @@ def tiny(
         model = WhisperForConditionalGeneration(whole)
     _read_by_spans(model)
     model.generation_config.is_multilingual = True
+    model.generation_config._from_model_config = False  # else transformers makes it again when the model is loaded
     extractor = WhisperFeatureExtractor(feature_size=80, n_fft=400, hop_length=160, chunk_length=window)
     return AudioPolicy(model, tokenizer, extractor, Whisper(tokenizer, True), config)

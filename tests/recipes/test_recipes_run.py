@@ -23,7 +23,7 @@ from audiorl.rewards.replay import replay
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.preference import PreferenceWorker
-from tests.conftest import make_omni, make_qwen2_audio
+from tests.conftest import make_omni, make_qwen2_audio, make_whisper
 from tests.support.full_size import save_full_size
 
 REWARD = "def reward(rollout):\n    return len(rollout.text) / 100\n"
@@ -264,6 +264,18 @@ def test_asr_grpo_with_strangers_and_a_control(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "strangers.jsonl").write_text(json.dumps(rows[0]) + "\n")
     assert main(["train", "recipes/asr_grpo.py", "--tiny", *options, "--out", str(tmp_path / "same")]) == 2
     assert "too; give speakers that nothing is trained on" in capsys.readouterr().err
+
+
+def test_asr_grpo_with_an_encoder_decoder(tmp_path: Path) -> None:
+    make_whisper().save(tmp_path / "whisper")
+    options = ("--path", str(tmp_path / "whisper"), "--retention-margin", "1", "--control")
+    run = train("asr_grpo", tmp_path / "run", *options)
+    entries = read_json(run / "eval.json")
+    assert {f"{s}{when}" for s in ("", "no_speech_") for when in ("before", "after", "control")} <= set(entries)
+    trained = load_policy(last_checkpoint(run)).parameters_by_name()
+    start = load_policy(tmp_path / "whisper").parameters_by_name()
+    changed = {name for name in start if not torch.equal(start[name], trained[name])}
+    assert changed and all(name.startswith("model.decoder.") for name in changed)
 
 
 @pytest.fixture

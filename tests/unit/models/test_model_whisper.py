@@ -147,6 +147,7 @@ def test_the_folder_is_transformers_own(policy: AudioPolicy, transcripts: list[S
     loaded = load_policy(tmp_path / "model")
     batch = groups_of_three(policy, transcripts)
     assert torch.equal(torch.cat(logprobs(loaded, batch)), torch.cat(logprobs(policy, batch)))
+    assert torch.equal(loaded.prompt_ids(transcripts[1]), policy.prompt_ids(transcripts[1]))
     assert loaded.trainable().keys() == policy.trainable().keys() and loaded.stop_ids == policy.stop_ids
     stock, info = WhisperForConditionalGeneration.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not any(info.values())
