@@ -33,6 +33,9 @@ SLACK = 0.1
 """Seconds that a cut may reach past the end and that a container's declared duration may be off: manifests round."""
 
 
+MIN_RATE, MAX_RATE = 1000, 1_000_000
+"""Sampling rates in Hz of what passes as audio."""
+
 MAX_AMPLITUDE = 16.0
 """Largest sample that passes as audio in [-1, 1], 24 dB above full scale: beyond it are unscaled integers or damage."""
 
@@ -73,8 +76,8 @@ class AudioClip:
             raise ValueError("AudioClip: give exactly one of path, data, array")
         if self.array is not None and not self.sample_rate:
             raise ValueError("AudioClip: an array needs its sample_rate in Hz")
-        if self.sample_rate is not None and not 1000 <= self.sample_rate <= 1_000_000:
-            raise ValueError(f"AudioClip: sample_rate must be in Hz, 1000 to 1000000, got {self.sample_rate}")
+        if self.sample_rate is not None and not MIN_RATE <= self.sample_rate <= MAX_RATE:
+            raise ValueError(f"AudioClip: sample_rate must be in Hz, {MIN_RATE} to {MAX_RATE}, got {self.sample_rate}")
 
     def load(self, sample_rate: int = 16_000) -> np.ndarray:
         """Mono float32 samples [T] at `sample_rate` Hz. Raises `AudioError` for unusable audio."""
@@ -239,7 +242,11 @@ class _SoundFile:
         self.is_opus = file.subtype == "OPUS"
         # libsndfile shortens a cut file to what is there and says so only in its log.
         log = file.extra_info
-        for chunk in re.finditer(r"^\s*(?:data|SSND|riff)\s*: (\d+) \(should be (\d+)\)", log, re.M):
+        if "Seems to be a truncated file" in log:  # of a .voc
+            raise _truncated(clip, "its last block is cut")
+        for chunk in re.finditer(
+            r"^\s*(?:data|SSND|riff|Data Size|Riff size)\s*: (\d+) \(should be (\d+)\)", log, re.M
+        ):
             declared, present = int(chunk[1]), int(chunk[2])
             if present < declared < 0xFFFF_FF00:  # writers to a pipe put 0 or the largest size there
                 raise _truncated(clip, f"{present} of {declared} bytes are there")
@@ -313,11 +320,23 @@ class _Container:
 
 @contextmanager
 def _open(clip: AudioClip) -> Iterator[_SoundFile | _Container]:
-    file = _decoder(clip)
+    """The opened file; whatever fails while it is open is an AudioError that names the clip."""
     try:
-        yield file
-    finally:
-        file.close()
+        file = _decoder(clip)
+        try:
+            rate = file.info.sample_rate
+            if not MIN_RATE <= rate <= MAX_RATE:
+                raise AudioError(
+                    f"{name(clip)}: {rate} Hz in its header, outside {MIN_RATE} to {MAX_RATE}; write it again"
+                )
+            yield file
+        finally:
+            file.close()
+    except AudioError:
+        raise
+    except Exception as error:  # libraries raise many kinds for a damaged header
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise AudioError(f"{name(clip)}: cannot be decoded ({reason}); copy or download it again") from error
 
 
 def _decoder(clip: AudioClip) -> _SoundFile | _Container:
@@ -335,12 +354,20 @@ def _decoder(clip: AudioClip) -> _SoundFile | _Container:
     if size == 0:
         raise AudioError(f"{name(clip)}: empty (0 bytes); copy or download it again")
     _check_ogg(clip)
+    _check_avi(clip, size)
+    malformed = False
     try:
         return _SoundFile(clip, soundfile.SoundFile(_source(clip)))
-    except (soundfile.LibsndfileError, TypeError):  # TypeError: soundfile wants a rate for names that end in .raw
+    except TypeError:  # soundfile wants a rate for names that end in .raw
         pass
+    except soundfile.LibsndfileError as error:
+        malformed = error.code == 3
     try:
-        return _Container(clip, av.open(_source(clip), "r", options={"format_whitelist": FFMPEG_FORMATS}))
+        container = _Container(clip, av.open(_source(clip), "r", options={"format_whitelist": FFMPEG_FORMATS}))
+        if malformed and container.container.format.name in ("caf", "aiff", "au", "w64", "wav", "voc"):
+            container.close()  # FFmpeg decodes what there is of it
+            raise _truncated(clip, "its header does not fit its content")
+        return container
     except av.FFmpegError as error:
         raise AudioError(f"{name(clip)}: not readable as audio; convert it to wav, flac, ogg, mp3 or m4a") from error
 
@@ -358,6 +385,15 @@ def _check_ogg(clip: AudioClip) -> None:
                 raise _truncated(clip, "the last Ogg page is cut")
     if flags is not None and (header.startswith(b"OggS") or not flags & 4):
         raise _truncated(clip, "the last Ogg page is missing")
+
+
+def _check_avi(clip: AudioClip, size: int) -> None:
+    """Raise AudioError for an AVI file that is shorter than it says; FFmpeg decodes what there is."""
+    with open(clip.path, "rb") if clip.path is not None else io.BytesIO(clip.data or b"") as file:
+        head = file.read(12)
+    declared = int.from_bytes(head[4:8], "little") + 8
+    if head[:4] == b"RIFF" and head[8:] == b"AVI " and size < declared < 0xFFFF_FF00:
+        raise _truncated(clip, f"{size} of {declared} bytes are there")
 
 
 def _source(clip: AudioClip) -> str | BinaryIO:

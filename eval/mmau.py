@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from audiorl.audio import AudioClip, seconds
+from audiorl.data.schema import BenchmarkRow, FieldError, check, check_limit, parse_json
 from audiorl.evaluation.generate import generate_all
 from audiorl.evaluation.options import InferenceOptions, run_script, write_scores
 from audiorl.evaluation.summaries import summarize
@@ -64,25 +65,25 @@ class Options(InferenceOptions):
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a JSON list or JSON lines file. ValueError for anything else, with the file and row."""
-    text = path.read_text(encoding="utf-8")
+    """The rows of a JSON list or JSON lines file. ValueError for anything else, with the file, row and field."""
+    content = path.read_bytes()
     try:
-        rows = json.loads(text) if text.lstrip().startswith("[") else _lines(text)
+        listed = content.lstrip().startswith(b"[")
+        rows = parse_json(content) if listed else [parse_json(line) for line in content.split(b"\n") if line.strip()]
     except ValueError as error:
         raise ValueError(f"{path}: neither a JSON list nor JSON lines ({error})") from error
     for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict) or "id" not in row:
-            raise ValueError(f"{path}, row {number}: expected an object with an id")
+        try:
+            check(row, BenchmarkRow)
+        except FieldError as error:
+            field = f", field {error.field!r}" if error.field else ""
+            raise ValueError(f"{path}: row {number}{field}: {error.message}") from error
     if not rows:
         raise ValueError(f"{path}: no questions")
     ids = [str(row["id"]) for row in rows]
     if len(set(ids)) < len(ids):
         raise ValueError(f"{path}: the id {max(ids, key=ids.count)!r} occurs more than once")
     return rows
-
-
-def _lines(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.split("\n") if line.strip()]
 
 
 def predict(options: Options, rows: Sequence[Row], engine: RolloutEngine | None = None) -> tuple[list[Row], list[Row]]:
@@ -148,16 +149,14 @@ class Verdict:
 
 def judge(row: Row, kind: Kind) -> Verdict:
     """Right by the official rule. Missing: no output at all. Unanswered: an output without a word in it."""
-    answer, choices = row.get("answer"), row.get("choices") or []
-    if not isinstance(answer, str) or not answer:
-        raise ValueError(f"question {row['id']!r}: no answer text to score against")
-    keys = PREDICTION_KEYS[kind]
-    prediction = next((row[key] for key in keys if row.get(key) is not None), None)
+    answer, choices = row.get("answer"), row.get("choices")
+    if not answer or not choices:
+        field = "choices" if answer else "answer"
+        raise ValueError(f"question {row['id']!r}: no {field} to score against; give them in the field {field!r}")
+    prediction = next((row[key] for key in PREDICTION_KEYS[kind] if row.get(key) is not None), None)
     if prediction is None:
         return Verdict(correct=False, missing=True, unanswered=False)
-    if not isinstance(prediction, str):
-        raise ValueError(f"question {row['id']!r}: the prediction is a {type(prediction).__name__}, expected text")
-    correct = mmau_match(answer, prediction, [str(c) for c in choices])
+    correct = mmau_match(answer, prediction, choices)
     return Verdict(correct, missing=False, unanswered=not word_set(prediction))
 
 
@@ -251,6 +250,7 @@ def merge(rows: Sequence[Row], predictions: Sequence[Row], kind: Kind) -> list[R
 def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]:
     """Do what the options say and return the scores; empty when the data holds no answers to score against."""
     blind: list[Row] = []
+    check_limit(options.limit)
     if options.score is not None:
         if options.blind is not None:
             raise ValueError("--blind asks a model: give --data, --model and --out, and leave out --score")
@@ -270,7 +270,10 @@ def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]
             f"No answers in the data: nothing can be scored; the predictions to submit are{where}."
         )
         return {}
-    scores = score_rows(rows, options.kind, blind)
+    try:
+        scores = score_rows(rows, options.kind, blind)
+    except ValueError as error:
+        raise ValueError(f"{options.data or options.score}: {error}") from error
     if options.out is not None:
         settings = {k: None if v is None else str(v) for k, v in dataclasses.asdict(options).items()}
         write_scores(options.out, {**scores, "options": settings})

@@ -31,12 +31,14 @@ def save_codes(path: str | Path, codes: Tensor, tokenizer: AudioTokenizer) -> No
 
 
 def load_codes(path: str | Path, tokenizer: AudioTokenizer) -> Tensor:
-    """What `save_codes` wrote, as int64 on the CPU. Raises ValueError, also for codes of another codec."""
+    """What `save_codes` wrote, as int64 on the CPU. Raises ValueError, also for codes that the codec cannot decode."""
     with _open(Path(path)) as file:
         _check_tokenizer(Path(path), file.metadata(), tokenizer)
         if "codes" not in file.keys():  # noqa: SIM118 - not a mapping
             raise ValueError(f"{path}: a shard of many recordings; read its folder with CodeShards")
-        return file.get_tensor("codes").long()
+        codes = file.get_tensor("codes")
+    _check(codes, tokenizer, "[Q, F]" if codes.ndim == 2 else "[B, Q, F]", path)
+    return codes.long()
 
 
 def write_shards(
@@ -81,21 +83,22 @@ class CodeShards(Mapping[str, Tensor]):
     """The recordings in a folder of shards: id -> codes [Q, F] int64, in the order in which they were written.
 
     Only ids are read at first, and of a recording nothing but its own bytes. Raises ValueError for shards of another
-    codec, broken ones, and a folder without any.
+    codec, broken ones, and a folder without any; reading a recording raises it for codes that the codec cannot decode.
     """
 
     def __init__(self, folder: str | Path, tokenizer: AudioTokenizer) -> None:
+        self._tokenizer = tokenizer
         self._at: dict[str, tuple[Path, str]] = {}
         files = sorted(Path(folder).glob("*.safetensors"))
         if not files:
             raise ValueError(f"{folder}: holds no shards of codes; write them with write_shards")
         for path in files:
             with _open(path) as file:
-                metadata = file.metadata()
+                metadata, tensors = file.metadata(), {*file.keys()}
             _check_tokenizer(path, metadata, tokenizer)
             if "ids" not in metadata:
                 raise ValueError(f"{path}: the codes of one recording, no shard; read it with load_codes")
-            for i, name in enumerate(json.loads(metadata["ids"])):
+            for i, name in enumerate(_ids(path, metadata["ids"], tensors)):
                 if name in self._at:
                     raise ValueError(f"{path}: recording {name!r} is also in {self._at[name][0]}")
                 self._at[name] = (path, str(i))
@@ -103,7 +106,9 @@ class CodeShards(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         path, key = self._at[name]
         with _open(path) as file:
-            return file.get_tensor(key).long()
+            codes = file.get_tensor(key)
+        _check(codes, self._tokenizer, "[Q, F]", f"{path}: recording {name!r}")
+        return codes.long()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._at)
@@ -112,12 +117,29 @@ class CodeShards(Mapping[str, Tensor]):
         return len(self._at)
 
 
-def _compact(codes: Tensor, tokenizer: AudioTokenizer, what: object) -> Tensor:
-    size = tokenizer.codebook_size
+def _ids(path: Path, text: str, tensors: set[str]) -> list[str]:
+    """The recordings of a shard, one a tensor."""
     try:
-        check_codes(codes, tokenizer.num_codebooks, size, "[Q, F]" if codes.ndim == 2 else "[B, Q, F]")
+        ids = json.loads(text)
+    except ValueError:
+        ids = None
+    if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
+        raise ValueError(f"{path}: its metadata has no list of ids; write the codes again")
+    if tensors != {str(i) for i in range(len(ids))}:
+        raise ValueError(f"{path}: {len(tensors)} tensors for {len(ids)} ids; write the codes again")
+    return ids
+
+
+def _check(codes: Tensor, tokenizer: AudioTokenizer, shape: str, what: object) -> None:
+    try:
+        check_codes(codes, tokenizer.num_codebooks, tokenizer.codebook_size, shape)
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from error
+
+
+def _compact(codes: Tensor, tokenizer: AudioTokenizer, what: object) -> Tensor:
+    size = tokenizer.codebook_size
+    _check(codes, tokenizer, "[Q, F]" if codes.ndim == 2 else "[B, Q, F]", what)
     dtype = torch.uint8 if size <= 2**8 else torch.int16 if size <= 2**15 else torch.int32
     return codes.to("cpu", dtype).contiguous()
 
@@ -141,8 +163,8 @@ def _open(path: Path) -> Any:
 def _check_tokenizer(path: Path, metadata: dict[str, str] | None, tokenizer: AudioTokenizer) -> None:
     if not metadata or metadata.get("format") != FORMAT:
         raise ValueError(f"{path}: holds no codes; name a file that save_codes or write_shards wrote")
-    if metadata["tokenizer"] != tokenizer.identity:
+    if metadata.get("tokenizer") != tokenizer.identity:
         raise ValueError(
-            f"{path}: codes of the codec [{metadata['tokenizer']}], not of [{tokenizer.identity}]; "
+            f"{path}: codes of the codec [{metadata.get('tokenizer')}], not of [{tokenizer.identity}]; "
             "load the codec that made them, or encode the audio again"
         )

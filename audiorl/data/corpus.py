@@ -13,7 +13,6 @@ Sources and licences are in the folder's ATTRIBUTION.md (CC BY-SA 3.0 for the bu
 from __future__ import annotations
 
 import hashlib
-import json
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from importlib import resources
 from pathlib import Path
 
 from audiorl.audio import AudioClip
+from audiorl.data.schema import FieldError, RecordingRow, check, parse_json
 
 
 @dataclass(frozen=True)
@@ -215,21 +215,19 @@ def _group_keys(utterances: Iterable[Utterance]) -> dict[str, str]:
 
 def _utterance(manifest: Path, number: int, line: str) -> Utterance:
     try:
-        row = json.loads(line)
-        if not row["licence"]:
-            raise ValueError(f"{manifest}: row {number}: field 'licence' is empty; write the recording's licence there")
-        return Utterance(
-            id=row["id"],
-            key=row["key"],
-            language=row["language"],
-            text=row["text"],
-            clip=AudioClip(path=str(manifest.parent / row["audio"])),
-            duration=float(row["duration"]),
-            speaker=row["speaker"],
-            translation=row.get("translation", ""),
-            licence=row["licence"],
-        )
-    except json.JSONDecodeError as error:
+        row = check(parse_json(line), RecordingRow)
+    except FieldError as error:
+        raise ValueError(f"{manifest}: row {number}: field {error.field!r}: {error.message}") from error
+    except ValueError as error:
         raise ValueError(f"{manifest}: row {number}: not JSON ({error}); build the folder again") from error
-    except KeyError as error:
-        raise ValueError(f"{manifest}: row {number}: field {error} is missing; build the folder again") from error
+    return Utterance(
+        id=row.id,
+        key=row.key,
+        language=row.language,
+        text=row.text,
+        clip=AudioClip(path=str(manifest.parent / row.audio)),
+        duration=row.duration,
+        speaker=row.speaker,
+        translation=row.translation,
+        licence=row.licence,
+    )

@@ -75,6 +75,22 @@ def number(row: Any, name: str, where: str) -> float:
     return finite(row[name], f"{where}.{name}")
 
 
+def seconds(row: Any, name: str, where: str) -> float:
+    """A number, 0 or more."""
+    value = number(row, name, where)
+    if value < 0:
+        raise SerializationError(f"{where}.{name}: is {value}, expected 0 or more")
+    return value
+
+
+def count(row: Any, name: str, where: str) -> int:
+    """A whole number, 0 or more."""
+    value = integer(row, name, where)
+    if value < 0:
+        raise SerializationError(f"{where}.{name}: is {value}, expected 0 or more")
+    return value
+
+
 def one_of(row: Any, name: str, allowed: Sequence[str], where: str) -> Any:
     value = text(row, name, where)
     if value not in allowed:

@@ -5,11 +5,12 @@ Both become the rows of an `asr` manifest, so that everything after this is shar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from audiorl.data.rows import BadRow, Row
+from audiorl.data.schema import FieldError, WenetSpeechRecording, WenetSpeechSegment, check
 
 AUDIO_SUFFIXES = (".flac", ".wav", ".opus", ".ogg", ".mp3")
 
@@ -47,40 +48,36 @@ def librispeech_rows(folder: Path) -> Iterator[Row | BadRow]:
 def wenetspeech_rows(path: Path, document: Any) -> Iterator[Row | BadRow]:
     """The segments of `{"audios": [{"path", "segments": [{"sid", "begin_time", "end_time", "text", …}]}]}`.
 
-    Rows are counted over all segments, from 1.
+    Rows are counted over all segments, from 1. Raises ValueError where there are no recordings.
     """
+    if not document["audios"]:
+        raise ValueError(f"{path}: field 'audios': empty; give the recordings with their segments")
     number = 0
     for audio in document["audios"]:
-        segments = audio.get("segments") if isinstance(audio, Mapping) else None
-        if not isinstance(segments, list):
+        try:
+            recording = check(audio, WenetSpeechRecording)
+        except FieldError as error:
             number += 1
-            yield BadRow(str(path), number, "segments", "missing in an entry of audios; give the list of segments")
+            yield BadRow(str(path), number, error.field, error.message)
             continue
-        for index, segment in enumerate(segments):
+        for index, segment in enumerate(recording.segments):
             number += 1
-            yield _segment(path, number, audio, segment, index)
+            try:
+                yield Row(str(path), number, _segment(recording, segment, index))
+            except FieldError as error:
+                yield BadRow(str(path), number, error.field, error.message)
 
 
-def _segment(path: Path, number: int, audio: Mapping[str, Any], segment: Any, index: int) -> Row | BadRow:
-    if not isinstance(segment, Mapping):
-        return BadRow(str(path), number, "", f"{segment!r} is no segment; give an object")
-    begin, end = segment.get("begin_time"), segment.get("end_time")
-    for field, value in (("begin_time", begin), ("end_time", end)):
-        if not isinstance(value, int | float):
-            return BadRow(str(path), number, field, f"{value!r} is no time; give seconds")
-    assert isinstance(begin, int | float) and isinstance(end, int | float)
+def _segment(recording: WenetSpeechRecording, data: Any, index: int) -> dict[str, Any]:
+    segment = check(data, WenetSpeechSegment)
+    begin, end = segment.begin_time, segment.end_time
     if end <= begin:
-        return BadRow(str(path), number, "end_time", f"{end} does not lie after begin_time {begin}; correct the times")
-    rest = {k: v for k, v in segment.items() if k not in ("sid", "begin_time", "end_time")}
-    return Row(
-        str(path),
-        number,
-        {
-            "language": "zh",
-            **rest,
-            "id": segment.get("sid") or f"{audio.get('aid') or audio.get('path')}_{index}",
-            "audio": audio.get("path"),
-            "offset": begin,
-            "duration": round(end - begin, 6),
-        },
-    )
+        raise FieldError("end_time", f"{end} does not lie after begin_time {begin}; correct the times")
+    return {
+        "language": "zh",
+        **{name: value for name, value in data.items() if name not in ("sid", "begin_time", "end_time")},
+        "id": segment.sid or f"{recording.aid or recording.path}_{index}",
+        "audio": recording.path,
+        "offset": begin,
+        "duration": round(end - begin, 6),
+    }

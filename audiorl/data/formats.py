@@ -21,7 +21,6 @@ choice twice or an empty one: it is offered once, or not at all.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,18 +33,12 @@ from audiorl.audio import AudioClip
 from audiorl.data.folders import AUDIO_SUFFIXES
 from audiorl.data.prompts import asr_prompt, choice_question, open_question
 from audiorl.data.rows import Row
+from audiorl.data.schema import AudioColumns, AudioObject, FieldError, SampleColumns, check
 from audiorl.types import Sample
 
 AUDIO_FIELDS = ("audio", "audio_path", "audio_filepath", "audio_id")
 TEXT_FIELDS = ("text", "transcript", "sentence")
-
-
-class FieldError(ValueError):
-    """A field that cannot be used, with the reason and the remedy."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field, self.message = field, message
+_PART = ("start", "offset", "duration", "sample_rate", "sampling_rate")
 
 
 @dataclass(frozen=True)
@@ -60,33 +53,31 @@ class Style:
 
 
 def native(row: Row, style: Style) -> Sample:
-    data = row.data
-    asks = any(data.get(name) is not None for name in ("question", "choices"))
-    if asks or (style.question and not any(data.get(name) for name in TEXT_FIELDS)):
+    columns = check(row.data, SampleColumns)
+    asks = columns.question is not None or columns.choices is not None
+    if asks or (style.question and not any(row.data.get(name) for name in TEXT_FIELDS)):
         return _question_sample(row, style, audio_field(row), "question", "choices", open_ended=True)
     return asr(row, style)
 
 
 def avqa(row: Row, style: Style) -> Sample:
     """AVQA and MusicBench. AVQA's questions speak of a video, of which the model gets the audio only."""
+    columns = check(row.data, SampleColumns)
     data = dict(row.data)
-    video = data.get("video_name")
-    if isinstance(video, str):
-        data.setdefault("recording", video)
+    if columns.video_name is not None:
+        data.setdefault("recording", columns.video_name)
         if data.get("audio_path") is None:
-            data["audio_path"] = _sound_of(video, style.root)
-        if isinstance(data.get("question_text"), str):
-            data["question_text"] = about_audio(data["question_text"])
-    choices = data.get("multi_choice")
-    if isinstance(choices, list | tuple):
-        choices = [str(c) if isinstance(c, int | float) and not isinstance(c, bool) else c for c in choices]
-        data["multi_choice"] = choices
-        data["answer"] = _published_answer(data.get("answer"), choices)
-        texts = [c.strip() for c in choices if isinstance(c, str)]
-        if len(texts) == len(choices) and 1 < len(set(texts)) < len(texts):
-            if isinstance(data["answer"], int) and 0 <= data["answer"] < len(texts):
-                data["answer"] = texts[data["answer"]]
-            data["multi_choice"] = list(dict.fromkeys(texts))  # some questions offer a choice twice
+            data["audio_path"] = _sound_of(columns.video_name, style.root)
+        if columns.question_text is not None:
+            data["question_text"] = about_audio(columns.question_text)
+    if columns.multi_choice:
+        choices = [str(choice).strip() for choice in columns.multi_choice]
+        answer = _published_answer(columns.answer, choices)
+        if 1 < len(set(choices)) < len(choices):  # some questions offer a choice twice
+            if isinstance(answer, int) and 0 <= answer < len(choices):
+                answer = choices[answer]
+            choices = list(dict.fromkeys(choices))
+        data |= {"multi_choice": choices, "answer": answer}
     return _question_sample(replace(row, data=data), style, "audio_path", "question_text", "multi_choice")
 
 
@@ -124,25 +115,24 @@ def mmar(row: Row, style: Style) -> Sample:
 
 def _distinct_choices(row: Row) -> Row:
     """The row with every choice once and without empty ones."""
-    choices = row.data.get("choices")
-    if not isinstance(choices, list | tuple) or not all(isinstance(c, str) for c in choices):
-        return row
-    return replace(row, data={**row.data, "choices": list(dict.fromkeys(c.strip() for c in choices if c.strip()))})
+    choices = [str(choice).strip() for choice in check(row.data, SampleColumns).choices or ()]
+    return replace(row, data={**row.data, "choices": list(dict.fromkeys(c for c in choices if c))})
 
 
 def asr(row: Row, style: Style) -> Sample:
+    columns = check(row.data, SampleColumns)
     text = next((name for name in TEXT_FIELDS if row.data.get(name) is not None), None)
     if text is None:
         raise FieldError("text", f"missing; give the transcript in text (the columns are {', '.join(row.data)})")
-    silent = row.data.get("task") == "no_speech" and row.data[text] == ""
-    transcript = "" if silent else _string(row, text, "give the transcript")
-    language = row.data.get("language") or row.data.get("lang") or ""
+    transcript = row.data[text].strip()
+    if not transcript and columns.task != "no_speech":
+        raise FieldError(text, "empty; give the transcript")
     clip = clip_of(row, style, audio_field(row))
     return Sample(
         id=_id(row, clip),
-        messages=asr_prompt(clip, str(language), style.think, ask=style.question or ""),
+        messages=asr_prompt(clip, columns.language or columns.lang or "", style.think, ask=style.question or ""),
         references=(transcript,),
-        task=str(row.data.get("task") or "asr"),
+        task=columns.task or "asr",
         metadata=_rest(row, text),
     )
 
@@ -186,48 +176,62 @@ def audio_field(row: Row) -> str:
 
 def clip_of(row: Row, style: Style, field: str) -> AudioClip:
     """The row's audio by reference; the file is not looked at."""
-    value = row.data.get(field)
-    start = next((row.data[name] for name in ("start", "offset") if row.data.get(name) is not None), None)
-    part: dict[str, Any] = {}
-    if start is not None:
-        part = {"start": _number(start, "start" if "start" in row.data else "offset")}
-        if row.data.get("duration") is not None:
-            part["duration"] = _number(row.data["duration"], "duration")
-    rate = row.data.get("sample_rate") or row.data.get("sampling_rate")
-    if rate is not None and (not isinstance(rate, int) or rate <= 0):
-        raise FieldError("sample_rate", f"{rate!r} is no sampling rate; give Hz as a whole number")
-    if isinstance(value, Mapping):
-        if value.get("bytes"):
-            return AudioClip(data=bytes(value["bytes"]), sample_rate=rate, **part)
-        if value.get("array") is not None:
-            array = np.asarray(value["array"], dtype=np.float32)
-            own_rate = value.get("sampling_rate") or rate
-            if not own_rate:
-                raise FieldError(field, "an array without sampling_rate; give it in Hz")
-            return AudioClip(array=array, sample_rate=int(own_rate), **part)
-        value = value.get("path")
-    if not isinstance(value, str) or not value.strip():
+    return clip_from(check({name: row.data.get(name) for name in (field, *_PART)}, AudioColumns), style, field)
+
+
+def clip_from(columns: AudioColumns, style: Style, field: str) -> AudioClip:
+    """The audio in `field`; the file is not looked at."""
+    start = columns.offset if columns.start is None else columns.start
+    part: dict[str, Any] = {} if start is None else {"start": start, "duration": columns.duration}
+    if part and columns.duration == 0:
+        raise FieldError("duration", "0 s; give how long the part lasts, or leave it out")
+    rate = columns.sample_rate or columns.sampling_rate
+    source = getattr(columns, field)
+    if isinstance(source, AudioObject):
+        if source.bytes_:
+            return AudioClip(data=source.bytes_, sample_rate=rate, **part)
+        if source.array is not None:
+            rate = source.sampling_rate or rate
+            if rate is None:
+                raise FieldError(f"{field}.sampling_rate", "missing; give that of the array in Hz")
+            return AudioClip(array=_samples(source.array, f"{field}.array"), sample_rate=rate, **part)
+        source = source.path
+    if source is None or not source.strip():
         raise FieldError(field, "missing or empty; give a path, or an object with bytes or path")
-    return AudioClip(path=str(style.root / value), sample_rate=rate, **part)
+    return AudioClip(path=str(style.root / source), sample_rate=rate, **part)
+
+
+def _samples(values: Any, field: str) -> np.ndarray:
+    """Float32 [T] or [T, channels]."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise FieldError(field, f"no array ({error}); give [T] or [T, channels]") from error
+    if array.size == 0:
+        raise FieldError(field, "empty; give samples, or leave the row out")
+    if array.dtype.kind != "f":
+        kind = "whole numbers" if array.dtype.kind in "iu" else f"{array.dtype}"
+        raise FieldError(field, f"its samples are {kind}; give floats in [-1, 1] (divide int16 by 32768)")
+    return array.astype(np.float32)
 
 
 def _question_sample(
     row: Row, style: Style, audio: str, question: str, choices: str, open_ended: bool = False
 ) -> Sample:
     """`open_ended`: questions without choices are allowed."""
-    data = row.data
-    question_text = _string(row, question, "give the question") if data.get(question) is not None else style.question
+    columns = check(row.data, SampleColumns)
+    question_text = getattr(columns, question) or style.question
     if not question_text:
         raise FieldError(question, "missing; give the question, here or for all rows with question=…")
     options = _choices(row, choices, open_ended)
-    unanswered = not style.need_answer and data.get("answer") in (None, "")
+    unanswered = not style.need_answer and columns.answer in (None, "")
     references = () if unanswered else _answers(row, "answer", options)
     clip = clip_of(row, style, audio)
     try:
         messages = (
-            choice_question(clip, question_text, options, style.think)
+            choice_question(clip, question_text.strip(), options, style.think)
             if options
-            else open_question(clip, question_text, style.think)
+            else open_question(clip, question_text.strip(), style.think)
         )
     except ValueError as error:
         raise FieldError(choices, str(error)) from error
@@ -236,20 +240,19 @@ def _question_sample(
         messages=messages,
         references=references,
         choices=options,
-        task=str(data.get("task") or "qa"),
+        task=columns.task or "qa",
         metadata=_rest(row, question, choices, "answer"),
     )
 
 
 def _choices(row: Row, field: str, optional: bool) -> tuple[str, ...]:
-    value = row.data.get(field)
-    if not value:
-        if not optional:
-            raise FieldError(field, f"{'empty' if field in row.data else 'missing'}; give the list of choices")
-        return ()
-    if not isinstance(value, list | tuple) or not all(isinstance(c, str) and c.strip() for c in value):
-        raise FieldError(field, f"{value!r} is no list of texts; give every choice as a text that is not empty")
-    return tuple(c.strip() for c in value)
+    values = row.data.get(field)
+    if not values and not optional:
+        raise FieldError(field, f"{'empty' if field in row.data else 'missing'}; give the list of choices")
+    choices = tuple(str(choice).strip() for choice in values or ())
+    if not all(choices):
+        raise FieldError(field, f"{values!r} is not a list of texts; give every choice as a text that is not empty")
+    return choices
 
 
 def _answers(row: Row, field: str, choices: tuple[str, ...]) -> tuple[str, ...]:
@@ -258,16 +261,14 @@ def _answers(row: Row, field: str, choices: tuple[str, ...]) -> tuple[str, ...]:
     if value is None:
         state = "empty" if field in row.data else "missing"
         raise FieldError(field, f"{state}; give the text of the answer, or its index from 0")
-    if isinstance(value, int) and not isinstance(value, bool) and choices:
+    if isinstance(value, int) and choices:
         if not 0 <= value < len(choices):
             raise FieldError(field, f"index {value} lies outside the {len(choices)} choices; count from 0")
         return (choices[value],)
-    several = isinstance(value, list | tuple) and value and not choices
-    values = list(value) if several else [value]
-    if not all(isinstance(v, str | int | float) and not isinstance(v, bool) for v in values):
-        raise FieldError(field, f"{value!r} is no text; give the text of the answer")
-    texts = tuple(str(v).strip() for v in values)
-    if not all(texts):
+    if isinstance(value, list) and choices:
+        raise FieldError(field, f"{value!r} is a list; a question with choices has one answer, give its text")
+    texts = tuple(str(v).strip() for v in (value if isinstance(value, list) else [value]))
+    if not texts or not all(texts):
         raise FieldError(field, "empty; give the text of the answer")
     if choices and texts[0] not in choices:
         raise FieldError(
@@ -276,25 +277,10 @@ def _answers(row: Row, field: str, choices: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
-def _string(row: Row, field: str, remedy: str) -> str:
-    value = row.data.get(field)
-    if value is None:
-        raise FieldError(field, f"missing; {remedy} (the columns are {', '.join(row.data)})")
-    if not isinstance(value, str) or not value.strip():
-        raise FieldError(field, f"{value!r} is no text; {remedy}")
-    return value.strip()
-
-
-def _number(value: Any, field: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise FieldError(field, f"{value!r} is no time; give seconds, 0 or more")
-    return float(value)
-
-
 def _id(row: Row, clip: AudioClip) -> str:
     """The row's id; without one the audio's path as given with its start, or the row's number."""
     value = row.data.get("id")
-    if value is not None and str(value).strip():
+    if value is not None:
         return str(value).strip()
     if "id" in row.data:
         raise FieldError("id", "empty; give every row its own id, or leave the column out")

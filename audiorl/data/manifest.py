@@ -26,9 +26,10 @@ from typing import Generic, Literal, TypedDict, TypeVar, get_args
 
 from audiorl.audio import AudioError, load_clip, probe
 from audiorl.data.folders import librispeech_rows, wenetspeech_rows
-from audiorl.data.formats import FORMATS, FieldError, Style, audio_field, detect
+from audiorl.data.formats import FORMATS, Style, audio_field, detect
 from audiorl.data.published import AnyRow, avqa_rows, musicbench_rows
 from audiorl.data.rows import BadRow, LeftOut, Row, json_document, read_rows
+from audiorl.data.schema import FieldError, check_limit
 from audiorl.types import Sample
 
 Kind = Literal["auto", "native", "avqa", "musicbench", "mmau", "mmar", "asr", "librispeech", "wenetspeech"]
@@ -139,6 +140,7 @@ def read_values(
         raise ValueError(f"no kind of manifest is called {kind!r}; choose from {', '.join(get_args(Kind))}")
     if on_error not in ("raise", "skip"):
         raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
+    check_limit(limit)
     if audio_root is not None and not Path(audio_root).is_dir():
         raise ValueError(f"audio_root {audio_root}: no such folder")
     folder = path if path.is_dir() else path.parent

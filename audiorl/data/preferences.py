@@ -28,15 +28,25 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from audiorl.audio import AudioClip, name
-from audiorl.data.formats import TEXT_FIELDS, FieldError, Style, clip_of, detect
+from audiorl.data.formats import TEXT_FIELDS, Style, clip_from, detect
 from audiorl.data.manifest import Format, Kind, Loaded, ReadOptions, read_values
 from audiorl.data.rows import Row
+from audiorl.data.schema import (
+    ChatMessage,
+    ContentPart,
+    ConversationColumns,
+    FieldError,
+    JudgedColumns,
+    PairColumns,
+    StepsColumns,
+    check,
+)
 from audiorl.types import Message, Rollout, Sample
 
 
@@ -159,31 +169,32 @@ def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> None:
 
 
 def _pair(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Pair]:
+    columns = check(row.data, PairColumns)
     sample = _sample(row, style, to_sample, "chosen", "rejected", "margin")
-    margin = row.data.get("margin")
-    number = _number("margin", 0.0 if margin is None else margin, "give by how much chosen is better, or leave it out")
-    return sample, Pair(sample, _answer(row, "chosen"), _answer(row, "rejected"), number)
+    chosen, rejected = _answer(columns.chosen, "chosen"), _answer(columns.rejected, "rejected")
+    return sample, Pair(sample, chosen, rejected, columns.margin or 0.0)
 
 
 def _judged(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Judged]:
     field = "answer" if row.data.get("completion") is None else "completion"
     verdict = _either(row, "desirable", "label")
+    used = {name: row.data[name] for name in (field, verdict) if row.data.get(name) is not None}
+    columns = check(used, JudgedColumns)
     sample = _sample(row, style, to_sample, field, verdict)
-    desirable = _given(row, verdict, "give true or false")
+    desirable, answer = getattr(columns, verdict), getattr(columns, field)
+    if desirable is None:
+        raise FieldError(verdict, "missing; give true or false")
     if desirable not in (True, False):  # 0 and 1 are equal to these
-        raise FieldError(verdict, f"{desirable!r} is neither true nor false; give one of them")
-    return sample, Judged(sample, _answer(row, field), bool(desirable))
+        raise FieldError(verdict, f"{desirable!r} is not a verdict; give true or false")
+    if answer is None:
+        raise FieldError(field, "missing; give the text of the answer")
+    return sample, Judged(sample, _answer(answer, field), bool(desirable))
 
 
 def _steps(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Steps]:
+    columns = check(row.data, StepsColumns)
     sample = _sample(row, style, to_sample, "steps", "labels")
-    steps, labels = _given(row, "steps", "give a list of texts"), _given(row, "labels", "give a list of numbers")
-    if not isinstance(steps, list | tuple) or not all(isinstance(s, str) for s in steps):
-        raise FieldError("steps", f"{steps!r} is no list of texts; give one text a step")
-    if not isinstance(labels, list | tuple):
-        raise FieldError("labels", f"{labels!r} is no list; give one label a step")
-    numbers = tuple(float(x) if isinstance(x, bool) else _number("labels", x, "give 0 to 1") for x in labels)
-    return sample, Steps(sample, tuple(steps), numbers)
+    return sample, Steps(sample, tuple(columns.steps), tuple(map(float, columns.labels)))
 
 
 def _sample(row: Row, style: Style, to_sample: Format, *own: str) -> Sample:
@@ -208,66 +219,48 @@ def _detect(row: Row) -> str:
 
 
 def _conversation(row: Row, style: Style) -> Sample:
-    turns, given, task = (row.data.get(field) for field in ("prompt", "id", "task"))
-    if not isinstance(turns, list | tuple):
-        raise FieldError("prompt", f"{turns!r} is no list of messages; a plain question belongs in question")
-    if given is not None and not str(given).strip():
-        raise FieldError("id", "empty; give every prompt its own id, or leave the column out")
-    metadata = row.data.get("metadata") or {}
-    if not isinstance(metadata, Mapping):
-        raise FieldError("metadata", f"{metadata!r} is no object; give {{…}}, or leave it out")
+    columns = check(row.data, ConversationColumns)
     gold = _either(row, "references", "answer")
     used = ("id", "prompt", "choices", "task", "metadata", gold)
     sample = Sample(
-        id=f"{Path(row.file).stem}:{row.number}" if given is None else str(given).strip(),
-        messages=tuple(_message(row, style, turn) for turn in turns),
-        references=_texts(row, gold),
-        choices=_texts(row, "choices"),
-        task="qa" if task is None else str(task),
-        metadata={**metadata, **{k: v for k, v in row.data.items() if k not in used and v is not None}},
+        id=f"{Path(row.file).stem}:{row.number}" if columns.id is None else str(columns.id).strip(),
+        messages=tuple(Message(m.role, tuple(_piece(part, style) for part in _parts(m))) for m in columns.prompt),
+        references=_texts(getattr(columns, gold)),
+        choices=_texts(columns.choices),
+        task="qa" if columns.task is None else columns.task,
+        metadata={
+            **(columns.metadata or {}),
+            **{k: v for k, v in row.data.items() if k not in used and v is not None},
+        },
     )
     if not sample.audio:
         raise FieldError("prompt", 'holds no audio; put {"type": "audio", "audio": "…"} where it belongs')
     return sample
 
 
-def _message(row: Row, style: Style, turn: Any) -> Message:
-    role: Any = turn.get("role") if isinstance(turn, Mapping) else None
-    if role not in ("system", "user", "assistant"):
-        raise FieldError("prompt", f"{turn!r} is no message; give role (system, user or assistant) and content")
-    content = turn.get("content")
-    parts = content if isinstance(content, list | tuple) else [content]
-    return Message(role, tuple(_piece(row, style, part) for part in parts))
+def _parts(message: ChatMessage) -> list[str | ContentPart]:
+    return message.content if isinstance(message.content, list) else [message.content]
 
 
-def _piece(row: Row, style: Style, part: Any) -> str | AudioClip:
-    if isinstance(part, Mapping) and part.get("type") == "audio":
-        return clip_of(Row(row.file, row.number, part), style, "audio")
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
-    if not isinstance(text, str):
-        raise FieldError("prompt", f'{part!r} is neither text nor audio; give "…" or {{"type": "audio", "audio": "…"}}')
-    return text
+def _piece(part: str | ContentPart, style: Style) -> str | AudioClip:
+    if isinstance(part, ContentPart):
+        return (part.text or "") if part.type == "text" else clip_from(part, style, "audio")
+    return part
 
 
-def _texts(row: Row, field: str) -> tuple[str, ...]:
-    value = row.data.get(field)
-    texts = () if value is None else value if isinstance(value, list | tuple) else (value,)
-    if not all(isinstance(t, str) and t.strip() for t in texts):
-        raise FieldError(field, f"{value!r} is no list of texts; give every one as a text that is not empty")
-    return tuple(texts)
+def _texts(value: list[str] | str | None) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
-def _answer(row: Row, field: str) -> str:
-    value = _given(row, field, "give the text of the answer")
-    if isinstance(value, list | tuple):
-        if len(value) != 1 or not isinstance(value[0], Mapping) or value[0].get("role") != "assistant":
-            raise FieldError(field, f"{value!r} is not one assistant message; what comes before it belongs in prompt")
-        value = value[0].get("content")
-        if isinstance(value, list | tuple) and all(isinstance(p, Mapping) and p.get("type") == "text" for p in value):
-            value = "".join(str(p.get("text") or "") for p in value)
-    if not isinstance(value, str):
-        raise FieldError(field, f'{value!r} is no text; give "…" or [{{"role": "assistant", "content": "…"}}]')
-    return _filled(field, value)
+def _answer(reply: str | list[ChatMessage], field: str) -> str:
+    if isinstance(reply, str):
+        return _filled(field, reply)
+    if len(reply) != 1 or reply[0].role != "assistant":
+        raise FieldError(field, "is not one assistant message; what comes before it belongs in prompt")
+    parts = _parts(reply[0])
+    if any(isinstance(part, ContentPart) and part.type == "audio" for part in parts):
+        raise FieldError(field, "holds audio; give the answer as text")
+    return _filled(field, "".join(part if isinstance(part, str) else part.text or "" for part in parts))
 
 
 def _filled(field: str, text: str) -> str:
@@ -276,22 +269,9 @@ def _filled(field: str, text: str) -> str:
     return text
 
 
-def _number(field: str, value: Any, remedy: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise FieldError(field, f"{value!r} is no number; {remedy}")
-    return float(value)
-
-
 def _either(row: Row, *fields: str) -> str:
     """The first of the columns that the row fills, or else the first of all."""
     return next((field for field in fields if row.data.get(field) is not None), fields[0])
-
-
-def _given(row: Row, field: str, remedy: str) -> Any:
-    value = row.data.get(field)
-    if value is None:
-        raise FieldError(field, f"missing; {remedy} (the columns are {', '.join(row.data)})")
-    return value
 
 
 def _as_row(pair: Pair) -> dict[str, Any]:

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from audiorl.data.rows import BadRow, LeftOut, Row
+from audiorl.data.schema import FieldError, MusicBenchColumns, check
 
 AnyRow = Row | BadRow | LeftOut
 
@@ -76,11 +77,12 @@ def musicbench_rows(rows: Iterable[AnyRow]) -> Iterator[AnyRow]:
         if not isinstance(row, Row) or "multi_choice" in row.data:
             yield row
             continue
-        location = row.data.get("location")
-        if not isinstance(location, str) or not location.strip():
-            yield BadRow(row.file, row.number, "location", "missing or empty; give the path of the clip")
+        try:
+            columns = check(row.data, MusicBenchColumns)
+        except FieldError as error:
+            yield BadRow(row.file, row.number, error.field, error.message)
             continue
-        questions = list(_questions(row.data, PurePosixPath(location).stem))
+        questions = list(_questions(columns, PurePosixPath(columns.location).stem))
         if not questions:
             yield LeftOut(row.file, row.number, "gives no key, tempo mark or time signature")
         for question in questions:
@@ -88,14 +90,14 @@ def musicbench_rows(rows: Iterable[AnyRow]) -> Iterator[AnyRow]:
                 yield LeftOut(row.file, row.number, "asks what an earlier row asks")
                 continue
             ids.add(question["id"])
-            yield Row(row.file, row.number, {**question, "audio_path": location, "dataset_name": "MusicBench"})
+            yield Row(row.file, row.number, {**question, "audio_path": columns.location, "dataset_name": "MusicBench"})
 
 
-def _questions(data: Mapping[str, Any], clip: str) -> Iterator[dict[str, Any]]:
+def _questions(columns: MusicBenchColumns, clip: str) -> Iterator[dict[str, Any]]:
     for kind, text, right, wrong in (
-        ("key", "Which key is this piece in?", *_key(data.get("key"))),
-        ("tempo", "Which tempo mark fits this piece?", *_tempo(data.get("prompt_bpm"))),
-        ("metre", "Which time signature fits this piece?", *_metre(data.get("prompt_bt"))),
+        ("key", "Which key is this piece in?", *_key(columns.key or ())),
+        ("tempo", "Which tempo mark fits this piece?", *_tempo(columns.prompt_bpm or "")),
+        ("metre", "Which time signature fits this piece?", *_metre(columns.prompt_bt or "")),
     ):
         if len(wrong) < 3:
             continue
@@ -114,9 +116,9 @@ def _questions(data: Mapping[str, Any], clip: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def _key(key: Any) -> tuple[str, list[str]]:
+def _key(key: Sequence[str | None]) -> tuple[str, list[str]]:
     """(the right choice, the wrong ones); no wrong ones where there is no question."""
-    if not isinstance(key, list | tuple) or len(key) != 2 or not all(isinstance(part, str) for part in key):
+    if len(key) != 2 or key[0] is None or key[1] is None:
         return "", []
     root, mode = SAME_KEY.get(key[0], key[0]), key[1].lower()
     if root not in KEYS or mode not in ("major", "minor"):
@@ -124,8 +126,8 @@ def _key(key: Any) -> tuple[str, list[str]]:
     return f"{root} {mode}", [f"{other} {mode}" for other in KEYS if other != root]
 
 
-def _tempo(sentence: Any) -> tuple[str, list[str]]:
-    match = _MARK.search(sentence) if isinstance(sentence, str) else None
+def _tempo(sentence: str) -> tuple[str, list[str]]:
+    match = _MARK.search(sentence)
     if match is None:
         return "", []
     right = match[0].capitalize()
@@ -133,8 +135,8 @@ def _tempo(sentence: Any) -> tuple[str, list[str]]:
     return right, [mark for mark, (start, end) in TEMPO_MARKS.items() if start > high or end < low]
 
 
-def _metre(sentence: Any) -> tuple[str, list[str]]:
-    match = re.search(r"\b\d+/\d+\b", sentence) if isinstance(sentence, str) else None
+def _metre(sentence: str) -> tuple[str, list[str]]:
+    match = re.search(r"\b\d+/\d+\b", sentence)
     if match is None:
         return "", []
     ambiguous = {"3/4", "6/8"} if match[0] in ("3/4", "6/8") else {match[0]}

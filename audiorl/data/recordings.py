@@ -23,8 +23,9 @@ from typing import Literal
 import numpy as np
 
 from audiorl.audio import AudioClip, AudioError, load_clip, name, probe, seconds
-from audiorl.data.formats import FieldError, Style, audio_field, clip_of
+from audiorl.data.formats import Style, audio_field, clip_of
 from audiorl.data.rows import BadRow, read_rows
+from audiorl.data.schema import FieldError
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3", ".m4a", ".aiff", ".webm")
 SHORTEST = 0.1

@@ -25,6 +25,7 @@ import torch
 
 from audiorl.audio import AudioClip
 from audiorl.data.rows import BadRow, read_rows
+from audiorl.data.schema import FieldError, RecordedFile, RolloutRow01, SegmentRow01, TurnRow01, check
 from audiorl.data.serialization import (
     NOT_SENT,
     VERSION,
@@ -97,7 +98,9 @@ def read_rollouts(path: str | Path) -> list[Rollout]:
             rollouts.append(_rollout(row.data, path.resolve().parent.parent))
         except KeyError as missing:
             raise ValueError(f"{path}: row {row.number}: no field {missing}; is this a run's rollouts file?") from None
-        except (TypeError, ValueError, AttributeError) as error:
+        except FieldError as error:
+            raise ValueError(str(BadRow(row.file, row.number, error.field, error.message))) from error
+        except (TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path}: row {row.number}: not a rollout ({error})") from error
     if not rollouts:
         raise ValueError(f"{path}: no rollouts")
@@ -111,12 +114,12 @@ def _rollout(row: Mapping[str, Any], run_folder: Path) -> Rollout:
         document["rollouts"] = [{**row, "sample": 0, "spoken_audio": None}]
         (rollout,) = Reader(document, None, run_folder).rollouts()
     else:
-        rollout = _rollout_of_0_1(row)
-    return replace(
-        rollout,
-        score=_score(row.get("score")),
-        spoken_audio=None if spoken is None else AudioClip(path=str(run_folder / spoken["path"])),
-    )
+        rollout = _rollout_of_0_1(check(row, RolloutRow01))
+    if not rollout.segments:
+        raise FieldError("segments", "empty; a rollout has at least one segment")
+    if spoken is not None:
+        spoken = AudioClip(path=str(run_folder / check(spoken, RecordedFile, "spoken_audio").path))
+    return replace(rollout, score=_score(row.get("score")), spoken_audio=spoken)
 
 
 def _score_row(score: Score) -> dict[str, Any]:
@@ -185,44 +188,40 @@ def _as_parts_of_one_array(turns: Sequence[Turn]) -> dict[AudioClip, AudioClip]:
 # -- rows of 0.1 -------------------------------------------------------------------------------------------------------
 
 
-def _rollout_of_0_1(row: Mapping[str, Any]) -> Rollout:
-    data = row["sample"]
-    clips = [AudioClip(path=c["path"], start=c["start"], duration=c["duration"]) for c in data["audio"] if c["path"]]
-    turns = data.get("turns", [])
+def _rollout_of_0_1(row: RolloutRow01) -> Rollout:
+    held = row.sample
+    clips = [AudioClip(path=c.path, start=c.start, duration=c.duration) for c in held.audio if c.path]
     sample = Sample(
-        id=str(data["id"]),
-        messages=(Message("user", (*([] if turns else clips), data["prompt"])),),
-        references=tuple(data["references"]),
-        choices=tuple(data["choices"]),
-        task=data["task"],
-        metadata=data["metadata"],
-        turns=_turns_of_0_1(turns, clips[0] if clips else AudioClip(path=NOT_SENT)),
+        id=str(held.id),
+        messages=(Message("user", (*([] if held.turns else clips), held.prompt)),),
+        references=tuple(held.references),
+        choices=tuple(held.choices),
+        task=held.task,
+        metadata=held.metadata,
+        turns=_turns_of_0_1(held.turns, clips[0] if clips else AudioClip(path=NOT_SENT)),
     )
-    segments = tuple(_segment_of_0_1(s) for s in row["segments"])
-    return Rollout(sample, segments, str(row["group_id"]), int(row["index"]))
+    return Rollout(sample, tuple(map(_segment_of_0_1, row.segments)), str(row.group_id), row.index)
 
 
-def _turns_of_0_1(rows: Sequence[Mapping[str, Any]], recording: AudioClip) -> tuple[Turn, ...]:
+def _turns_of_0_1(rows: Sequence[TurnRow01], recording: AudioClip) -> tuple[Turn, ...]:
     """Turns of the recording between their ends."""
     turns = []
     start = 0.0
     for row in rows:
-        end = float(row["end"])
-        audio = replace(recording, start=recording.start + start, duration=end - start)
-        turns.append(Turn(audio, end, row["reference"], row["source"], row["reference_seconds"]))
-        start = end
+        audio = replace(recording, start=recording.start + start, duration=row.end - start)
+        turns.append(Turn(audio, row.end, row.reference, row.source, row.reference_seconds))
+        start = row.end
     return tuple(turns)
 
 
-def _segment_of_0_1(row: Mapping[str, Any]) -> Segment:
-    count = int(row["num_tokens"])
+def _segment_of_0_1(row: SegmentRow01) -> Segment:
     return Segment(
         prompt_ids=torch.zeros(0, dtype=torch.long),
-        ids=torch.zeros(count, dtype=torch.long),
-        logprobs=torch.zeros(count),
-        text=str(row["text"]),
-        stop_reason=row["stop_reason"],
-        policy_version=int(row["policy_version"]),
-        source_time=row["source_time"],
-        emit_time=row["emit_time"],
+        ids=torch.zeros(row.num_tokens, dtype=torch.long),
+        logprobs=torch.zeros(row.num_tokens),
+        text=row.text,
+        stop_reason=row.stop_reason,
+        policy_version=row.policy_version,
+        source_time=row.source_time,
+        emit_time=row.emit_time,
     )

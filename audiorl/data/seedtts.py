@@ -15,12 +15,11 @@ own::
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from audiorl.audio import AudioClip
+from audiorl.data.schema import ConversationRow, FieldError, TurnRow, check, parse_json
 
 
 @dataclass(frozen=True)
@@ -97,53 +96,31 @@ def read_conversations(path: str | Path) -> list[Conversation]:
     for number, line in _lines(path):
         where = f"{path}, line {number}"
         try:
-            row = json.loads(line)
+            row = check(parse_json(line), ConversationRow)
+        except FieldError as error:
+            raise ValueError(f"{where}: {f'{error.field} ' if error.field else ''}{error.message}") from error
         except ValueError as error:
             raise ValueError(f"{where}: not JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{where}: not an object with id and turns")
-        id = _text(row, "id", where)
-        if id in ids:
-            raise ValueError(f"{where}: {id!r} is also the id of line {ids[id]}; give every line its own")
-        ids[id] = number
-        turns = row.get("turns")
-        if not isinstance(turns, list) or not turns:
-            raise ValueError(f"{where}: turns is {turns!r}, expected a list of at least one")
-        conversations.append(
-            Conversation(id, tuple(_turn(t, row, path.parent, f"{where}, turn {i}") for i, t in enumerate(turns, 1)))
-        )
+        if row.id in ids:
+            raise ValueError(f"{where}: {row.id!r} is also the id of line {ids[row.id]}; give every line its own")
+        ids[row.id] = number
+        turns = [_turn(t, row, path.parent, f"{where}, turn {i}") for i, t in enumerate(row.turns, 1)]
+        conversations.append(Conversation(row.id, tuple(turns)))
     if not conversations:
         raise ValueError(f"{path}: holds no conversation")
     return conversations
 
 
-def _turn(turn: Any, row: dict[str, Any], folder: Path, where: str) -> Turn:
-    if not isinstance(turn, dict):
-        raise ValueError(f"{where}: not an object with speaker, text and audio")
-    speaker, text = _text(turn, "speaker", where), _text(turn, "text", where)
-    if "audio" in turn:
-        return Turn(speaker, text, AudioClip(path=str(folder / _text(turn, "audio", where))))
-    if "audio" not in row:
+def _turn(turn: TurnRow, row: ConversationRow, folder: Path, where: str) -> Turn:
+    if turn.audio is not None:
+        return Turn(turn.speaker, turn.text, AudioClip(path=str(folder / turn.audio)))
+    if row.audio is None:
         raise ValueError(f"{where}: no audio, neither here nor of the conversation")
-    whole = folder / _text(row, "audio", where)
-    start, duration = (_seconds(turn, key, where) for key in ("start", "duration"))
-    if not duration > 0:
-        raise ValueError(f"{where}: duration is {duration}, expected more than 0 s")
-    return Turn(speaker, text, AudioClip(path=str(whole), start=start, duration=duration))
-
-
-def _text(row: dict[str, Any], key: str, where: str) -> str:
-    value = row.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{where}: {key} is {value!r}, expected text")
-    return value
-
-
-def _seconds(row: dict[str, Any], key: str, where: str) -> float:
-    value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise ValueError(f"{where}: {key} is {value!r}, expected seconds")
-    return float(value)
+    if turn.start is None or turn.duration is None:
+        missing = "start" if turn.start is None else "duration"
+        raise ValueError(f"{where}: {missing}: missing; give seconds")
+    clip = AudioClip(path=str(folder / row.audio), start=turn.start, duration=turn.duration)
+    return Turn(turn.speaker, turn.text, clip)
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:

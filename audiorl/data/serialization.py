@@ -315,7 +315,7 @@ class Reader:
             sample=self._at(self.samples, row, "sample", where),
             segments=segments,
             group_id=fields.get(row, "group_id", str, where),
-            index=fields.get(row, "index", int, where),
+            index=fields.integer(row, "index", where),
             spoken_audio=fields.optional(row, "spoken_audio", lambda r, n, w: self._at(self.clips, r, n, w), where),
         )
 
@@ -350,35 +350,28 @@ class Reader:
     def turn(self, row: Any, where: str) -> Turn:
         return Turn(
             audio=self._at(self.clips, row, "audio", where),
-            end=fields.number(row, "end", where),
+            end=fields.seconds(row, "end", where),
             reference=fields.get(row, "reference", str, where),
             source=fields.get(row, "source", str, where),
-            reference_seconds=fields.optional(row, "reference_seconds", fields.number, where),
+            reference_seconds=fields.optional(row, "reference_seconds", fields.seconds, where),
             speech=self._clips(row, "speech", where),
         )
 
     def segment(self, row: Any, where: str) -> Segment:
         tensors = {name: fields.optional(row, name, _tensor, where) for name in _TENSORS}
-        for name, dims in (("prompt_ids", 1), ("ids", 1), ("codes", 2), ("prompt_codes", 2), ("code_mask", 2)):
-            tensor = tensors[name]
-            if tensor is None and dims == 2:
-                continue
-            if tensor is None or tensor.dim() != dims:
-                raise SerializationError(f"{where}.{name}: expected {dims} dimension(s)")
-        ids = tensors["ids"]
-        assert ids is not None
-        for name in ("logprobs", "codes", "code_mask"):
-            tensor = tensors[name]
-            if (tensor is None and name == "logprobs") or (tensor is not None and len(tensor) != len(ids)):
-                raise SerializationError(f"{where}.{name}: not as long as ids, which has {len(ids)} entries")
+        for name, tensor in tensors.items():
+            if tensor is None and name in ("prompt_ids", "ids", "logprobs"):
+                raise SerializationError(f"{where}.{name}: missing")
+            if tensor is not None:
+                _check_tensor(name, tensor, tensors, f"{where}.{name}")
         return Segment(
             **tensors,  # type: ignore[arg-type]
             text=fields.get(row, "text", str, where),
             audio=self._clips(row, "audio", where),
             stop_reason=fields.one_of(row, "stop_reason", get_args(StopReason), where),
-            policy_version=fields.get(row, "policy_version", int, where),
-            source_time=fields.optional(row, "source_time", fields.number, where),
-            emit_time=fields.optional(row, "emit_time", fields.number, where),
+            policy_version=fields.count(row, "policy_version", where),
+            source_time=fields.optional(row, "source_time", fields.seconds, where),
+            emit_time=fields.optional(row, "emit_time", fields.seconds, where),
         )
 
     def value(self, value: Any, where: str) -> Any:
@@ -411,9 +404,9 @@ class Reader:
                 path=NOT_SENT if path is None and held is None else path,
                 data=held,
                 sample_rate=fields.optional(row, "sample_rate", fields.integer, where),
-                start=fields.number(row, "start", where),
-                duration=fields.optional(row, "duration", fields.number, where),
-                context=fields.number(row, "context", where),
+                start=fields.seconds(row, "start", where),
+                duration=fields.optional(row, "duration", fields.seconds, where),
+                context=fields.seconds(row, "context", where),
             )
         except SerializationError:
             raise
@@ -450,6 +443,25 @@ def _tensor(row: Any, name: str, where: str) -> Tensor:
         raise SerializationError(f"{where}.data: {len(data)} bytes for shape {shape}")
     flat = np.frombuffer(data, np.uint8 if dtype == _BOOL else dtype)  # any other byte than 0 and 1 is no bool
     return torch.from_numpy(flat.reshape(shape).astype(dtype))
+
+
+def _check_tensor(name: str, tensor: Tensor, tensors: Mapping[str, Tensor | None], where: str) -> None:
+    """Raise SerializationError for a tensor of a segment that does not fit the others, and for ids that are none."""
+    rows = tensors["prompt_ids" if name.startswith("prompt") else "ids"]
+    assert rows is not None
+    dims = {"prompt_ids": (1,), "ids": (1,), "logprobs": (1, 2)}.get(name, (2,))
+    if tensor.dim() not in dims:
+        raise SerializationError(f"{where}: shape {list(tensor.shape)}, expected {dims[-1]} dimension(s)")
+    if len(tensor) != len(rows):
+        raise SerializationError(f"{where}: not as long as its ids, which have {len(rows)} entries")
+    widths = {t.shape[1] for t in tensors.values() if t is not None and t.dim() == 2}
+    if (tensors["codes"] is None) != (tensors["code_mask"] is None):
+        raise SerializationError(f"{where}: codes without code_mask, or code_mask without codes")
+    if len(widths) > 1:
+        raise SerializationError(f"{where}: another number of codebooks than the others ({sorted(widths)})")
+    lowest = -1 if name.endswith("codes") else 0
+    if name not in ("logprobs", "code_mask") and bool((tensor < lowest).any()):
+        raise SerializationError(f"{where}: holds {int(tensor.min())}, expected {lowest} or more")
 
 
 def deserialize_scores(answer: Any) -> list[Score | None]:

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from audiorl.data.rows import BadRow, read_rows
+from audiorl.data.rows import read_checked
+from audiorl.data.schema import PassageColumns, TextQuestionColumns, check_limit
 
 BUNDLED = "bundled"
 PASSAGE = (200, 1200)
@@ -36,20 +37,17 @@ def read_passages(source: str | Path, limit: int | None = None) -> list[str]:
 
     Raises ValueError naming file and row for what cannot be read, and where there is none.
     """
+    check_limit(limit)
     if str(source) == BUNDLED:
         passages = list(_python_documentation())
     elif Path(source).suffix == ".txt":
-        text = Path(source).read_text(encoding="utf-8")
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{source}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
         passages = [" ".join(p.split()) for p in re.split(r"\n\s*\n", text) if p.strip()]
     else:
-        passages = []
-        for row in read_rows(Path(source)):
-            if isinstance(row, BadRow):
-                raise ValueError(str(row))
-            passage = row.data.get("text")
-            if not isinstance(passage, str) or not passage.strip():
-                raise ValueError(f"{row.file}: row {row.number}, field 'text': {passage!r} is no text; give a passage")
-            passages.append(passage.strip())
+        passages = [row.text.strip() for _, row in read_checked(Path(source), PassageColumns)]
     if not passages:
         raise ValueError(f"{source}: no passage of text in it")
     return passages[:limit]
@@ -74,21 +72,15 @@ def read_questions(source: str | Path, limit: int | None = None) -> list[TextQue
 
     Raises ValueError naming file, row and field.
     """
+    check_limit(limit)
     if str(source) == BUNDLED:
         return bundled_questions()[:limit]
     questions = []
-    for row in read_rows(Path(source)):
-        if isinstance(row, BadRow):
-            raise ValueError(str(row))
-        where = f"{row.file}: row {row.number}"
-        question, choices, answer = (row.data.get(name) for name in ("question", "choices", "answer"))
-        if not isinstance(question, str) or not question.strip():
-            raise ValueError(f"{where}, field 'question': {question!r} is no text; give the question")
-        if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c for c in choices):
-            raise ValueError(f"{where}, field 'choices': {choices!r}; give a list of two or more texts")
-        if answer not in choices:
-            raise ValueError(f"{where}, field 'answer': {answer!r} is not among the choices; give one of their texts")
-        questions.append(TextQuestion(str(row.number), question, tuple(choices), str(answer)))
+    for number, row in read_checked(Path(source), TextQuestionColumns):
+        if row.answer not in row.choices:
+            where = f"{source}: row {number}, field 'answer'"
+            raise ValueError(f"{where}: {row.answer!r} is not among the choices; give one of their texts")
+        questions.append(TextQuestion(str(number), row.question, tuple(row.choices), row.answer))
     return questions[:limit]
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from audiorl.config import ModelConfig, torch_device
+from audiorl.data.schema import FieldError, ResultRow, check, parse_json
 from audiorl.types import Request, Rollout, RolloutEngine, Sample
 
 T = TypeVar("T")
@@ -136,13 +137,15 @@ def _parse(path: Path) -> tuple[list[Row], int]:
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
         if line.strip():
             try:
-                row = json.loads(line)
+                row = parse_json(line)
+                check(row, ResultRow)
+            except FieldError as error:
+                field = f"{error.field}: " if error.field else ""
+                raise ValueError(f"{path}, line {number}: not a result row ({field}{error.message})") from error
             except ValueError as error:
                 if not line.endswith(b"\n"):
                     break  # torn: the beginning of an object is never JSON itself
                 raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
-            if not isinstance(row, dict) or "id" not in row:
-                raise ValueError(f"{path}, line {number}: not a result row, which is an object with an id")
             rows.append(row)
         intact += len(line)
     return rows, intact

@@ -73,6 +73,16 @@ def listening_store(host: str, port: int = 0, timeout: timedelta = dist.default_
     )
 
 
+def _rendezvous() -> dist.Store:
+    """The store at torchrun's MASTER_ADDR. If that is a loopback address, rank 0 listens there only."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun itself listens
+    if rank() == 0 and host.startswith("127.") and not shared:
+        return listening_store(host, port, PROCESS_GROUP_TIMEOUT)
+    store: dist.Store = next(dist.rendezvous("env://", timeout=PROCESS_GROUP_TIMEOUT))[0]
+    return store
+
+
 _store: dist.Store | None = None
 
 
@@ -89,8 +99,8 @@ def process_group() -> Iterator[World]:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    store, own_rank, size = next(dist.rendezvous("env://", timeout=PROCESS_GROUP_TIMEOUT))
-    dist.init_process_group(backend(), store=store, rank=own_rank, world_size=size, timeout=PROCESS_GROUP_TIMEOUT)
+    store = _rendezvous()
+    dist.init_process_group(backend(), store=store, rank=rank(), world_size=ranks(), timeout=PROCESS_GROUP_TIMEOUT)
     _store = store
     world = World.of_process_group()
     try:

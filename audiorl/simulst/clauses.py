@@ -47,7 +47,17 @@ def clauses(text: str) -> list[str]:
 
 
 def align_clauses(source: str, target: str, words: Sequence[Word]) -> tuple[Unit, ...]:
-    """The units of a sentence pair by the rule above. Raises ValueError for words that are not those of `source`."""
+    """The units of a sentence pair by the rule above.
+
+    Raises ValueError for words that are not those of `source`, that end before they start or are not in order.
+    """
+    begun = 0.0
+    for word in words:
+        if word.end < word.start:
+            raise ValueError(f"the word {word.word!r} ends at {word.end:g} s, before it starts at {word.start:g} s")
+        if word.start < begun:
+            raise ValueError(f"the word {word.word!r} starts at {word.start:g} s, before the previous one; sort them")
+        begun = word.start
     sources, targets = clauses(source), clauses(target)
     if len(sources) != len(targets):
         sources, targets = [source.strip()], [target.strip()]

@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -35,12 +35,13 @@ import numpy as np
 import soundfile
 
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
-from audiorl.data.formats import AUDIO_FIELDS, FieldError, Style, audio_field, clip_of
+from audiorl.data.formats import AUDIO_FIELDS, Style, audio_field, clip_of
 from audiorl.data.manifest import Loaded
 from audiorl.data.rows import BadRow, Row, read_rows
+from audiorl.data.schema import FieldError, StreamColumns, UnitColumns, check, check_limit, parse_json
 from audiorl.simulst.clauses import Word, align_clauses
 from audiorl.simulst.mustc import mustc
-from audiorl.simulst.parsed import ParsedStream, StreamDefaults, text, time
+from audiorl.simulst.parsed import ParsedStream, StreamDefaults
 from audiorl.simulst.realsi import is_realsi, realsi
 from audiorl.simulst.streams import Stream, Unit, split_stream
 
@@ -75,6 +76,7 @@ def read_streams(
         raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
     if max_seconds is not None and not max_seconds > 0:
         raise ValueError(f"max_seconds must be positive, got {max_seconds}")
+    check_limit(limit)
     if audio_root is not None and not Path(audio_root).is_dir():
         raise ValueError(f"audio_root {audio_root}: no such folder")
     defaults = StreamDefaults(source_language, target_language, None if audio_root is None else Path(audio_root))
@@ -164,7 +166,7 @@ def _json(path: Path) -> Any:
         return None
     content = path.read_bytes()
     try:
-        return json.loads(content.decode("utf-8-sig"))
+        return parse_json(content.removeprefix(b"\xef\xbb\xbf"))
     except UnicodeDecodeError as error:
         where = f"byte {content[error.start]:#04x} at {error.start}"
         raise ValueError(f"{path}: {where} is not UTF-8; save the file as UTF-8") from error
@@ -177,26 +179,22 @@ def _parse_row(row: Row, defaults: StreamDefaults) -> ParsedStream:
     if "units" not in data and not {"source", "target"} <= data.keys():
         others = f"or source and target, or a RealSI or MuST-C file (the columns are {', '.join(data)})"
         raise FieldError("units", f"missing; give units, {others}")
+    columns = check(data, StreamColumns)
     root = defaults.root if defaults.root is not None else Path(row.file).parent
     field = audio_field(row)
-    clip = clip_of(row, Style(root), field)
-    claimed = next((time(data, name) for name in ("seconds", "duration") if data.get(name) is not None), None)
-    metadata = data.get("metadata") or {}
-    if not isinstance(metadata, Mapping):
-        raise FieldError("metadata", f"{metadata!r} is not an object; give {{…}}, or leave it out")
-    name = str(data.get("id") or "").strip() or _name(row, field)
     return ParsedStream(
         row.file,
         row.number,
         field,
-        name,
-        clip,
-        _units(data["units"], root) if "units" in data else _pair(data),
-        claimed,
-        defaults.language(data.get("source_language"), "source_language"),
-        defaults.language(data.get("target_language"), "target_language"),
-        {**metadata, **{k: v for k, v in data.items() if k not in _FIELDS and v is not None}},
+        _name(row, field) if columns.id is None else str(columns.id).strip(),
+        clip_of(row, Style(root), field),
+        tuple(_unit(unit, root) for unit in columns.units or ()) if "units" in data else _pair(columns),
+        columns.duration if columns.seconds is None else columns.seconds,
+        defaults.language(columns.source_language, "source_language"),
+        defaults.language(columns.target_language, "target_language"),
+        {**(columns.metadata or {}), **{k: v for k, v in data.items() if k not in _FIELDS and v is not None}},
         "units" if "units" in data else "words",
+        "duration" if columns.seconds is None else "seconds",
     )
 
 
@@ -209,51 +207,23 @@ def _name(row: Row, field: str) -> str:
     return f"{given}:{row.number}" if isinstance(given, str) else f"{Path(row.file).stem}:{row.number}"
 
 
-def _units(value: Any, root: Path) -> tuple[Unit, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list | tuple):
-        raise FieldError("units", f"{value!r} is not a list; give [{{start, end, source, target}}, …]")
-    units = []
-    for number, entry in enumerate(value, 1):
-        try:
-            if not isinstance(entry, Mapping):
-                raise FieldError("", f"{entry!r} is not an object; give {{start, end, source, target}}")
-            lasts = None if entry.get("target_seconds") is None else time(entry, "target_seconds")
-            source = "" if entry.get("source") is None else text(entry, "source")
-            start, end, audio = time(entry, "start"), time(entry, "end"), _target_audio(entry.get("target_audio"), root)
-            units.append(Unit(start, end, text(entry, "target"), source, lasts, audio))
-        except FieldError as error:
-            raise FieldError("units", f"unit {number}{error.field and ', ' + error.field}: {error.message}") from error
-    return tuple(units)
+def _unit(unit: UnitColumns, root: Path) -> Unit:
+    """Its spoken translation is not opened."""
+    held = unit.target_audio
+    clip = None if held is None else AudioClip(path=str(root / held.path), start=held.start, duration=held.duration)
+    return Unit(unit.start, unit.end, unit.target.strip(), (unit.source or "").strip(), unit.target_seconds, clip)
 
 
-def _target_audio(value: Any, root: Path) -> AudioClip | None:
-    """A unit's spoken translation; the file is not opened."""
-    if value is None:
-        return None
-    if not isinstance(value, Mapping) or not isinstance(value.get("path"), str) or not value["path"].strip():
-        raise FieldError("target_audio", f"{value!r}; give {{path, start, duration}}, or leave it out")
-    start = 0.0 if value.get("start") is None else time(value, "start")
-    duration = None if value.get("duration") is None else time(value, "duration")
-    return AudioClip(path=str(root / value["path"]), start=start, duration=duration)
-
-
-def _pair(data: Mapping[str, Any]) -> tuple[Unit, ...] | Unit:
+def _pair(columns: StreamColumns) -> tuple[Unit, ...] | Unit:
     """A unit without times stands for the whole clip."""
-    source, target = text(data, "source"), text(data, "target")
+    source, target = (columns.source or "").strip(), (columns.target or "").strip()
     for field, value in (("source", source), ("target", target)):
-        if not value.strip():
-            raise FieldError(field, f"empty; give the {field} text")
-    words = data.get("words")
-    if not words:
+        if not value:
+            raise FieldError(field, f"missing or empty; give the {field} text")
+    if not columns.words:
         return Unit(0.0, 0.0, target, source)
-    if not isinstance(words, list | tuple) or not all(isinstance(w, Mapping) for w in words):
-        raise FieldError("words", f"{words!r} is not a list of words; give [{{word, start, end}}, …]")
     try:
-        return align_clauses(source, target, [Word(text(w, "word"), time(w, "start"), time(w, "end")) for w in words])
-    except FieldError as error:
-        raise FieldError("words", f"{error.field}: {error.message}") from error
+        return align_clauses(source, target, [Word(w.word.strip(), w.start, w.end) for w in columns.words])
     except ValueError as error:
         raise FieldError("words", str(error)) from error
 
@@ -267,6 +237,9 @@ def _stream(parsed: ParsedStream, by_id: dict[str, ParsedStream], check_audio: b
                 "id", f"{parsed.id!r} also names row {other.row} of {other.file}; give every stream its own"
             )
         seconds = _measured_seconds(parsed) if check_audio else _claimed_seconds(parsed)
+        if parsed.seconds is not None and abs(parsed.seconds - seconds) > parsed.tolerance:
+            declared = f"{parsed.seconds:g} s declared, but the audio has {seconds:.2f} s"
+            raise FieldError(parsed.seconds_field, f"{declared}; correct it, or leave it out")
         units = parsed.units
         if isinstance(units, Unit):
             units = (replace(units, end=seconds),)
@@ -297,10 +270,12 @@ def _measured_seconds(parsed: ParsedStream) -> float:
 def _claimed_seconds(parsed: ParsedStream) -> float:
     if parsed.clip.array is not None:
         return len(parsed.clip.array) / float(parsed.clip.sample_rate or 1)
-    ends = [] if isinstance(parsed.units, Unit) else [u.end for u in parsed.units]
-    if parsed.seconds is None and not ends:
-        raise FieldError("seconds", "missing; give the audio's length in seconds, or let check_audio measure it")
-    return max([*ends, parsed.seconds or 0.0])
+    end = 0.0 if isinstance(parsed.units, Unit) else max((u.end for u in parsed.units), default=0.0)
+    if parsed.seconds is None:
+        if not end:
+            raise FieldError("seconds", "missing; give the audio's length in seconds, or let check_audio measure it")
+        return end
+    return max(end, parsed.seconds) if end <= parsed.seconds + parsed.tolerance else parsed.seconds
 
 
 def _as_row(stream: Stream, folder: Path) -> dict[str, Any]:

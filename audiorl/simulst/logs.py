@@ -14,14 +14,15 @@ time spent computing and holds zeros where it was not measured. Speech output ad
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from msgspec.structs import asdict
 
+from audiorl.data.schema import FieldError, LogLine, SpeechLogLine, check, parse_json
 from audiorl.metrics.latency import text_units
 from audiorl.metrics.playback import Interval
 
@@ -108,8 +109,10 @@ def read_types(folder: str | Path) -> tuple[SourceType, TargetType]:
     path = Path(folder) / CONFIG
     try:
         config = yaml.safe_load(_text(path))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not YAML ({error}); write the lines source_type: … and target_type: …") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: not YAML ({' '.join(str(error).split())}); write the lines source_type: … and target_type: …"
+        ) from error
     if not isinstance(config, Mapping):
         raise ValueError(f"{path}: expected the lines source_type: … and target_type: …")
     for key, allowed in (("source_type", _SOURCES), ("target_type", (*_TARGETS, "youtube"))):
@@ -135,7 +138,7 @@ def write_log(
     seen: set[int] = set()
     for instance in instances:
         where = f"instance {instance.index}"
-        _check(instance, where)
+        _check(_instance(_fields(instance), where), where)
         if instance.speech != (target_type == "speech"):
             raise ValueError(f"{where}: durations: given for speech output and only there, target_type: {target_type}")
         if instance.index in seen:
@@ -185,65 +188,32 @@ def _parse(line: str, where: str) -> Instance:
     if not line.strip():
         raise ValueError(f"{where}: empty; remove the line, or run again if nothing was logged")
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
+        row = parse_json(line)
+    except FieldError as error:
+        raise ValueError(f"{where}: {error.field}: {error.message}") from error
+    except ValueError as error:
         raise ValueError(f"{where}: not JSON ({error}); was the run interrupted? Remove the line") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where}: expected a JSON object with index, prediction, delays …")
-    needed = ["index", "prediction", "delays", "elapsed", "prediction_length", "reference", "source", "source_length"]
-    if "durations" in row or "intervals" in row:
-        needed += ["durations", "intervals", "prediction_offset"]
-    for name in needed:
-        if name not in row:
-            raise ValueError(f"{where}: {name}: missing; write every field that SimulEval writes")
-    spoken = "durations" in row
-    source = row["source"]
-    instance = Instance(
-        index=row["index"],
-        prediction=row["prediction"],
-        delays=_numbers(row, "delays", where),
-        elapsed=_numbers(row, "elapsed", where),
-        prediction_length=row["prediction_length"],
-        reference=row["reference"],
-        source=tuple(source) if isinstance(source, list) else source,
-        source_length=row["source_length"],
-        durations=_numbers(row, "durations", where) if spoken else None,
-        prediction_offset=row["prediction_offset"] if spoken else None,
-        intervals=_intervals(row, where) if spoken else None,
-    )
+    instance = _instance(row, where)
     _check(instance, where, pieces="prediction_spm" in row)
     return instance
 
 
-def _numbers(row: Mapping[str, Any], name: str, where: str) -> tuple[float, ...]:
-    if not isinstance(row[name], list):
-        raise ValueError(f"{where}: {name}: expected a list of numbers, got {type(row[name]).__name__}")
-    return tuple(row[name])
-
-
-def _intervals(row: Mapping[str, Any], where: str) -> tuple[Interval, ...]:
-    pairs = row["intervals"]
-    if not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 for p in pairs):
-        raise ValueError(f"{where}: intervals: expected a list of [start, duration]")
-    return tuple((start, duration) for start, duration in pairs)
+def _instance(fields: Mapping[str, Any], where: str) -> Instance:
+    """The instance of a line's fields. Raises ValueError naming the field that is missing or of another type."""
+    try:
+        line = check(fields, SpeechLogLine if "durations" in fields or "intervals" in fields else LogLine)
+    except FieldError as error:
+        raise ValueError(f"{where}: {error.field}: {error.message}") from error
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in asdict(line).items()}
+    return Instance(**values)
 
 
 def _check(instance: Instance, where: str, *, pieces: bool = False) -> None:
     """ValueError naming the first field that cannot be. `pieces`: units are neither words nor characters."""
-    for name, kind in (("prediction", str), ("reference", str | None)):
-        if not isinstance(getattr(instance, name), kind):
-            raise ValueError(f"{where}: {name}: expected text, got {getattr(instance, name)!r}")
-    source = instance.source
-    if not (isinstance(source, str) or (isinstance(source, tuple) and all(isinstance(s, str) for s in source))):
-        raise ValueError(f"{where}: source: expected text or a list of texts, got {source!r}")
-    if type(instance.index) is not int or instance.index < 0:
-        raise ValueError(f"{where}: index: expected a whole number from 0, got {instance.index!r}")
-    _time(instance.source_length, "source_length", where)
-    if not instance.source_length > 0:
-        raise ValueError(f"{where}: source_length: {instance.source_length} ms; give the length of the source")
-    _time(instance.prediction_length, "prediction_length", where)
-    _times(instance.delays, "delays", where)
-    _times(instance.elapsed, "elapsed", where)
+    _in_order(instance.delays, "delays", where)
+    _in_order(instance.elapsed, "elapsed", where)
     count = len(instance.delays)
     if instance.elapsed and len(instance.elapsed) != count:
         raise ValueError(
@@ -256,8 +226,8 @@ def _check(instance: Instance, where: str, *, pieces: bool = False) -> None:
                     f"{where}: elapsed: {elapsed} is below delays[{i}] = {delay}; elapsed is the delay plus the time "
                     "spent computing, in ms (all zeros where it was not measured)"
                 )
-    if instance.speech:
-        _check_speech(instance, where)
+    if instance.durations is not None and instance.intervals is not None:
+        _check_speech(instance.delays, instance.durations, instance.intervals, where)
     elif not pieces:
         _check_units(instance, where)
 
@@ -277,25 +247,14 @@ def _check_units(instance: Instance, where: str) -> None:
         )
 
 
-def _check_speech(instance: Instance, where: str) -> None:
-    durations, intervals = instance.durations or (), instance.intervals
-    if intervals is None or instance.prediction_offset is None:
-        missing = "intervals" if intervals is None else "prediction_offset"
-        raise ValueError(f"{where}: {missing}: missing; speech output needs it")
-    _time(instance.prediction_offset, "prediction_offset", where)
+def _check_speech(
+    delays: Sequence[float], durations: Sequence[float], intervals: Sequence[Interval], where: str
+) -> None:
     for name, values in (("durations", durations), ("intervals", intervals)):
-        if len(values) != len(instance.delays):
-            raise ValueError(
-                f"{where}: {name}: {len(values)} for {len(instance.delays)} delays; one per chunk of speech"
-            )
-    for duration in durations:
-        _time(duration, "durations", where)
-        if not duration > 0:
-            raise ValueError(f"{where}: durations: {duration} ms; leave out chunks without sound")
+        if len(values) != len(delays):
+            raise ValueError(f"{where}: {name}: {len(values)} for {len(delays)} delays; one per chunk of speech")
     end = 0.0
-    for i, ((start, duration), delay) in enumerate(zip(intervals, instance.delays, strict=True)):
-        _time(start, "intervals", where)
-        _time(duration, "intervals", where)
+    for i, ((start, duration), delay) in enumerate(zip(intervals, delays, strict=True)):
         if start < max(end, delay) - _EPSILON:
             raise ValueError(
                 f"{where}: intervals: chunk {i} starts at {start}, before it is ready ({delay}) or the one before it "
@@ -304,17 +263,10 @@ def _check_speech(instance: Instance, where: str) -> None:
         end = start + duration
 
 
-def _times(values: Sequence[float], name: str, where: str) -> None:
-    """Finite, from 0, never falling."""
-    for i, value in enumerate(values):
-        _time(value, f"{name}[{i}]", where)
-        if i and value < values[i - 1]:
+def _in_order(values: Sequence[float], name: str, where: str) -> None:
+    for i in range(1, len(values)):
+        if values[i] < values[i - 1]:
             raise ValueError(
-                f"{where}: {name}: {value} after {values[i - 1]} (entry {i}) goes backwards; units stand in the order "
-                "in which they were written"
+                f"{where}: {name}: {values[i]} after {values[i - 1]} (entry {i}) goes backwards; units stand in the "
+                "order in which they were written"
             )
-
-
-def _time(value: Any, name: str, where: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{where}: {name}: {value!r} is not a number from 0; write ms (or source words)")

@@ -10,16 +10,16 @@ The segments of one wav are one stream, in the order of the file. Without a sour
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from audiorl.audio import AudioClip
-from audiorl.data.formats import FieldError
 from audiorl.data.rows import BadRow
-from audiorl.simulst.parsed import ParsedStream, StreamDefaults, UnitError, resolve_overlaps, time
+from audiorl.data.schema import FieldError, MuSTCRecording, MuSTCSegment, check
+from audiorl.simulst.parsed import ParsedStream, StreamDefaults, UnitError, resolve_overlaps
 from audiorl.simulst.streams import Unit
 
 
@@ -33,11 +33,10 @@ def mustc(path: Path, defaults: StreamDefaults) -> Iterator[ParsedStream | BadRo
     target = _lines(path, defaults, "target_language", len(segments))
     talks: dict[str, list[int]] = {}
     for k, segment in enumerate(segments):
-        wav = segment.get("wav") if isinstance(segment, Mapping) else None
-        if isinstance(wav, str) and wav.strip():
-            talks.setdefault(wav, []).append(k)
-        else:
-            yield BadRow(str(path), k + 1, "wav", f"missing in {segment!r}; give {{wav, offset, duration}}")
+        try:
+            talks.setdefault(check(segment, MuSTCRecording).wav, []).append(k)
+        except FieldError as error:
+            yield BadRow(str(path), k + 1, error.field, error.message)
     for wav, members in talks.items():
         yield _talk(path, wav, members, segments, source, target, defaults)
 
@@ -55,10 +54,11 @@ def _talk(
     k = members[0]
     try:
         for k in members:
-            start = time(segments[k], "offset")
+            segment = check(segments[k], MuSTCSegment)
             source_text, target_text = (_line(lines, k) for lines in (source, target))
-            units.append(Unit(start, round(start + time(segments[k], "duration"), 6), target_text, source_text))
-            speakers.append(str(segments[k].get("speaker_id", "")))
+            end = round(segment.offset + segment.duration, 6)
+            units.append(Unit(segment.offset, end, target_text, source_text))
+            speakers.append("" if segment.speaker_id is None else str(segment.speaker_id))
         return ParsedStream(
             str(path),
             members[0] + 1,
@@ -81,7 +81,7 @@ def _talk(
 def _segments(path: Path) -> list[Any]:
     try:
         entries = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not readable as YAML ({' '.join(str(error).split())}); correct it") from error
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"{path}: no list of segments; give - {{wav: …, offset: …, duration: …}}, one a segment")

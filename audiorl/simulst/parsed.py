@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as default
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from audiorl.audio import AudioClip
-from audiorl.data.formats import FieldError
+from audiorl.data.schema import FieldError
 from audiorl.simulst.streams import Unit
 
 SUFFIXES = (".wav", ".flac", ".mp3", ".m4a", ".opus", ".ogg")
@@ -29,11 +28,9 @@ class StreamDefaults:
     target_language: str = ""
     root: Path | None = None
 
-    def language(self, given: Any, field: str) -> str:
+    def language(self, given: str | None, field: str) -> str:
         """The language of a row whose own field is `given`. FieldError if it differs or is missing everywhere."""
         wanted = getattr(self, field)
-        if given is not None and (not isinstance(given, str) or not given.strip()):
-            raise FieldError(field, f"{given!r} is not a language; give an ISO code such as en")
         if given and wanted and given != wanted:
             raise FieldError(field, f"{given!r} where {wanted!r} was asked for; leave {field} out to take all streams")
         if not given and not wanted:
@@ -45,8 +42,9 @@ class StreamDefaults:
 class ParsedStream:
     """A stream whose audio has not been opened.
 
-    units: the units, or one Unit for the whole clip, whose times are filled in from the audio. field, units_field: the
-    names of the audio's and the units' fields in errors. seconds: the duration that the file claims.
+    units: the units, or one Unit for the whole clip, whose times are filled in from the audio. field, units_field,
+    seconds_field: the names of the fields in errors. seconds: the duration that the file claims; it may be off by
+    `tolerance` (s), since manifests round.
     """
 
     file: str
@@ -60,22 +58,8 @@ class ParsedStream:
     target_language: str
     metadata: Mapping[str, Any] = default(default_factory=dict)
     units_field: str = "units"
-
-
-def text(data: Mapping[str, Any], field: str) -> str:
-    """A text, which may be empty. Raises FieldError."""
-    value = data.get(field)
-    if not isinstance(value, str):
-        raise FieldError(field, "missing; give the text" if value is None else f"{value!r} is not a text; give one")
-    return value.strip()
-
-
-def time(data: Mapping[str, Any], field: str) -> float:
-    """A finite number, 0 or more. Raises FieldError."""
-    value = data.get(field)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise FieldError(field, "missing; give a time" if value is None else f"{value!r} is not a time; give 0 or more")
-    return float(value)
+    seconds_field: str = "seconds"
+    tolerance: float = 0.5
 
 
 class UnitError(FieldError):

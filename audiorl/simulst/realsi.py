@@ -8,15 +8,16 @@ complete meaning: the stream's metadata holds the segments' bounds in seconds, a
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from audiorl.audio import AudioClip
-from audiorl.data.formats import FieldError
 from audiorl.data.rows import BadRow
-from audiorl.simulst.parsed import SUFFIXES, ParsedStream, StreamDefaults, UnitError, resolve_overlaps, text, time
+from audiorl.data.schema import FieldError, RealSISegment, RealSITalk, RealSIUtterance, check
+from audiorl.simulst.parsed import SUFFIXES, ParsedStream, StreamDefaults, UnitError, resolve_overlaps
 from audiorl.simulst.streams import Unit
 
 
@@ -35,7 +36,9 @@ def realsi(path: Path, document: Any, defaults: StreamDefaults) -> Iterator[Pars
             yield BadRow(str(path), number, "vid", "no RealSI talk; give {vid, duration, segment}")
             continue
         yield _talk(path, talk, defaults, number, before)
-        before += sum(len(s.get("utterance") or ()) for s in talk["segment"] if isinstance(s, Mapping))
+        segments = talk["segment"] if isinstance(talk["segment"], list) else []
+        utterances = [segment.get("utterance") for segment in segments if isinstance(segment, Mapping)]
+        before += sum(len(u) for u in utterances if isinstance(u, list))
 
 
 def _talk(
@@ -46,47 +49,38 @@ def _talk(
     segments: list[list[float]] = []
     terms: list[Any] = []
     try:
-        vid = text(talk, "vid")
-        if not isinstance(talk["segment"], list):
-            raise FieldError("segment", f"{talk['segment']!r} is not a list; give the segments")
-        for segment in talk["segment"]:
-            utterances = segment.get("utterance") if isinstance(segment, Mapping) else None
-            if not isinstance(utterances, list):
-                raise FieldError("utterance", f"missing in the segment after utterance {row}; give a list")
+        about = check(talk, RealSITalk)
+        for segment in about.segment:
             first = len(units)
-            for utterance in utterances:
+            for utterance in check(segment, RealSISegment).utterance:
                 row += 1
-                units.append(_unit(utterance))
-                terms += utterance.get("term") or []
+                u = check(utterance, RealSIUtterance)
+                start, end = u.sub_start_time / 1000, u.sub_end_time / 1000
+                units.append(Unit(start, end, u.sub_trg_text.strip(), u.sub_src_text.strip()))
+                terms += u.term or []
             if len(units) > first:
                 segments.append([units[first].start, units[-1].end])
         ordered = resolve_overlaps(units, "sub_start_time")
         row = number
-        source, target = _languages(vid)
+        source, target = _languages(about.vid)
         return ParsedStream(
             str(path),
             number,
             "vid",
-            vid,
-            AudioClip(path=str(_audio(path, vid, defaults.root))),
+            about.vid,
+            AudioClip(path=str(_audio(path, about.vid, defaults.root))),
             ordered,
-            time(talk, "duration") / 1000 if talk.get("duration") is not None else None,
+            None if about.duration is None else about.duration / 1000,
             defaults.language(source, "source_language"),
             defaults.language(target, "target_language"),
             {"segments": segments, "terms": terms},
             "sub_end_time",
+            tolerance=math.inf,
         )
     except UnitError as error:
         return BadRow(str(path), before + error.index + 1, error.field, error.message)
     except FieldError as error:
         return BadRow(str(path), max(row, 1), error.field, error.message)
-
-
-def _unit(utterance: Any) -> Unit:
-    if not isinstance(utterance, Mapping):
-        raise FieldError("utterance", f"{utterance!r} is not an object; give {{sub_start_time, sub_end_time, …}}")
-    start, end = (time(utterance, field) / 1000 for field in ("sub_start_time", "sub_end_time"))
-    return Unit(start, end, text(utterance, "sub_trg_text"), text(utterance, "sub_src_text"))
 
 
 def _languages(vid: str) -> tuple[str | None, str | None]:

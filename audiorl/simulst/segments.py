@@ -9,14 +9,13 @@ line per segment in the same order:
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from audiorl.data.schema import FieldError, ReferenceColumns, check, check_characters, parse_json
 from audiorl.metrics.longform import ReferenceSegment
 from audiorl.simulst.logs import Instance
 
@@ -42,16 +41,12 @@ def read_segments(path: str | Path, references: str | Path | None = None) -> Rec
     recordings: dict[str, list[ReferenceSegment]] = {}
     for number, (row, text) in enumerate(zip(rows, texts, strict=True), 1):
         where = f"{path}, segment {number}"
-        if not isinstance(row, Mapping):
-            raise ValueError(f"{where}: expected wav, offset, duration and reference, got {row!r}")
-        if not isinstance(row.get("wav"), str):
-            raise ValueError(f"{where}: wav: {row.get('wav')!r}; name the recording")
-        if not isinstance(text, str):
-            raise ValueError(f"{where}: reference: {text!r}; write it here, or give a file of references")
-        start, duration = (_seconds(row.get(name), name, where) for name in ("offset", "duration"))
-        if not duration > 0:
-            raise ValueError(f"{where}: duration: {duration} s; a segment lasts longer than that")
-        recordings.setdefault(row["wav"], []).append(ReferenceSegment(1000 * start, 1000 * duration, text.strip()))
+        try:
+            fields = check({**row, "reference": text} if isinstance(row, dict) else row, ReferenceColumns)
+        except FieldError as error:
+            raise ValueError(f"{where}: {error.field}: {error.message}") from error
+        segment = ReferenceSegment(1000 * fields.offset, 1000 * fields.duration, fields.reference.strip())
+        recordings.setdefault(fields.wav, []).append(segment)
     if not recordings:
         raise ValueError(f"{path}: no segments")
     return {name: tuple(sorted(segments, key=lambda s: s.start)) for name, segments in recordings.items()}
@@ -101,21 +96,16 @@ def _rows(path: Path) -> list[Any]:
     text = _text(path)
     try:
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.split("\n") if line.strip()]
+            return [parse_json(line) for line in text.split("\n") if line.strip()]
         if path.suffix == ".json":
-            rows = json.loads(text)
+            rows = parse_json(text)
         elif path.suffix in (".yaml", ".yml"):
             rows = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         else:
-            raise ValueError(f"{path}: segments are read from .yaml, .json or .jsonl")
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: cannot be read as {path.suffix[1:]} ({error})") from error
+            raise ValueError("segments are read from .yaml, .json or .jsonl")
+        check_characters(rows)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: cannot be read as {path.suffix[1:]} ({' '.join(str(error).split())})") from error
     if not isinstance(rows, list):
         raise ValueError(f"{path}: expected a list of segments")
     return rows
-
-
-def _seconds(value: Any, name: str, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{where}: {name}: {value!r}; give seconds from 0")
-    return float(value)

@@ -18,9 +18,10 @@ from typing import Literal
 
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
 from audiorl.data.corpus import bundled_speech
-from audiorl.data.formats import AUDIO_FIELDS, TEXT_FIELDS, FieldError, Style, audio_field, clip_of
+from audiorl.data.formats import AUDIO_FIELDS, Style, audio_field, clip_of
 from audiorl.data.manifest import Format, Loaded, read_values
 from audiorl.data.rows import Row
+from audiorl.data.schema import FieldError, UtteranceColumns, check, check_limit
 from audiorl.data.seedtts import Utterance, read_meta, read_texts
 from audiorl.types import Sample
 
@@ -38,6 +39,7 @@ def read_utterances(
     Raises ValueError naming file, row and field; `on_error` is for the rows of manifests.
     """
     path = Path(path)
+    check_limit(limit)
     if path.suffix in (".lst", ".txt"):
         utterances = (read_meta(path) if path.suffix == ".lst" else read_texts(path))[:limit]
         for clip in (c for u in utterances if check_audio for c in (u.prompt, u.recording) if c is not None):
@@ -66,38 +68,22 @@ def bundled_utterances(name: str, max_seconds: float | None = None) -> list[Utte
 
 
 def _utterance(row: Row, style: Style) -> Utterance:
-    text_field = next((name for name in TEXT_FIELDS if row.data.get(name) is not None), "text")
-    given = row.data.get("id")
-    name = f"{Path(row.file).stem}-{row.number:04d}" if given is None else str(given).strip()
-    if not name:
-        raise FieldError("id", "empty; give every row its own id, or leave the column out")
-    utterance = Utterance(
-        name,
-        _text(row, text_field, "give the text to say"),
-        speaker=_optional(row, "speaker"),
-        language=_optional(row, "language"),
-    )
+    columns = check(row.data, UtteranceColumns)
+    text = columns.text or columns.transcript or columns.sentence
+    if text is None:
+        raise FieldError("text", f"missing; give the text to say (the columns are {', '.join(row.data)})")
+    name = f"{Path(row.file).stem}-{row.number:04d}" if columns.id is None else str(columns.id).strip()
+    speaker, language = (str("" if value is None else value).strip() for value in (columns.speaker, columns.language))
+    utterance = Utterance(name, text.strip(), speaker=speaker, language=language)
     if any(row.data.get(field) is not None for field in AUDIO_FIELDS):
         utterance = replace(utterance, recording=clip_of(row, style, audio_field(row)))
     if row.data.get("prompt_audio") is not None:
+        if columns.prompt_text is None:
+            raise FieldError("prompt_text", "missing; give the text of prompt_audio")
         alone = Row(row.file, row.number, {"prompt_audio": row.data["prompt_audio"]})  # start is that of audio
-        prompt_text = _text(row, "prompt_text", "give the text of prompt_audio")
-        utterance = replace(utterance, prompt=clip_of(alone, style, "prompt_audio"), prompt_text=prompt_text)
+        prompt = clip_of(alone, style, "prompt_audio")
+        utterance = replace(utterance, prompt=prompt, prompt_text=columns.prompt_text.strip())
     return utterance
-
-
-def _text(row: Row, field: str, remedy: str) -> str:
-    value = row.data.get(field)
-    if not isinstance(value, str) or not value.strip():
-        raise FieldError(field, f"{value!r} is not a text; {remedy} (the columns are {', '.join(row.data)})")
-    return value.strip()
-
-
-def _optional(row: Row, field: str) -> str:
-    value = row.data.get(field)
-    if value is not None and not isinstance(value, str | int):
-        raise FieldError(field, f"{value!r} is not a name; give text, or leave the column out")
-    return "" if value is None else str(value).strip()
 
 
 def _check(clip: AudioClip | None, field: str) -> None:

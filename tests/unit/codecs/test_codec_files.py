@@ -125,6 +125,47 @@ def test_shards_that_do_not_belong_together(codec: AudioTokenizer, other: AudioT
 
 
 @pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        (torch.zeros(3, 5), "codes must be integers, got torch.float32"),
+        (torch.zeros(2, 5, dtype=torch.int16), ".*this codec has Q = 3 codebooks"),
+        (torch.zeros(5, dtype=torch.int16), r"codes must be \[.*Q, F\], got \[5\]"),
+        (torch.full((3, 5), -1, dtype=torch.int16), "codes reach from -1 to -1, this codec's from 0 to 63"),
+        (torch.full((3, 5), 64, dtype=torch.int16), "codes reach from 64 to 64, this codec's from 0 to 63"),
+    ],
+)
+def test_codes_are_checked_when_loaded(
+    codec: AudioTokenizer, tmp_path: Path, codes: torch.Tensor, message: str
+) -> None:
+    metadata = {"format": "audiorl_codes", "tokenizer": codec.identity}
+    save_file({"codes": codes}, tmp_path / "a.safetensors", metadata)
+    with pytest.raises(ValueError, match=rf"a\.safetensors: {message}"):
+        load_codes(tmp_path / "a.safetensors", codec)
+    (tmp_path / "shards").mkdir()
+    save_file({"0": codes}, tmp_path / "shards" / "00000.safetensors", metadata | {"ids": '["x"]'})
+    shards = CodeShards(tmp_path / "shards", codec)
+    with pytest.raises(ValueError, match=rf"00000\.safetensors: recording 'x': {message}"):
+        shards["x"]
+
+
+def test_shards_whose_metadata_is_damaged(codec: AudioTokenizer, tmp_path: Path) -> None:
+    metadata = {"format": "audiorl_codes", "tokenizer": codec.identity}
+    codes = {"0": random_codes(codec, 5)}
+    for changes, message in (
+        ({"ids": "["}, "its metadata has no list of ids"),
+        ({"ids": "[1]"}, "its metadata has no list of ids"),
+        ({"ids": '["x", "y"]'}, "1 tensors for 2 ids"),
+        ({"ids": '["x"]', "tokenizer": "other"}, r"codes of the codec \[other\], not of"),
+    ):
+        save_file(codes, tmp_path / "00000.safetensors", metadata | changes)
+        with pytest.raises(ValueError, match=rf"00000\.safetensors: {message}"):
+            CodeShards(tmp_path, codec)
+    save_file(codes, tmp_path / "00000.safetensors", {"format": "audiorl_codes", "ids": '["x"]'})
+    with pytest.raises(ValueError, match=r"codes of the codec \[None\]"):
+        CodeShards(tmp_path, codec)
+
+
+@pytest.mark.parametrize(
     ("break_it", "message"),
     [
         (lambda folder: (folder / "config.json").unlink(), "holds no config.json"),

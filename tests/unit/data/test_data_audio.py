@@ -43,8 +43,8 @@ def write_av(path: Path, wav: np.ndarray, codec: str, rate: int = RATE) -> None:
 
 
 def write(path: Path, wav: np.ndarray) -> Path:
-    if path.suffix in (".m4a", ".g722"):
-        write_av(path, wav, {".m4a": "aac", ".g722": "g722"}[path.suffix])
+    if path.suffix in (".m4a", ".g722", ".avi"):
+        write_av(path, wav, {".m4a": "aac", ".g722": "g722", ".avi": "pcm_s16le"}[path.suffix])
     elif path.suffix == ".opus":
         soundfile.write(path, wav, RATE, format="OGG", subtype="OPUS")
     else:
@@ -122,7 +122,9 @@ def cut(path: Path, share: float = 0.6) -> None:
     path.write_bytes(content[: int(len(content) * share)])
 
 
-@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3", "opus", "aiff", "w64"])
+@pytest.mark.parametrize(
+    "suffix", ["wav", "flac", "ogg", "mp3", "opus", "aiff", "w64", "au", "caf", "voc", "rf64", "avi"]
+)
 def test_truncated_files_are_refused(tmp_path: Path, speech: np.ndarray, suffix: str) -> None:
     path = write(tmp_path / f"a.{suffix}", speech)
     cut(path)
@@ -137,6 +139,48 @@ def test_ogg_is_refused_wherever_it_is_cut(tmp_path: Path, speech: np.ndarray, s
     for percent in range(1, 100):
         with pytest.raises(AudioError):
             load_clip(AudioClip(data=whole[: len(whole) * percent // 100]))
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3", "opus", "aiff", "caf", "m4a", "avi"])
+def test_every_failure_of_a_decoder_is_an_audio_error(tmp_path: Path, speech: np.ndarray, suffix: str) -> None:
+    """Bytes changed in the header and anywhere: no other exception, and every error names the file."""
+    path = write(tmp_path / f"a.{suffix}", speech[:RATE])
+    content = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        damaged = bytearray(content)
+        for place in rng.integers(0, 120 if number % 2 else len(content), 4):
+            damaged[place] = rng.integers(0, 256)
+        path.write_bytes(damaged)
+        clip = AudioClip(path=str(path))
+        try:
+            probe(clip)
+            load_clip(clip)
+        except AudioError as error:
+            assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
+
+
+def test_a_failure_without_a_kind_of_its_own_is_an_audio_error(
+    tmp_path: Path, speech: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.m4a", speech)
+
+    def fail(*args: object, **options: object) -> None:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    monkeypatch.setattr(av, "open", fail)
+    with pytest.raises(AudioError, match=r"a\.m4a: cannot be decoded \(UnicodeDecodeError: .*\); copy or download"):
+        load_clip(AudioClip(path=str(path)))
+
+
+def test_a_sampling_rate_in_the_header_that_is_none_is_refused(tmp_path: Path, speech: np.ndarray) -> None:
+    path = write(tmp_path / "a.wav", speech)
+    for rate in (1, 2**31 - 1):
+        content = bytearray(path.read_bytes())
+        content[24:28] = rate.to_bytes(4, "little")
+        (tmp_path / "b.wav").write_bytes(content)
+        with pytest.raises(AudioError, match=rf"b\.wav: {rate} Hz in its header, outside 1000 to 1000000"):
+            probe(AudioClip(path=str(tmp_path / "b.wav")))
 
 
 def test_samples_far_beyond_full_scale_are_refused(tmp_path: Path, speech: np.ndarray) -> None:

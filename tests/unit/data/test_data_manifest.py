@@ -197,7 +197,7 @@ def test_rows_as_published(folder: Path, row: dict[str, Any], choices: tuple[str
         ({"answer": 1.5}, "'1.5' is not among the choices"),
         ({"multi_choice": ["a", "a", " a"]}, "two or more different choices"),
         ({"multi_choice": ["a", ""]}, "not empty"),
-        ({"multi_choice": "a, b"}, "no list of texts"),
+        ({"multi_choice": "a, b"}, "not a list of texts"),
     ],
 )
 def test_published_rows_that_are_damaged(folder: Path, change: dict[str, Any], message: str) -> None:
@@ -293,10 +293,10 @@ BAD_ROWS: list[tuple[Mapping[str, Any] | str, str, str]] = [
     ({**QUESTION, "answer": 2}, "answer", "index 2 lies outside the 2 choices; count from 0"),
     ({**QUESTION, "answer": -1}, "answer", "index -1 lies outside"),
     ({**QUESTION, "choices": ["a cat"]}, "choices", "two or more different choices"),
-    ({**QUESTION, "choices": ["a cat", ""]}, "choices", "is no list of texts"),
-    ({**QUESTION, "choices": "a cat, a dog"}, "choices", "is no list of texts"),
-    ({**QUESTION, "question": " "}, "question", "is no text; give the question"),
-    ({**QUESTION, "id": ""}, "id", "empty; give every row its own id"),
+    ({**QUESTION, "choices": ["a cat", ""]}, "choices", "is not a list of texts"),
+    ({**QUESTION, "choices": "a cat, a dog"}, "choices", "is not a list of texts"),
+    ({**QUESTION, "question": " "}, "question", "is not a text; give the question"),
+    ({**QUESTION, "id": ""}, "id", "is not an id; give a text or a whole number, or leave the column out"),
     ({**QUESTION, "id": "good"}, "id", "'good' also names row 1; give every row its own id"),
     ({**QUESTION, "audio": None}, "audio", "missing or empty; give a path"),
     ({**QUESTION, "audio": {"bytes": None, "path": ""}}, "audio", "missing or empty"),
@@ -304,10 +304,10 @@ BAD_ROWS: list[tuple[Mapping[str, Any] | str, str, str]] = [
     ({**QUESTION, "audio": "empty.wav"}, "audio", r"empty\.wav: empty \(0 bytes\)"),
     ({**QUESTION, "audio": "cut.wav"}, "audio", r"cut\.wav: truncated"),
     ({**QUESTION, "sample_rate": 8000}, "audio", "declared as 8000 Hz but the file has 16000 Hz"),
-    ({**QUESTION, "sample_rate": "16k"}, "sample_rate", "is no sampling rate"),
-    ({**QUESTION, "start": "0:10"}, "start", "is no time"),
+    ({**QUESTION, "sample_rate": "16k"}, "sample_rate", "is not a sampling rate; give Hz"),
+    ({**QUESTION, "start": "0:10"}, "start", "is not a time; give seconds"),
     ({**QUESTION, "start": 100, "duration": 1}, "audio", "lies past the end"),
-    ({"id": "t", "audio": "a0.wav", "text": ""}, "text", "is no text; give the transcript"),
+    ({"id": "t", "audio": "a0.wav", "text": ""}, "text", "empty; give the transcript"),
     ({"id": "t", "audio": "a0.wav"}, "text", r"missing; give the transcript in text \(the columns are id, audio\)"),
 ]
 

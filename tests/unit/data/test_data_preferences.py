@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -152,57 +153,67 @@ BAD_ROWS: list[tuple[Reader, Mapping[str, Any] | str, str, str]] = [
     (read_pairs, {**PAIR, "rejected": ""}, "rejected", "the rejected text is empty"),
     (read_pairs, {**PAIR, "rejected": [{"role": "assistant", "content": " "}]}, "rejected", "text is empty"),
     (read_pairs, {**CHOICES, "chosen": "a cat"}, "rejected", r"missing; .* \(the columns are id, audio, .*, chosen\)"),
-    (read_pairs, {**PAIR, "chosen": None}, "chosen", "missing; give the text of the answer"),
-    (read_pairs, {**PAIR, "chosen": 3}, "chosen", "3 is no text"),
+    (read_pairs, {**PAIR, "chosen": None}, "chosen", "missing; give"),
+    (read_pairs, {**PAIR, "chosen": 3}, "chosen", "3 is not a text"),
     (read_pairs, {**PAIR, "chosen": [{"role": "user", "content": "a cat"}]}, "chosen", "is not one assistant message"),
     (read_pairs, {**PAIR, "chosen": [*PROMPT, {"role": "assistant", "content": "x"}]}, "chosen", "belongs in prompt"),
-    (read_pairs, {**PAIR, "chosen": [{"role": "assistant", "content": [HEARD]}]}, "chosen", "is no text"),
-    (read_pairs, {**PAIR, "margin": float("nan")}, "margin", "the margin nan is not finite"),
-    (read_pairs, {**PAIR, "margin": float("inf")}, "margin", "the margin inf is not finite"),
-    (read_pairs, {**PAIR, "margin": "0.5"}, "margin", "'0.5' is no number"),
-    (read_pairs, {**PAIR, "margin": True}, "margin", "True is no number"),
+    (read_pairs, {**PAIR, "chosen": [{"role": "assistant", "content": [HEARD]}]}, "chosen", "holds audio; give the"),
+    (read_pairs, {**PAIR, "margin": float("nan")}, "margin", "nan is not a finite number"),
+    (read_pairs, {**PAIR, "margin": float("inf")}, "margin", "inf is not a finite number"),
+    (read_pairs, {**PAIR, "margin": "0.5"}, "margin", "'0.5' is not a finite number"),
+    (read_pairs, {**PAIR, "margin": True}, "margin", "True is not a finite number"),
     (read_judged, {**JUDGED, "answer": ""}, "answer", "the answer text is empty"),
     (read_judged, {**JUDGED, "completion": " "}, "completion", "the completion text is empty"),
     (read_judged, {**ASKED, "desirable": True}, "answer", "missing"),
-    (read_judged, {**JUDGED, "answer": ["a dog"]}, "answer", "is not one assistant message"),
+    (read_judged, {**JUDGED, "answer": ["a dog"]}, "answer[0]", "'a dog' is not an object; give {role, content}"),
     (read_judged, {**JUDGED, "desirable": None}, "desirable", "missing; give true or false"),
-    (read_judged, {**JUDGED, "desirable": "yes"}, "desirable", "'yes' is neither true nor false"),
-    (read_judged, {**ASKED, "answer": "x", "label": 0.5}, "label", "0.5 is neither true nor false"),
-    (read_steps, {**STEPS, "labels": [1, 1.5]}, "labels", r"label 2 is 1\.5; give a number from 0"),
-    (read_steps, {**STEPS, "labels": [-0.1, 1]}, "labels", r"label 1 is -0\.1"),
-    (read_steps, {**STEPS, "labels": [1, float("nan")]}, "labels", "label 2 is nan"),
-    (read_steps, {**STEPS, "labels": [1, "0"]}, "labels", "'0' is no number"),
-    (read_steps, {**STEPS, "labels": 1}, "labels", "1 is no list"),
+    (read_judged, {**JUDGED, "desirable": "yes"}, "desirable", "'yes' is not a verdict; give true or false"),
+    (read_judged, {**ASKED, "answer": "x", "label": 0.5}, "label", "0.5 is not a verdict; give true or false"),
+    (read_steps, {**STEPS, "labels": [1, 1.5]}, "labels[1]", r"1\.5 is not a label; give a number from 0"),
+    (read_steps, {**STEPS, "labels": [-0.1, 1]}, "labels[0]", r"-0\.1 is not a label"),
+    (read_steps, {**STEPS, "labels": [1, float("nan")]}, "labels[1]", "nan is not a label"),
+    (read_steps, {**STEPS, "labels": [1, "0"]}, "labels[1]", "'0' is not a label"),
+    (read_steps, {**STEPS, "labels": 1}, "labels", "1 is not a list; give one label a step"),
     (read_steps, {**STEPS, "labels": [1]}, "labels", r"1 label\(s\) for 2 step\(s\); give one label a step"),
     (read_steps, {**STEPS, "steps": [], "labels": []}, "steps", "there are no steps"),
     (read_steps, {**STEPS, "steps": ["It barks.", " "]}, "steps", "step 2 is empty"),
-    (read_steps, {**STEPS, "steps": ["It barks.", 2]}, "steps", "is no list of texts"),
-    (read_steps, {**STEPS, "steps": "It barks."}, "steps", "is no list of texts"),
-    (read_steps, {**ASKED, "labels": [1]}, "steps", "missing; give a list of texts"),
+    (read_steps, {**STEPS, "steps": ["It barks.", 2]}, "steps", "is not a list of texts; give one text a step"),
+    (read_steps, {**STEPS, "steps": "It barks."}, "steps", "is not a list of texts; give one text a step"),
+    (read_steps, {**ASKED, "labels": [1]}, "steps", "missing; give one text a step"),
     # What samples reject, pairs reject.
     (read_pairs, "{", "", "not valid JSON"),
     (read_pairs, {**PAIR, "answer": "a cow"}, "answer", "'a cow' is not among the choices"),
     (read_pairs, {**PAIR, "answer": ""}, "answer", "empty"),
     (read_pairs, {**PAIR, "choices": ["a cat"]}, "choices", "two or more different choices"),
-    (read_pairs, {**PAIR, "question": " "}, "question", "is no text; give the question"),
+    (read_pairs, {**PAIR, "question": " "}, "question", "is not a text; give the question"),
     (read_pairs, {**PAIR, "audio": "gone.wav"}, "audio", r"gone\.wav: missing"),
     (read_judged, {**JUDGED, "sample_rate": 8000}, "audio", "declared as 8000 Hz but the file has 16000 Hz"),
-    (read_steps, {**STEPS, "id": ""}, "id", "empty; give every row its own id"),
+    (read_steps, {**STEPS, "id": ""}, "id", "is not an id"),
     (read_pairs, {**PAIR, "id": "good", "question": "How?"}, "id", "also names row 1; give every prompt its own id"),
     # Conversations.
-    (read_pairs, {**PAIR, "prompt": "Which?"}, "prompt", "no list of messages; a plain question belongs in question"),
-    (read_pairs, {**PAIR, "prompt": [{"role": "human", "content": "x"}]}, "prompt", "is no message; give role"),
+    (
+        read_pairs,
+        {**PAIR, "prompt": "Which?"},
+        "prompt",
+        "not a list of messages; a plain question belongs in question",
+    ),
+    (
+        read_pairs,
+        {**PAIR, "prompt": [{"role": "human", "content": "x"}]},
+        "prompt[0].role",
+        "'human' is not one of system, user, assistant",
+    ),
     (read_pairs, {**PAIR, "prompt": [{"role": "user", "content": "x"}]}, "prompt", "holds no audio"),
     (
         read_pairs,
         {**PAIR, "prompt": [{"role": "user", "content": [HEARD, 3]}]},
-        "prompt",
-        "3 is neither text nor audio",
+        "prompt[0].content[1]",
+        "3 is not text or audio; give",
     ),
     (read_pairs, {**PAIR, "prompt": [{"role": "user", "content": [{"type": "audio"}]}]}, "audio", "missing or empty"),
-    (read_pairs, {**PAIR, "prompt": PROMPT, "id": " "}, "id", "empty; give every prompt its own id"),
-    (read_pairs, {**PAIR, "prompt": PROMPT, "choices": ["a", ""]}, "choices", "is no list of texts"),
-    (read_pairs, {**PAIR, "prompt": PROMPT, "metadata": [1]}, "metadata", "is no object"),
+    (read_pairs, {**PAIR, "prompt": PROMPT, "id": " "}, "id", "is not an id"),
+    (read_pairs, {**PAIR, "prompt": PROMPT, "choices": ["a", ""]}, "choices[1]", "is not a text"),
+    (read_pairs, {**PAIR, "prompt": PROMPT, "metadata": [1]}, "metadata", "is not an object"),
 ]
 
 
@@ -212,7 +223,7 @@ def test_every_bad_row_is_named_or_skipped(
 ) -> None:
     good = {**CHOICES, **{read_pairs: PAIR, read_judged: JUDGED, read_steps: STEPS}[read], "id": "good"}
     path = write_lines(folder / "m.jsonl", good, row, {**good, "id": "last"})
-    where = rf"m\.jsonl: row 2, field '{field}': " if field else r"m\.jsonl: row 2: "
+    where = rf"m\.jsonl: row 2, field '{re.escape(field)}': " if field else r"m\.jsonl: row 2: "
     with pytest.raises(ValueError, match=where + ".*" + message) as caught:
         read(path, check_audio=True)
     assert "\n" not in str(caught.value)

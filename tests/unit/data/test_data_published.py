@@ -153,7 +153,7 @@ def test_what_musicbench_leaves_out_is_counted(folder: Path) -> None:
     loaded = read_samples(path)
     assert len(loaded.samples) == 3
     assert loaded.left_out == {"asks what an earlier row asks": 3, "gives no key, tempo mark or time signature": 1}
-    with pytest.raises(ValueError, match=r"row 1, field 'location': missing or empty; give the path of the clip"):
+    with pytest.raises(ValueError, match=r"row 1, field 'location': '' is not a path; give that of the clip"):
         read_samples(musicbench_file(folder, {"location": ""}))
 
 

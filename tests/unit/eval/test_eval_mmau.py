@@ -205,17 +205,22 @@ def test_errors_name_file_and_question(mmau, tmp_path) -> None:
     bad = tmp_path / "bad.json"
     for content, message in (
         ("[{]", "neither a JSON list nor JSON lines"),
-        ("[1]", "row 1: expected an object"),
+        ("[1]", "row 1: 1 is not an object"),
         ("[]", "no questions"),
         ('[{"id": 1}, {"id": "1"}]', "the id '1' occurs more than once"),
+        ('[{"id": 1, "model_output": 3}]', "row 1, field 'model_output': 3 is not a text"),
+        ('[{"id": 1, "answer": NaN}]', "row 1, field 'answer': nan is not a text"),
+        ('[{"id": 1, "choices": 0}]', "row 1, field 'choices': 0 is not a list of texts"),
+        ('[{"id": 1, "task": {}}]', "row 1, field 'task': {} is not a name"),
+        ('[{"id": 1, "question": "\\ud800"}]', "half a character"),
     ):
         bad.write_text(content)
         with pytest.raises(ValueError, match=message):
             mmau.read_rows(bad)
     with pytest.raises(ValueError, match="question '7': no answer"):
         mmau.score_rows([{"id": "7", "model_output": "x"}])
-    with pytest.raises(ValueError, match="question '7': the prediction is a int"):
-        mmau.score_rows([question("7", model_output=3)])
+    with pytest.raises(ValueError, match="question '7': no choices to score against"):
+        mmau.score_rows([{"id": "7", "answer": "x", "model_output": "x"}])
     with pytest.raises(ValueError, match="--score"):
         mmau.run(mmau.Options())
 

@@ -91,7 +91,7 @@ def test_files_and_their_errors(tmp_path: Path) -> None:
         rows.write_text(json.dumps(good | bad) + "\n")
         with pytest.raises(ValueError, match=message):
             read_questions(rows)
-    with pytest.raises(ValueError, match="row 1, field 'text': None"):
+    with pytest.raises(ValueError, match="row 1, field 'text': missing; give a passage"):
         read_passages(rows)
     text.write_text("\n\n")
     with pytest.raises(ValueError, match="no passage of text"):

@@ -236,7 +236,7 @@ DOCUMENT = json.loads(serialize_rollouts([answer(question("q", AudioClip(data=b"
             "tired",
             r"segments\[0\]\.stop_reason: is 'tired', expected one",
         ),
-        (("rollouts", 0, "segments", 0, "ids"), None, r"segments\[0\]\.ids: expected 1 dim"),
+        (("rollouts", 0, "segments", 0, "ids"), None, r"segments\[0\]\.ids: missing"),
         (("rollouts", 0, "segments", 0, "ids", "shape"), [3], r"segments\[0\]\.ids\.data: 16 bytes for shape \[3\]"),
         (("rollouts", 0, "segments", 0, "ids", "shape"), [-1, -2], r"segments\[0\]\.ids\.shape: is \[-1, -2\]"),
         (("rollouts", 0, "segments", 0, "logprobs", "data"), "?", r"segments\[0\]\.logprobs\.data: not base64"),

@@ -167,10 +167,10 @@ UNIT = {"start": 0.5, "end": 1.5, "target": "x"}
     ("changes", "said"),
     [
         ({"units": 3}, "field 'units': 3 is not a list; give"),
-        ({"units": ["x"]}, "field 'units': unit 1: 'x' is not an object"),
-        ({"units": [UNIT, {"start": 2, "end": 3}]}, "field 'units': unit 2, target: missing; give the text"),
-        ({"units": [{**UNIT, "end": "x"}]}, "field 'units': unit 1, end: 'x' is not a time"),
-        ({"units": [{**UNIT, "start": -1}]}, "field 'units': unit 1, start: -1 is not a time; give 0 or more"),
+        ({"units": ["x"]}, r"field 'units\[0\]': 'x' is not an object"),
+        ({"units": [UNIT, {"start": 2, "end": 3}]}, r"field 'units\[1\]\.target': missing; give the text"),
+        ({"units": [{**UNIT, "end": "x"}]}, r"field 'units\[0\]\.end': 'x' is not a time"),
+        ({"units": [{**UNIT, "start": -1}]}, r"field 'units\[0\]\.start': -1 is not a time; give seconds, 0 or more"),
         ({"units": [{**UNIT, "end": 0.5}]}, "field 'units': stream 'a': unit 1 lasts from 0.5 to 0.5 s"),
         (
             {"units": [UNIT, UNIT]},
@@ -304,11 +304,11 @@ def test_a_pair_without_words_lasts_as_long_as_its_audio(folder: Path) -> None:
         ),
         ({"words": words("Wait please now")}, "field 'words': the word 'now' follows after the source has ended"),
         ({"words": words("Wait")}, "field 'words': the words 'Wait' stand where the source has"),
-        ({"words": ["Wait"]}, "field 'words': .* is not a list of words"),
-        ({"words": [{"word": "Wait", "start": 0}]}, "field 'words': end: missing; give a time"),
+        ({"words": ["Wait"]}, r"field 'words\[0\]': 'Wait' is not an object; give {word, start, end}"),
+        ({"words": [{"word": "Wait", "start": 0}]}, r"field 'words\[0\]\.end': missing; give seconds"),
         ({"words": words("Wait, please.", 9.0)}, "field 'words': .* ends at 9.4 s, after the audio's 5 s"),
-        ({"source": "  "}, "field 'source': empty; give the source text"),
-        ({"target": None}, "field 'target': missing; give the text"),
+        ({"source": "  "}, "field 'source': missing or empty; give the source text"),
+        ({"target": None}, "field 'target': missing or empty; give the target text"),
     ],
 )
 def test_pairs_that_cannot_be_used(folder: Path, changes: dict[str, Any], said: str) -> None:
@@ -416,10 +416,10 @@ def test_utterances_that_overlap_a_little_are_parted(realsi: Callable[..., Path]
         ([utterance(0, 1500), utterance(1400, 1500)], "row 2, field 'sub_start_time': lasts from 1.4 to 1.5 s, but"),
         ([utterance(2000, 3000), utterance(0, 900)], "row 2, .* the previous one until 3 s; sort them, or correct"),
         ([utterance(0, 900), utterance(900, 900)], "row 2, .* lasts from 0.9 to 0.9 s; give an end after the start"),
-        ([utterance(0, 900), utterance(900, None)], "row 2, field 'sub_end_time': missing; give a time"),  # type: ignore[arg-type]
+        ([utterance(0, 900), utterance(900, None)], "row 2, field 'sub_end_time': missing; give ms"),  # type: ignore[arg-type]
         ([utterance(0, 900, target=7)], "row 1, field 'sub_trg_text': 7 is not a text"),  # type: ignore[arg-type]
         ([utterance(0, 5200)], "row 1, field 'sub_end_time': .*unit 1 ends at 5.2 s, after the audio's 5 s"),
-        (["x"], "row 1, field 'utterance': 'x' is not an object"),
+        (["x"], "row 1: 'x' is not an object"),
         (None, "row 1, field 'utterance': missing"),
     ],
 )
@@ -509,7 +509,7 @@ def test_texts_of_mustc_that_do_not_fit(mustc: Path) -> None:
         ("duration: 2.0", "duration: 9.0", "row 1, field 'duration': stream 'ted_1': unit 2 ends at 10.75 s, after"),
         ("duration: 2.0", "duration: x", "row 2, field 'duration': ted_1.wav: 'x' is not a time"),
         ("wav: ted_2.wav", "wav: none.wav", "row 3, field 'wav': .*none.wav: missing"),
-        ("wav: ted_2.wav", "wav: ''", "row 3, field 'wav': missing in"),
+        ("wav: ted_2.wav", "wav: ''", "row 3, field 'wav': '' is not a text"),
     ],
 )
 def test_segments_that_cannot_be_used(mustc: Path, old: str, new: str, said: str) -> None:

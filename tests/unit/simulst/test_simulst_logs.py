@@ -111,18 +111,18 @@ def test_simulevals_overwritten_target_type(tmp_path: Path) -> None:
         ({"delays": [960, float("inf")]}, r"delays\[1\]: inf"),
         ({"delays": [True, 960]}, r"delays\[0\]: True"),
         ({"delays": ["960", 961]}, r"delays\[0\]: '960'"),
-        ({"delays": 960}, "delays: expected a list of numbers, got int"),
+        ({"delays": 960}, "delays: 960 is not a list of numbers"),
         ({"elapsed": [900, 1702]}, r"elapsed: 900 is below delays\[0\] = 960"),
         ({"elapsed": [1800, 1702]}, "elapsed: 1702 after 1800"),
         ({"elapsed": [1010]}, "elapsed: 1 times for 2 delays"),
         ({"prediction": "we go home"}, r"delays: 2 for 3 words \(8 characters\) of prediction"),
         ({"prediction_length": 3}, "prediction_length: 3, but there are 2 delays"),
-        ({"prediction": None}, "prediction: expected text, got None"),
-        ({"reference": ["a"]}, "reference: expected text"),
-        ({"source": 3}, "source: expected text or a list of texts"),
-        ({"source_length": 0}, "source_length: 0 ms"),
-        ({"index": "1"}, "index: expected a whole number"),
-        ({"index": -1}, "index: expected a whole number"),
+        ({"prediction": None}, "prediction: missing; give the text"),
+        ({"reference": ["a"]}, "reference: .* is not a text"),
+        ({"source": 3}, "source: 3 is not text or a list of texts"),
+        ({"source_length": 0}, "source_length: 0 is not a length; give ms, more than 0"),
+        ({"index": "1"}, "index: '1' is not a whole number"),
+        ({"index": -1}, "index: -1 is not a whole number"),
         ({"index": 7}, "line 2: index: 7 is also that of line 1"),
     ],
 )
@@ -137,13 +137,13 @@ def test_malformed_fields(changes: dict, message: str, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"durations": [700.0]}, "durations: 1 for 2 delays"),
-        ({"durations": [700.0, 0]}, "durations: 0 ms; leave out"),
+        ({"durations": [700.0, 0]}, r"durations\[1\]: 0 is not a duration; leave out"),
         (
             {"intervals": [[960, 700.0], [1600.0, 100.0]]},
             r"intervals: chunk 1 starts at 1600.0, .* has ended \(1660.0\)",
         ),
         ({"intervals": [[900, 700.0], [1660.0, 100.0]]}, r"intervals: chunk 0 .* ready \(960\)"),
-        ({"intervals": [960, 1660]}, r"intervals: expected a list of \[start, duration\]"),
+        ({"intervals": [960, 1660]}, r"intervals\[0\]: 960 is not \[start, duration\]; give both in ms"),
         ({"prediction_offset": None}, "prediction_offset: missing"),
     ],
 )
@@ -233,11 +233,11 @@ def test_segments(tmp_path: Path) -> None:
 def test_malformed_segments(tmp_path: Path) -> None:
     path, good = tmp_path / "s.json", {"wav": "a", "offset": 0, "duration": 1, "reference": "x"}
     for change, message in (
-        ({"wav": None}, "segment 1: wav: None"),
+        ({"wav": None}, "segment 1: wav: missing; name the recording"),
         ({"offset": -1}, "segment 1: offset: -1"),
-        ({"duration": 0}, "segment 1: duration: 0.0 s"),
+        ({"duration": 0}, "segment 1: duration: 0 is not a duration"),
         ({"duration": "1"}, "segment 1: duration: '1'"),
-        ({"reference": None}, "segment 1: reference: None"),
+        ({"reference": None}, "segment 1: reference: missing; write it here"),
     ):
         path.write_text(json.dumps([{**good, **change}]))
         with pytest.raises(ValueError, match=message):

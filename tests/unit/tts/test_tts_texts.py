@@ -53,13 +53,13 @@ def test_a_manifest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"audio": "a.wav"}, "row 2, field 'text': None is not a text; give the text to say"),
+        ({"audio": "a.wav"}, "row 2, field 'text': missing; give the text to say"),
         ({"text": "  ", "audio": "a.wav"}, "row 2, field 'text'"),
         ({"text": "x", "prompt_audio": "a.wav"}, "row 2, field 'prompt_text'.*give the text of prompt_audio"),
         ({"text": "x", "prompt_audio": "no.wav", "prompt_text": "y"}, "row 2, field 'prompt_audio'.*no.wav: missing"),
         ({"text": "x", "audio_path": "no.wav"}, "row 2, field 'audio_path'.*no.wav: missing"),
         ({"text": "x", "speaker": ["A"]}, "row 2, field 'speaker'"),
-        ({"text": "x", "id": " "}, "row 2, field 'id': empty"),
+        ({"text": "x", "id": " "}, "row 2, field 'id': ' ' is not an id"),
         ({"text": "x", "id": "first"}, "row 2, field 'id': 'first' also names row 1"),
     ],
 )

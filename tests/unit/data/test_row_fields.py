@@ -1,0 +1,302 @@
+"""Fields of the wrong type or value: each is one error that names file, row and field and says what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import soundfile
+
+from audiorl.data.manifest import read_samples
+from audiorl.data.preferences import read_judged, read_pairs, read_steps
+from audiorl.data.rollout_rows import read_rollouts, rollout_row
+from audiorl.data.rows import Row, read_rows
+from audiorl.data.text import read_passages, read_questions
+from audiorl.simulst.formats import read_streams
+from audiorl.tts.texts import read_utterances
+from audiorl.types import Message, Rollout, Sample, Segment
+
+Read = Callable[[Path], object]
+NAN = float("nan")
+QUESTION = {"id": "q", "audio": "a.wav", "question": "Which?", "choices": ["a dog", "a cat"], "answer": "a cat"}
+SPEECH = {"id": "u", "audio": "a.wav", "text": "good morning"}
+AVQA = {"id": 1, "video_name": "a", "question_text": "What?", "multi_choice": ["rain", "a bell"], "answer": 1}
+MUSIC = {"location": "a.wav", "key": ["C", "major"], "prompt_bpm": "Allegro", "prompt_key": "", "prompt_bt": "4/4"}
+UNIT = {"start": 0.1, "end": 0.5, "target": "uno"}
+STREAM = {"id": "s", "audio": "a.wav", "source_language": "en", "target_language": "es", "units": [UNIT]}
+WORDS = [{"word": "one", "start": 0.1, "end": 0.3}, {"word": "two", "start": 0.4, "end": 0.8}]
+PAIR = {**STREAM, "source": "one two", "target": "uno dos", "words": WORDS}
+del PAIR["units"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """a.wav of 2 s."""
+    soundfile.write(tmp_path / "a.wav", (0.3 * np.sin(np.arange(32_000) * 0.2)).astype(np.float32), 16_000)
+    return tmp_path
+
+
+def write(path: Path, *rows: Mapping[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def array(values: Any, **fields: Any) -> dict[str, Any]:
+    return {"audio": {"array": values, "sampling_rate": 16_000, **fields}}
+
+
+@pytest.mark.parametrize(
+    ("read", "row", "field", "message"),
+    [
+        # Audio.
+        (read_samples, SPEECH | array([0, 1000, -30_000]), "audio.array", "its samples are whole numbers; give floats"),
+        (read_samples, SPEECH | array([]), "audio.array", "empty; give samples"),
+        (read_samples, SPEECH | array(["a"]), "audio.array", "its samples are <U1; give floats"),
+        (read_samples, SPEECH | array([[0.1, 0.2], [0.1]]), "audio.array", "no array"),
+        (read_samples, SPEECH | array([0.1], sampling_rate=-1), "audio.sampling_rate", "-1 is not a sampling rate"),
+        (
+            read_samples,
+            SPEECH | array([0.1], sampling_rate=2**31 - 1),
+            "audio.sampling_rate",
+            "7 is not a sampling rate",
+        ),
+        (read_samples, SPEECH | array([0.1], sampling_rate=None), "audio.sampling_rate", "missing; give"),
+        (read_samples, SPEECH | {"audio": {"bytes": "UklGRg=="}}, "audio.bytes", "is not bytes"),
+        (read_samples, SPEECH | {"audio": 3}, "audio", "3 is not audio; give a path, or an object"),
+        (read_samples, SPEECH | {"sampling_rate": -1}, "sampling_rate", "-1 is not a sampling rate; give Hz"),
+        (read_samples, SPEECH | {"sample_rate": 2**31 - 1}, "sample_rate", "is not a sampling rate"),
+        (read_samples, SPEECH | {"sample_rate": 0}, "sample_rate", "0 is not a sampling rate"),
+        (read_samples, SPEECH | {"duration": NAN}, "duration", "nan is not a time; give seconds"),
+        (read_samples, SPEECH | {"start": 0, "duration": 0}, "duration", "0 s; give how long the part lasts"),
+        # Questions and speech.
+        (read_samples, QUESTION | {"answer": NAN}, "answer", "nan is not a text; give the text of the answer"),
+        (read_samples, QUESTION | {"answer": True}, "answer", "True is not a text"),
+        (read_samples, QUESTION | {"answer": ["a cat"]}, "answer", "a question with choices has one answer"),
+        (read_samples, QUESTION | {"choices": 0}, "choices", "0 is not a list of texts"),
+        (read_samples, QUESTION | {"choices": {"A": "a dog"}}, "choices", "is not a list of texts"),
+        (read_samples, QUESTION | {"choices": ["a dog", 3]}, "choices", r"\['a dog', 3\] is not a list of texts"),
+        (read_samples, QUESTION | {"task": ["qa"]}, "task", "is not the name of a task"),
+        (read_samples, QUESTION | {"id": True}, "id", "True is not an id"),
+        (read_samples, QUESTION | {"id": None}, "id", "empty; give every row its own id, or leave the column out"),
+        (read_samples, SPEECH | {"language": ["en"]}, "language", r"\['en'\] is not a language; give an ISO code"),
+        (read_samples, SPEECH | {"lang": 3}, "lang", "3 is not a language"),
+        (read_samples, SPEECH | {"text": NAN}, "text", "nan is not a text; give the transcript"),
+        (read_samples, SPEECH | {"text": "half \ud83d"}, "text", "half a character; write both halves"),
+        (read_samples, SPEECH | {"note": ["a", {"b": "\udc00"}]}, "note[1].b", "half a character"),
+        (read_samples, AVQA | {"answer": NAN}, "answer", "nan is not a text"),
+        (read_samples, AVQA | {"multi_choice": ["rain", None]}, "multi_choice", "is not a list of texts"),
+        (read_samples, AVQA | {"video_name": 3}, "video_name", "3 is not a text"),
+        (read_samples, MUSIC | {"key": "C major"}, "key", "'C major' is not a list; give the root and the mode"),
+        (read_samples, MUSIC | {"prompt_bpm": 120}, "prompt_bpm", "120 is not a text"),
+        # Answers with a verdict.
+        (read_pairs, QUESTION | {"chosen": NAN, "rejected": "b"}, "chosen", "nan is not a text"),
+        (read_pairs, QUESTION | {"chosen": "a", "rejected": "b", "margin": "1"}, "margin", "'1' is not a finite"),
+        (read_judged, QUESTION | {"desirable": NAN}, "desirable", "nan is not a verdict"),
+        (read_steps, QUESTION | {"steps": ["a"], "labels": [NAN]}, "labels[0]", "nan is not a label"),
+        # Streams.
+        (read_streams, STREAM | {"seconds": 99}, "seconds", r"99 s declared, but the audio has 2\.00 s"),
+        (read_streams, STREAM | {"duration": 0.5}, "duration", r"0\.5 s declared, but the audio has 2\.00 s"),
+        (read_streams, STREAM | {"source_language": ["en"]}, "source_language", "is not a language"),
+        (read_streams, STREAM | {"target_language": " "}, "target_language", "' ' is not a language"),
+        (read_streams, STREAM | {"units": [UNIT | {"target": 3}]}, "units[0].target", "3 is not a text"),
+        (read_streams, STREAM | {"units": [UNIT | {"end": 10**400}]}, "units[0].end", "is not a time"),
+        (
+            read_streams,
+            STREAM | {"units": [UNIT | {"target_audio": {"path": 3}}]},
+            "units[0].target_audio.path",
+            "3 is not a text",
+        ),
+        (
+            read_streams,
+            PAIR | {"words": [WORDS[0] | {"start": 0.9}, WORDS[1]]},
+            "words",
+            r"the word 'one' ends at 0\.3 s, before it starts at 0\.9 s",
+        ),
+        (
+            read_streams,
+            PAIR | {"words": [WORDS[0] | {"start": 0.5, "end": 0.6}, WORDS[1]]},
+            "words",
+            r"the word 'two' starts at 0\.4 s, before the previous one",
+        ),
+        (read_streams, PAIR | {"words": 0}, "words", "0 is not a list of words"),
+        # Texts.
+        (read_utterances, SPEECH | {"language": ["en"]}, "language", "is not a language"),
+        (read_utterances, SPEECH | {"speaker": 1.5}, "speaker", "1.5 is not a name"),
+        (read_passages, {"text": ["a"]}, "text", "is not a text; give a passage"),
+        (read_questions, {"question": "?", "choices": "ab", "answer": "a"}, "choices", "is not a list of texts"),
+        (read_questions, {"question": "?", "choices": ["a", "b"], "answer": NAN}, "answer", "nan is not a text"),
+    ],
+)
+def test_fields_that_cannot_be(folder: Path, read: Read, row: Mapping[str, Any], field: str, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"rows\.jsonl: row 1, field '{re.escape(field)}': .*{message}") as caught:
+        read(write(folder / "rows.jsonl", row))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("limit", [-1, 0, True, 1.5])
+@pytest.mark.parametrize("read", [read_samples, read_pairs, read_streams, read_utterances, read_passages])
+def test_a_limit_below_one(folder: Path, read: Callable[..., object], limit: Any) -> None:
+    path = write(folder / "rows.jsonl", SPEECH)
+    with pytest.raises(ValueError, match="limit must be a whole number from 1, or None for all rows, got"):
+        read(path, limit=limit)
+
+
+def test_wenetspeech_without_recordings(tmp_path: Path) -> None:
+    path = tmp_path / "w.json"
+    for content, message in (
+        ({"audios": []}, "field 'audios': empty; give the recordings"),
+        ({"audios": [{"path": "a.wav", "segments": []}]}, r"row 1, field 'segments': \[\] is not a list of segments"),
+        ({"audios": [{"segments": [{}]}]}, "row 1, field 'path': missing"),
+        ({"audios": [3]}, "row 1: 3 is not an object"),
+        ({"audios": [{"path": "a.wav", "segments": [{"begin_time": 0}]}]}, "row 1, field 'end_time': missing"),
+        ({"audios": [{"path": "a.wav", "segments": [{"begin_time": "0"}]}]}, "field 'begin_time': '0' is not a time"),
+    ):
+        path.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=r"w\.json: .*" + message):
+            read_samples(path)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, '{"audio": ' + "9" * 5000 + "}", "\0" * 99])
+def test_json_that_python_cannot_parse(tmp_path: Path, content: str) -> None:
+    for name in ("rows.jsonl", "rows.json"):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ValueError, match=rf"{re.escape(name)}: .*not (valid JSON|a JSON list)"):
+            read_samples(tmp_path / name)
+
+
+def test_half_a_character_spoils_its_row_only(folder: Path) -> None:
+    rows = [SPEECH | {"id": "1"}, SPEECH | {"id": "2", "text": "\ud800"}, SPEECH | {"id": "3", "text": "😀"}]
+    (folder / "rows.json").write_text(json.dumps(rows))
+    for path in (write(folder / "rows.jsonl", *rows), folder / "rows.json"):
+        loaded = read_samples(path, on_error="skip")
+        assert [s.references[0] for s in loaded.samples] == ["good morning", "😀"]
+        assert [(r.row, r.field) for r in loaded.skipped] == [(2, "text")]
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def arrow(path: Path, rows: int = 2000) -> Path:
+    table = pa.table({"audio": [f"clips/{i}.wav" for i in range(rows)], "text": ["good morning " * 9] * rows})
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=100)
+    return path
+
+
+def test_a_cut_arrow_file_is_an_error_and_not_the_end_of_the_process(tmp_path: Path) -> None:
+    path = arrow(tmp_path / "rows.arrow")
+    content = path.read_bytes()
+    for end in (len(content) - 8, len(content) // 2, len(content) // 3, 700, 8):
+        path.write_bytes(content[:end])
+        with pytest.raises(ValueError, match=r"rows\.arrow: (not readable as arrow|holds no rows)"):
+            list(read_rows(path))
+    # Cut while it is read: a mapped file would raise SIGBUS.
+    path.write_bytes(content)
+    rows = read_rows(path)
+    next(rows)
+    path.write_bytes(content[:5000])
+    with pytest.raises(ValueError, match=r"rows\.arrow: not readable as arrow"):
+        list(rows)
+
+
+def test_offsets_of_an_arrow_file_are_checked(tmp_path: Path) -> None:
+    """A text that ends far beyond the data: read as it stands, it is other memory or a crash."""
+    path = tmp_path / "rows.arrow"
+    offsets = np.array([0, 3, 6], np.int32)
+    texts = pa.StringArray.from_buffers(2, pa.py_buffer(offsets), pa.py_buffer(b"onetwo"))
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, pa.schema({"text": pa.string()})) as writer:
+        writer.write_batch(pa.record_batch([texts], ["text"]))
+    content = path.read_bytes()
+    assert content.count(offsets.tobytes()) == 1
+    path.write_bytes(content.replace(offsets.tobytes(), np.array([0, 3, 2**30], np.int32).tobytes()))
+    code = f"from pathlib import Path; from audiorl.data.rows import read_rows; list(read_rows(Path({str(path)!r})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1, "the process ended by a signal"
+    assert "rows.arrow: not readable as arrow" in done.stderr
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_damaged_tables_are_named(tmp_path: Path, suffix: str) -> None:
+    path = arrow(tmp_path / "rows.arrow", 50)
+    if suffix == "parquet":
+        path = tmp_path / "rows.parquet"
+        pq.write_table(pa.table({"audio": [f"{i}.wav" for i in range(500)], "text": ["a"] * 500}), path)
+    content = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(60):
+        damaged = bytearray(content)
+        for place in rng.integers(0, len(content), 8):
+            damaged[place] = rng.integers(0, 256)
+        path.write_bytes(damaged)
+        try:
+            list(read_rows(path))
+        except ValueError as error:
+            assert str(error).startswith(f"{path}: "), error
+            refused += 1
+    assert refused > 10
+
+
+def test_a_saved_dataset_is_read_without_mapping(tmp_path: Path) -> None:
+    arrow(tmp_path / "data-00000-of-00002.arrow", 150)
+    content = arrow(tmp_path / "data-00001-of-00002.arrow", 50).read_bytes()
+    files = [{"filename": f"data-0000{i}-of-00002.arrow"} for i in range(2)]
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps({"_data_files": files}))
+    assert [row.number for row in read_rows(tmp_path) if isinstance(row, Row)] == [*range(1, 201)]
+    (tmp_path / "data-00001-of-00002.arrow").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=r"data-00001-of-00002\.arrow: not readable as arrow"):
+        list(read_rows(tmp_path))
+    for content_, message in (
+        ("{}", r"state\.json: field '_data_files': missing"),
+        ('{"_data_files": [{"filename": "../other.arrow"}]}', r"'_data_files\[0\]\.filename': '../other.arrow' is not"),
+        ("{", r"state\.json: not valid JSON"),
+    ):
+        state.write_text(content_)
+        with pytest.raises(ValueError, match=message):
+            list(read_rows(tmp_path))
+
+
+# -- recorded rollouts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"segments": []}, "field 'segments': empty"),
+        ({"index": True}, "index: is a bool, expected int"),
+        ({"segments.policy_version": -1}, "policy_version: is -1"),
+        ({"segments.ids": {"shape": [1], "data": "//////////8="}}, "ids: holds -1, expected 0 or more"),
+        ({"segments.code_mask": None}, "codes without code_mask, or code_mask without codes"),
+        ({"segments.prompt_codes": {"shape": [1, 2], "data": "AAAAAAAAAAAAAAAAAAAAAA=="}}, "not as long as its ids"),
+        ({"segments.text": "\ud800"}, "half a character"),
+        ({"clips.start": -1.0}, "start: is -1.0, expected 0 or more"),
+        ({"spoken_audio": {"path": 3}}, "field 'spoken_audio.path': 3 is not a text"),
+    ],
+)
+def test_rollouts_that_cannot_be(tmp_path: Path, change: Mapping[str, Any], message: str) -> None:
+    import torch
+
+    from audiorl.audio import AudioClip
+
+    prompt = (Message("user", (AudioClip(path="/a.wav"), "Say it.")),)
+    codes, mask = torch.tensor([[1, 2]]), torch.ones(1, 2, dtype=torch.bool)
+    ids = torch.zeros(1, dtype=torch.long)
+    segment = Segment(torch.arange(3), ids, torch.zeros(1, 2), codes=codes, code_mask=mask)
+    row = json.loads(json.dumps(rollout_row(Rollout(Sample("s", prompt), (segment,), "g"), 1, 0.0)))
+    (tmp_path / "rollouts").mkdir()
+    assert read_rollouts(write(tmp_path / "rollouts" / "step.jsonl", row))
+    for name, value in change.items():
+        part, _, field = name.partition(".")
+        row[part] = [row[part][0] | {field: value}] if field else value
+    with pytest.raises(ValueError, match=rf"step\.jsonl: row 1.*{message}"):
+        read_rollouts(write(tmp_path / "rollouts" / "step.jsonl", row))
