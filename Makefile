@@ -15,7 +15,7 @@ SEED ?= 0
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart install test test-slow test-all lint format docs check-base bench report clean
+.PHONY: quickstart install test test-slow test-all lint format docs audit check-base bench report clean
 
 quickstart: $(VENV)/.base
 	$(VENV)/bin/audiorl train quickstart --seed $(SEED) --unseen unseen_speakers --out $(OUT)
@@ -62,6 +62,10 @@ format: install
 
 docs: install
 	$(VENV)/bin/mkdocs build --strict
+
+# Licences of the installed packages, and published vulnerabilities where there is a network.
+audit: install
+	$(PY) tools/audit.py
 
 # The base package in an environment of its own: no conflict between its dependencies, and the commands start.
 check-base:
