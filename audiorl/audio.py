@@ -12,10 +12,12 @@ import hashlib
 import io
 import os
 import re
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from weakref import WeakKeyDictionary
@@ -238,7 +240,10 @@ class _SoundFile:
 
     def __init__(self, clip: AudioClip, file: soundfile.SoundFile) -> None:
         self.clip, self.file = clip, file
-        self.info = AudioInfo(file.frames / file.samplerate, file.samplerate, file.channels)
+        seconds = file.frames / file.samplerate
+        if file.format == "MP3":
+            seconds = _longer(seconds, _mp3_seconds(clip))
+        self.info = AudioInfo(seconds, file.samplerate, file.channels)
         self.is_opus = file.subtype == "OPUS"
         # libsndfile shortens a cut file to what is there and says so only in its log.
         log = file.extra_info
@@ -250,6 +255,8 @@ class _SoundFile:
             declared, present = int(chunk[1]), int(chunk[2])
             if present < declared < 0xFFFF_FF00:  # writers to a pipe put 0 or the largest size there
                 raise _truncated(clip, f"{present} of {declared} bytes are there")
+        if match := re.search(r"Frame count read from 'COMM' chunk \((\d+)\) not equal", log):  # of an AIFF file
+            raise _truncated(clip, f"{file.frames} of {match[1]} samples are there")
 
     def read(self, start: int, frames: int) -> np.ndarray:
         """[frames, channels] float32, fewer frames if the file ends early."""
@@ -272,10 +279,16 @@ class _Container:
         if not container.streams.audio:
             container.close()
             raise AudioError(f"{name(clip)}: a {container.format.name} file without sound; name an audio file")
+        if container.streams.audio[0].codec_context is None:
+            container.close()
+            raise AudioError(f"{name(clip)}: its sound is in no known coding; convert it to wav, flac, ogg, mp3 or m4a")
         self.clip, self.container, self.stream = clip, container, container.streams.audio[0]
         self.tick = self.stream.time_base or Fraction(1, self.stream.rate)  # seconds a pts unit
         self.is_opus = self.stream.codec_context.name == "opus"
-        self.info = AudioInfo(self._seconds(), self.stream.rate, self.stream.codec_context.channels)
+        seconds = self._seconds()
+        if container.format.name == "mp3":
+            seconds = _longer(seconds, _mp3_seconds(clip))
+        self.info = AudioInfo(seconds, self.stream.rate, self.stream.codec_context.channels)
 
     def _seconds(self) -> float:
         if self.stream.duration:
@@ -357,13 +370,17 @@ def _decoder(clip: AudioClip) -> _SoundFile | _Container:
     _check_avi(clip, size)
     malformed = False
     try:
-        return _SoundFile(clip, soundfile.SoundFile(_source(clip)))
+        file = soundfile.SoundFile(_source(clip))
+        if (file.format, file.subtype) != ("RAW", "ULAW"):  # how libsndfile takes an .au or .snd with a damaged header
+            return _SoundFile(clip, file)
+        file.close()
     except TypeError:  # soundfile wants a rate for names that end in .raw
         pass
     except soundfile.LibsndfileError as error:
         malformed = error.code == 3
     try:
-        container = _Container(clip, av.open(_source(clip), "r", options={"format_whitelist": FFMPEG_FORMATS}))
+        options = {"format_whitelist": FFMPEG_FORMATS}
+        container = _Container(clip, av.open(_source(clip), "r", options=options, metadata_errors="replace"))
         if malformed and container.container.format.name in ("caf", "aiff", "au", "w64", "wav", "voc"):
             container.close()  # FFmpeg decodes what there is of it
             raise _truncated(clip, "its header does not fit its content")
@@ -373,18 +390,74 @@ def _decoder(clip: AudioClip) -> _SoundFile | _Container:
 
 
 def _check_ogg(clip: AudioClip) -> None:
-    """Raise AudioError for an Ogg file whose last page is cut or does not end its stream (RFC 3533, section 6).
+    """Raise AudioError for an Ogg file with a damaged page, a page that is missing, or one that is cut at its end.
 
-    Decoders return what is there of a cut file, and take its length from that.
+    Decoders skip such pages and return what is there, and take its length from that.
+    """
+    if clip.path is None:
+        fault = _ogg_fault(io.BytesIO(clip.data or b""))
+    else:
+        status = os.stat(clip.path)
+        fault = _ogg_file_fault(clip.path, status.st_mtime_ns, status.st_size)
+    if fault is not None:
+        raise _truncated(clip, fault)
+
+
+@lru_cache(maxsize=65_536)
+def _ogg_file_fault(path: str, changed: int, size: int) -> str | None:
+    """`_ogg_fault` of a file as it is at this moment: the chunks of a stream need not read all of it each time."""
+    with open(path, "rb") as file:
+        return _ogg_fault(file)
+
+
+def _ogg_fault(file: BinaryIO) -> str | None:
+    """What is wrong with the pages of an Ogg file (RFC 3533, section 6); None for a sound one, and for other files."""
+    flags, numbers = None, dict[bytes, int]()  # numbers: of the last page, by the stream's serial number
+    while len(header := file.read(27)) == 27 and header.startswith(b"OggS"):
+        segments = file.read(header[26])
+        body = file.read(sum(segments))
+        if len(segments) < header[26] or len(body) < sum(segments):
+            return "the last Ogg page is cut"
+        flags, serial, number = header[5], header[14:18], int.from_bytes(header[18:22], "little")
+        if number != numbers.get(serial, number - 1) + 1:
+            return f"Ogg page {number} does not follow page {numbers[serial]}"
+        if _ogg_checksum(header[:22] + bytes(4) + header[26:] + segments + body) != header[22:26]:
+            return f"the checksum of Ogg page {number} is wrong"
+        numbers[serial] = number
+    if flags is not None and (header.startswith(b"OggS") or not flags & 4):
+        return "the last Ogg page is missing"
+    return None
+
+
+_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+
+
+def _ogg_checksum(page: bytes) -> bytes:
+    """CRC-32 from the highest bit on, without inversion: zlib's, whose bits run the other way, of reversed bytes."""
+    value = zlib.crc32(page.translate(_REVERSED), 0xFFFF_FFFF) ^ 0xFFFF_FFFF
+    return value.to_bytes(4, "big").translate(_REVERSED)
+
+
+def _longer(seconds: float, claimed: float) -> float:
+    """What the container claims, where that is more than rounding and an encoder's padding explain."""
+    return claimed if claimed > seconds + SLACK else seconds
+
+
+def _mp3_seconds(clip: AudioClip) -> float:
+    """The length by the number of frames that an MP3 file's Xing or Info header states; 0 where there is none.
+
+    Decoders compare that with what is there only where the rest of the header is in order.
     """
     with open(clip.path, "rb") if clip.path is not None else io.BytesIO(clip.data or b"") as file:
-        flags = None
-        while len(header := file.read(27)) == 27 and header.startswith(b"OggS"):
-            flags, segments = header[5], file.read(header[26])
-            if len(segments) < header[26] or len(file.read(sum(segments))) < sum(segments):
-                raise _truncated(clip, "the last Ogg page is cut")
-    if flags is not None and (header.startswith(b"OggS") or not flags & 4):
-        raise _truncated(clip, "the last Ogg page is missing")
+        head = file.read(64)
+    version, rate_index = head[1] >> 3 & 3, head[2] >> 2 & 3
+    side = {(3, False): 32, (3, True): 17, (2, False): 17, (2, True): 9}.get((version, head[3] >> 6 == 3))
+    if head[0] != 0xFF or side is None or rate_index == 3 or head[4 + side :][:4] not in (b"Xing", b"Info"):
+        return 0.0
+    frames = int.from_bytes(head[12 + side :][:4], "big") if head[11 + side] & 1 else 0
+    samples, rate = (1152, 44_100) if version == 3 else (576, 22_050)
+    delay = 2 * samples  # of encoder and decoder, which players cut off
+    return max(0.0, (frames * samples - delay) / (rate, rate * 480 // 441, rate * 320 // 441)[rate_index])
 
 
 def _check_avi(clip: AudioClip, size: int) -> None:

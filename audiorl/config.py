@@ -36,7 +36,7 @@ def _require_counts(config: Any, names: tuple[str, ...]) -> None:
         _require(getattr(config, name) > 0, name, getattr(config, name), "at least 1")
 
 
-def _require_ranges(
+def require_ranges(
     config: Any, positive: Sequence[str] = (), not_negative: Sequence[str] = (), prefix: str = ""
 ) -> None:
     """Refuse numbers that are not finite anywhere in `config`, and those out of range in the fields named.
@@ -55,6 +55,16 @@ def _require_ranges(
         _require(value is None or value >= 0, prefix + name, value, "at least 0")
 
 
+def require_finite(config: Any, path: str = "") -> None:
+    """Raise ValueError naming the first number in `config`, at any depth, that is not finite."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            require_finite(value, f"{path}{field.name}.")
+        elif isinstance(value, float):
+            _require(math.isfinite(value), path + field.name, value, "finite")
+
+
 @dataclass(frozen=True)
 class LoraConfig:
     """Low-rank adapters on the decoder (Hu et al. 2021)."""
@@ -67,7 +77,7 @@ class LoraConfig:
     """Linear layers of the decoder that get an adapter, by the last part of their name."""
 
     def __post_init__(self) -> None:
-        _require_ranges(self, positive=("alpha",), not_negative=("rank",), prefix="model.lora.")
+        require_ranges(self, positive=("alpha",), not_negative=("rank",), prefix="model.lora.")
 
 
 @dataclass(frozen=True)
@@ -95,7 +105,7 @@ class ModelConfig:
     """Memory in MiB for the outputs of a frozen audio encoder."""
 
     def __post_init__(self) -> None:
-        _require_ranges(self, not_negative=("audio_cache_mb",), prefix="model.")
+        require_ranges(self, not_negative=("audio_cache_mb",), prefix="model.")
 
 
 @dataclass(frozen=True)
@@ -131,7 +141,7 @@ class SamplingConfig:
     """Occurrences in the window that cause a second draw."""
 
     def __post_init__(self) -> None:
-        _require_ranges(
+        require_ranges(
             self,
             positive=("max_frames", "max_new_tokens", "max_batch_tokens", "ras_repeats"),
             not_negative=("temperature", "audio_temperature", "top_k", "audio_top_k", "ras_window"),
@@ -166,7 +176,7 @@ class OptimConfig:
     """Gradients are scaled down to this total norm."""
 
     def __post_init__(self) -> None:
-        _require_ranges(
+        require_ranges(
             self,
             positive=("lr", "eps", "max_grad_norm"),
             not_negative=("weight_decay", "warmup_steps"),
@@ -205,7 +215,7 @@ class CriticConfig:
     """Optimizer of a critic with its own trunk."""
 
     def __post_init__(self) -> None:
-        _require_ranges(self, positive=("clip",), not_negative=("coef", "warmup_steps"), prefix="critic.")
+        require_ranges(self, positive=("clip",), not_negative=("coef", "warmup_steps"), prefix="critic.")
 
 
 @dataclass(frozen=True)
@@ -308,7 +318,7 @@ class RLConfig:
     def __post_init__(self) -> None:
         counts = ("steps", "prompts_per_step", "group_size", "mini_batches", "epochs", "save_every", "rollouts_every")
         _require_counts(self, (*counts, "micro_batch_tokens", "ptx_batch"))
-        _require_ranges(
+        require_ranges(
             self,
             positive=("score_clip", "clip_low", "clip_high", "ratio_cap", "engine_cap", "kl_target", "kl_horizon"),
             not_negative=("advantage_eps", "kl_beta", "kl_gain", "ptx_coef", "eval_every", "dynamic_sampling"),
@@ -355,7 +365,7 @@ class SFTConfig:
 
     def __post_init__(self) -> None:
         _require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
-        _require_ranges(self)
+        require_ranges(self)
 
 
 @dataclass(frozen=True)
@@ -438,7 +448,7 @@ class PreferenceConfig:
     def __post_init__(self) -> None:
         _require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
         weights = ("alpha", "lam", "sft_coef", "audio_coef", "anchor_coef")
-        _require_ranges(self, positive=("beta",), not_negative=(*weights, "eval_every"))
+        require_ranges(self, positive=("beta",), not_negative=(*weights, "eval_every"))
         for name in self.options():
             if name not in _PREFERENCE_OPTIONS[self.loss]:
                 names = ", ".join(_PREFERENCE_OPTIONS[self.loss])
@@ -502,7 +512,7 @@ class RewardModelConfig:
 
     def __post_init__(self) -> None:
         _require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
-        _require_ranges(self)
+        require_ranges(self)
         if self.length_debias and self.log_exp:
             raise ValueError("length_debias moves the margin, which log_exp does not know; set one of them")
 
@@ -532,7 +542,7 @@ class ProcessRewardConfig:
 
     def __post_init__(self) -> None:
         _require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
-        _require_ranges(self)
+        require_ranges(self)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Literal
 
 from audiorl.audio import AudioClip
-from audiorl.config import CTCConfig, LoraConfig, ModelConfig, OptimConfig, SFTConfig
+from audiorl.config import CTCConfig, LoraConfig, ModelConfig, OptimConfig, SFTConfig, require_ranges
 from audiorl.data.bundled import bundled_set, bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.prompts import TRANSLATE, asr_prompt
@@ -83,6 +83,11 @@ class Config(OutsideOptions, RecipeConfig):
     """The optimizer of the phase `sft`."""
     model: ModelConfig = ModelConfig(dtype="auto", audio="frozen")
     """How the model is loaded, and what `sft` trains besides the decoder or its adapters."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive = ("ctc_epochs", "ctc_max_steps", "encoder_max_steps")
+        require_ranges(self, positive=positive, not_negative=("encoder_epochs",))
 
 
 def tiny() -> Config:

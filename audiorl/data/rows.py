@@ -159,14 +159,13 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
             yield from file.iter_batches(batch_size=256)  # rows may carry whole audio files
         return
     with pa.OSFile(str(path)) as source:  # a mapped file that was cut ends the process
-        try:
-            stream = pa.ipc.open_stream(source)  # what `datasets` writes
-        except pa.ArrowInvalid:
+        if source.read(6) == b"ARROW1":  # read as a stream it would be a length of 1.3 GB
             source.seek(0)
             batches = pa.ipc.open_file(source)
             yield from (batches.get_batch(i) for i in range(batches.num_record_batches))
         else:
-            yield from stream
+            source.seek(0)
+            yield from pa.ipc.open_stream(source)  # what `datasets` writes
             source.seek(max(source.size() - 8, 0))
             if source.read() != b"\xff\xff\xff\xff\0\0\0\0":
                 raise ValueError("cut: no end-of-stream marker")

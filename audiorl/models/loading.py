@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -91,7 +93,17 @@ def load_model(
                 f"{path}: weight {names[0]!r}{others} is {kind} the checkpoint; "
                 "do config.json and the weights belong together?"
             )
+    check_finite_weights(model.named_parameters(), path)
     return model.to(torch_device(config.device))
+
+
+def check_finite_weights(weights: Iterable[tuple[str, Tensor]], path: str | Path) -> None:
+    """Raise ValueError naming the first weight of a file or folder that has a NaN or an infinity."""
+    for name, weight in weights:
+        if not weight.is_floating_point() or not weight.numel() or weight.device.type == "meta":
+            continue
+        if not all(map(math.isfinite, map(float, torch.aminmax(weight.detach())))):
+            raise ValueError(f"{path}: weight {name!r} holds values that are not finite; copy it again")
 
 
 def _structure(model_class: Any, path: str | Path) -> PreTrainedModel:
@@ -130,8 +142,8 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 def _load_processor(path: str | Path, what: str, loader: Any) -> Any:
     try:
         return loader.from_pretrained(str(path))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path}: the {what} cannot be read: {error}") from error
+    except Exception as error:  # of a damaged file the libraries raise any kind, also from Rust
+        raise ValueError(f"{path}: the {what} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -147,6 +159,10 @@ def naming_damage(path: str | Path) -> Iterator[None]:
         yield
     except SafetensorError as error:
         raise ValueError(f"{_damaged_file(Path(path))}: damaged or cut off ({error}); copy it again") from error
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise
+        raise ValueError(f"{path}: the model cannot be read: {' '.join(str(error).split())}; copy it again") from error
 
 
 def _damaged_file(path: Path) -> Path:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from audiorl.config import LoraConfig
-from audiorl.models.loading import naming_damage, read_tensors
+from audiorl.models.loading import check_finite_weights, naming_damage, read_tensors
 
 if TYPE_CHECKING:
     from audiorl.models.policy import AudioPolicy
@@ -78,6 +78,7 @@ def read_adapter(folder: Path, policy: AudioPolicy) -> None:
 
     with naming_damage(folder):
         weights = load_peft_weights(str(folder), device=str(policy.device))
+    check_finite_weights(weights.items(), folder)
     weight_name = policy.backbone.weight_name
     modules = {weight_name(name): name for name, _ in policy.model.named_modules()}
     renamed = {}  # peft saves the names in transformers' model, which may be of another release here

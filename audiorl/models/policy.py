@@ -395,6 +395,11 @@ def _check_placeholders(rows: Tensor, lengths: Sequence[int]) -> None:
 def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Every token that ends a turn: the tokenizer's, the generation config's, and ChatML's <|im_end|>."""
     configured = model.generation_config.eos_token_id if model.generation_config else None
-    ids = set(configured if isinstance(configured, list) else [configured])
+    listed = configured if isinstance(configured, list) else [configured]
+    if not all(token is None or type(token) is int for token in listed):
+        raise ValueError(
+            f"{model.name_or_path}: eos_token_id in generation_config.json is {configured!r}; give token ids"
+        )
+    ids = set(listed)
     ids |= {tokenizer.eos_token_id, tokenizer.get_added_vocab().get("<|im_end|>")}
     return tuple(sorted(i for i in ids if i is not None))

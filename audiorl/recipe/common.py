@@ -30,6 +30,7 @@ from audiorl.config import (
     RewardModelConfig,
     RLConfig,
     SFTConfig,
+    require_ranges,
     torch_device,
 )
 from audiorl.data.bundled import bundled_set
@@ -88,6 +89,9 @@ class RecipeConfig:
     """Train low-rank adapters (`--model.lora` sets their shape) instead of all decoder weights."""
     model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing=True)
     """How the model is loaded, and what of it is trained."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, positive=("epochs", "max_steps"), not_negative=("held_out_count",))
 
     def scheduled(self, training: Training, items: int) -> Training:
         """`training` with the steps that show each of `items` rows `epochs` times, at most `max_steps`.

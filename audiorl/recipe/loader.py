@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from audiorl.config import to_json
+from audiorl.config import require_finite, to_json
 from audiorl.options import new_name, parse, with_new_names
 from audiorl.recipe.common import RecipeConfig
 from audiorl.recipe.scripts import find_script, scripts
@@ -54,13 +54,15 @@ def parse_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
                     f"{option}: the steps of this recipe follow from --epochs, passes over the data, and --max-steps; "
                     "set those"
                 )
-    return parse(
+    config = parse(
         recipe.Config,
         [a for a in argv if a not in ("--tiny", "--full")],
         default=default_config(recipe, argv),
         prog=f"audiorl train {recipe.__file__}",
         description=recipe.__doc__,
     )
+    require_finite(config)
+    return config
 
 
 def default_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
@@ -120,7 +122,10 @@ def resume(folder: str | Path, trackers: Sequence[str] = (), trusted: Sequence[s
 def _checked_recipe(folder: Path, trusted: Sequence[str | Path]) -> tuple[ModuleType, Any]:
     """The recipe of a saved run and its config, which is the saved one."""
     saved = read_record(folder / "config.json", RunConfig)
-    file = find_script("recipes", _recipe_file(saved.recipe))
+    try:
+        file = find_script("recipes", _recipe_file(saved.recipe))
+    except ValueError as error:
+        raise ValueError(f"{folder}/config.json: {saved.recipe}: no such recipe; restore the file") from error
     installed = {path.resolve() for path in scripts("recipes").values()}
     recipe_files = [] if file.resolve() in installed else [str(file)]
     _check_trusted(folder, [*recipe_files, *_python_files(saved.config)], trusted)

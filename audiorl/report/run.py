@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from audiorl.run.metrics_log import read_jsonl, read_metrics
+from audiorl.report.schema import Answer, Evaluation, Rollout, Value, check
+from audiorl.run.metrics_log import numbered_rows, read_metrics
+from audiorl.run.records import RunConfig
 
 Row = dict[str, Any]
 
@@ -51,7 +53,7 @@ class Run:
 
     def rollouts(self, step: int) -> list[Row]:
         """The rows that were recorded at a step, read from its file."""
-        return read_jsonl(dict(self.rollout_files)[step])
+        return _checked_rows(dict(self.rollout_files)[step], Rollout)
 
 
 def load_run(folder: str | Path) -> Run:
@@ -62,7 +64,9 @@ def load_run(folder: str | Path) -> Run:
     missing: list[str] = []
 
     config = read_json_object(path / "config.json")
-    if config is None:
+    if config is not None:
+        check(config, RunConfig, str(path / "config.json"))
+    else:
         missing.append("config.json: the resolved configuration is unknown")
     metrics: list[Row] = []
     if (path / "metrics.jsonl").exists():
@@ -70,6 +74,13 @@ def load_run(folder: str | Path) -> Run:
     if not metrics:
         missing.append("metrics.jsonl: no step has been recorded, so there are no curves")
     evals = read_json_object(path / "eval.json")
+    for name, entry in (evals or {}).items():
+        where = f"{path / 'eval.json'}: {name!r}"
+        check(entry, Value, where)
+        if isinstance(entry, dict):
+            check(entry, Evaluation, where)
+            for numbers in (entry, *(entry.get("by_task") or {}).values()):
+                check(numbers, dict[str, Value], where)
     if evals is None:
         missing.append("eval.json: no held-out evaluation has finished")
     else:
@@ -78,7 +89,7 @@ def load_run(folder: str | Path) -> Run:
             missing.append(f"eval.json: no {' and no '.join(repr(a) for a in absent)} entry yet")
     answer_files = {f.stem: f for f in sorted((path / "eval").glob("*.jsonl"))}
     in_order = [*(name for name in evals or {} if name in answer_files), *answer_files]
-    answers = {name: tuple(read_jsonl(answer_files[name])) for name in dict.fromkeys(in_order)}
+    answers = {name: tuple(_checked_rows(answer_files[name], Answer)) for name in dict.fromkeys(in_order)}
     if not {"before", "after"} <= answers.keys():
         missing.append("eval/before.jsonl and eval/after.jsonl: changed answers cannot be shown")
     matches = ((re.fullmatch(r"step_(\d+)\.jsonl", f.name), f) for f in (path / "rollouts").glob("step_*.jsonl"))
@@ -89,12 +100,20 @@ def load_run(folder: str | Path) -> Run:
     return Run(path, config or {}, tuple(metrics), evals or {}, answers, rollout_files, tuple(missing))
 
 
+def _checked_rows(path: Path, schema: Any) -> list[Row]:
+    rows = []
+    for number, row in numbered_rows(path):
+        check(row, schema, f"{path}: row {number}")
+        rows.append(row)
+    return rows
+
+
 def read_json_object(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(value).__name__}")

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from audiorl.models import AudioPolicy, load_weights
-from audiorl.models.loading import read_tensors
+from audiorl.models.loading import check_finite_weights, read_tensors
 from audiorl.run.records import Manifest, TrainerMeta, read_record
 
 MANIFEST = "manifest.json"
@@ -77,7 +77,9 @@ def load_checkpoint(folder: Path, model: Saved) -> tuple[TrainerState, TrainerMe
     """
     load_into(folder, model)
     trainer: TrainerState = {}
-    for name, tensor in read_tensors(folder / "trainer.safetensors").items():
+    tensors = read_tensors(folder / "trainer.safetensors")
+    check_finite_weights(tensors.items(), folder / "trainer.safetensors")
+    for name, tensor in tensors.items():
         part, _, rest = name.partition("/")
         trainer.setdefault(part, {})[rest] = tensor
     return trainer, read_record(folder / "trainer.json", TrainerMeta)

@@ -14,7 +14,9 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
+
+import msgspec
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -24,15 +26,42 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
     Any other line that is not a JSON object is a ValueError with file and row.
     """
-    return [row for _, row in _rows(Path(path))]
+    return [row for _, row in numbered_rows(path)]
+
+
+def numbered_rows(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number of the line, object) of each object that `read_jsonl` reads."""
+    return ((number, row) for number, _, row in _rows(Path(path)))
+
+
+class MetricsLine(msgspec.Struct):
+    """What every line of a metrics.jsonl may hold; all other fields are numbers or texts."""
+
+    seq: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
+    step: Annotated[float, msgspec.Meta(ge=0, le=2**53)] | None = None
+    time: Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None = None
+    phase: str | None = None
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl, oldest first, with nan and inf as floats again."""
+    """The lines of a metrics.jsonl, oldest first, with nan and inf as floats again.
+
+    ValueError names file, row and field for a value that is neither a number nor a text.
+    """
     return [
         {k: _NOT_FINITE.get(v, v) if isinstance(v, str) and k != "phase" else v for k, v in row.items()}
-        for row in read_jsonl(path)
+        for _, _, row in _metrics_rows(Path(path))
     ]
+
+
+def _metrics_rows(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    for number, line, row in _rows(path):
+        try:
+            msgspec.convert(row, MetricsLine)
+            msgspec.convert(row, dict[str, float | bool | str | None])
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{path}:{number}: edited or damaged: {error}") from error
+        yield number, line, row
 
 
 def truncate_from(path: str | Path, seq: int) -> int:
@@ -46,10 +75,12 @@ def truncate_from(path: str | Path, seq: int) -> int:
         return 0
     lines: list[str] = []
     dropped = 0
-    for number, (line, row) in enumerate(_rows(path), 1):
+    for number, line, row in _metrics_rows(path):
         if not isinstance(row.get("seq"), int):
             raise ValueError(f'{path}:{number}: no integer "seq", cannot tell whether to keep this line')
         if row["seq"] < seq:
+            if row["seq"] != len(lines):
+                raise ValueError(f"{path}:{number}: damaged: seq is {row['seq']} where {len(lines)} belongs")
             lines.append(line)
         else:
             dropped += 1
@@ -67,8 +98,8 @@ def truncate_from(path: str | Path, seq: int) -> int:
     return dropped
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(line, object) pairs. Only an unterminated last line may be broken; it is skipped."""
+def _rows(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """(number from 1, line, object). Only an unterminated last line may be broken; it is skipped."""
     text = path.read_bytes().decode("utf-8", errors="replace")
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
@@ -77,7 +108,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         incomplete = number == len(lines)
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             if incomplete:
                 return
             raise ValueError(f"{path}:{number}: not JSON: {error}") from error
@@ -85,7 +116,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if incomplete:
                 return
             raise ValueError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
-        yield line, row
+        yield number, line, row
 
 
 class MetricsLog:

@@ -17,7 +17,7 @@ class RunConfig(msgspec.Struct):
 
     recipe: str
     argv: list[str]
-    config: Any
+    config: dict[str, Any]
     versions: dict[str, str] = {}
 
 
@@ -46,8 +46,10 @@ Manifest = dict[str, tuple[Count, Count]]
 def read_record(path: Path, schema: type[T]) -> T:
     """The content of a JSON file. Raises ValueError naming the file, and the field that is not what `schema` says."""
     try:
-        return msgspec.convert(json.loads(path.read_bytes()), schema)
-    except msgspec.ValidationError as error:
+        value = json.loads(path.read_bytes())
+        json.dumps(value, ensure_ascii=False).encode()  # half a character is no text, and names no file
+        return msgspec.convert(value, schema)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise ValueError(f"{path}: edited or damaged: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: damaged, not valid JSON ({error})") from error

@@ -430,7 +430,9 @@ RUN_FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "'../elsewhere' lies outside of the run folder",
     ),
     "state is not UTF-8": ("state.json", lambda file: file.write_bytes(b"\xff\xfe{}"), "damaged, not valid JSON"),
+    "state with half a character": ("state.json", changes(checkpoints={"grpo": "a\ud800"}), "surrogates not allowed"),
     "config without recipe": ("config.json", becomes("{}"), "missing required field `recipe`"),
+    "config is a number": ("config.json", changes(config=3), "at `$.config`"),
     "config with one argument": ("config.json", changes(argv="--tiny"), "at `$.argv`"),
     "metrics of NUL bytes": (
         "metrics.jsonl",

@@ -134,3 +134,29 @@ def test_live_progress_draws_on_a_terminal():
     with Progress("sft", total=2, console=console) as progress:
         progress.update(2, {"loss": 1.5})
     assert "2/2" in console.file.getvalue() and "1.500" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"seq": 1, "time": {}}', "at `$.time`"),
+        ('{"seq": 1, "time": "soon"}', "at `$.time`"),
+        ('{"seq": 1, "loss": [1]}', "at `$[...]`"),
+        ('{"seq": 1, "loss": 1' + "0" * 400 + "}", "out of range"),
+        ('{"seq": true}', "at `$.seq`"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)
+def test_a_line_that_holds_something_else_is_named(tmp_path, line, reason):
+    path = tmp_path / "m.jsonl"
+    path.write_text(f'{{"seq": 0, "step": 1}}\n{line}\n')
+    with pytest.raises(ValueError, match=f"^{path}:2: ") as error:
+        read_metrics(path)
+    assert reason in str(error.value)
+
+
+def test_lines_in_another_order_are_damage(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"seq": 1}\n{"seq": 0}\n')
+    with pytest.raises(ValueError, match=r"m\.jsonl:1: damaged: seq is 1 where 0 belongs"):
+        truncate_from(path, 2)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import dataclass, make_dataclass
 from types import ModuleType
 
 import pytest
 
 from audiorl import options
-from audiorl.config import LoraConfig, ModelConfig, RLConfig, torch_device
+from audiorl.config import LoraConfig, ModelConfig, RLConfig, require_finite, torch_device
 from audiorl.options import parse, parse_known, with_new_names
 from audiorl.recipe.common import RecipeConfig
 from audiorl.recipe.loader import _with_new_names, parse_config
@@ -84,3 +86,16 @@ def test_the_saved_config_of_an_earlier_version_gets_the_new_names() -> None:
     saved = {"seed": 0, "ear_steps": 3, "weights": {"whole": 2.0, "latency": 0.5}}
     renamed = {"seed": 0, "recogniser_steps": 3, "weights": {"stream_quality": 2.0, "latency": 0.5}}
     assert _with_new_names(saved) == renamed
+
+
+@pytest.mark.parametrize("option", ["--epochs inf", "--epochs -1", "--max-steps 0", "--held-out-count -1"])
+def test_a_recipe_s_own_numbers_out_of_range_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_config(recipe(), option.split())
+    name = option.split()[0][2:].replace("-", "_")
+    assert re.search(rf"{name} is \S+; it must be", capsys.readouterr().err)
+
+
+def test_numbers_that_are_not_finite_are_refused_at_any_depth() -> None:
+    with pytest.raises(ValueError, match=r"^model\.threshold is nan; it must be finite"):
+        require_finite(make_dataclass("Outer", ["model"])(make_dataclass("Inner", ["threshold"])(math.nan)))

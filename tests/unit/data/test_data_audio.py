@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -181,6 +182,31 @@ def test_a_sampling_rate_in_the_header_that_is_none_is_refused(tmp_path: Path, s
         (tmp_path / "b.wav").write_bytes(content)
         with pytest.raises(AudioError, match=rf"b\.wav: {rate} Hz in its header, outside 1000 to 1000000"):
             probe(AudioClip(path=str(tmp_path / "b.wav")))
+
+
+@pytest.mark.parametrize("suffix", ["ogg", "opus"])
+def test_ogg_pages_that_are_damaged_or_missing_are_refused(tmp_path: Path, speech: np.ndarray, suffix: str) -> None:
+    path = write(tmp_path / f"a.{suffix}", np.tile(speech, 10))
+    whole = path.read_bytes()
+    pages = [match.start() for match in re.finditer(b"OggS", whole)] + [len(whole)]
+    load_clip(AudioClip(path=str(path)))
+    flipped = bytearray(whole)
+    flipped[(pages[-2] + pages[-1]) // 2] ^= 4
+    with pytest.raises(AudioError, match=r"truncated \(the checksum of Ogg page \d+ is wrong\)"):
+        load_clip(AudioClip(data=bytes(flipped)))
+    with pytest.raises(AudioError, match=r"Ogg page \d+ does not follow page \d+"):
+        load_clip(AudioClip(data=whole[: pages[-3]] + whole[pages[-2] :]))
+    path.write_bytes(flipped)  # a file that has changed is looked at again
+    with pytest.raises(AudioError, match=r"a\.\w+: truncated \(the checksum"):
+        load_clip(AudioClip(path=str(path)))
+
+
+def test_a_damaged_header_of_an_au_file_is_not_read_as_raw_samples(tmp_path: Path, speech: np.ndarray) -> None:
+    path = write(tmp_path / "a.au", speech)
+    load_clip(AudioClip(path=str(path)))
+    path.write_bytes(b"/" + path.read_bytes()[1:])
+    with pytest.raises(AudioError, match=r"a\.au: not readable as audio"):
+        load_clip(AudioClip(path=str(path)))
 
 
 def test_samples_far_beyond_full_scale_are_refused(tmp_path: Path, speech: np.ndarray) -> None:

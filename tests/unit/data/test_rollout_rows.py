@@ -1,5 +1,6 @@
 """Recorded rollouts give back everything that a reward may look at."""
 
+import io
 import json
 import os
 from dataclasses import fields, is_dataclass, replace
@@ -8,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from audiorl.audio import AudioClip
 from audiorl.data.rollout_rows import read_rollouts, rollout_row
+from audiorl.data.serialization import file_bytes
 from audiorl.rewards.replay import replay
 from audiorl.simulst.streams import ChunkConfig, Stream, Unit, interpretation_sample
 from audiorl.types import Message, Rollout, Sample, Score, Segment
@@ -132,3 +135,12 @@ def test_replay_reads_patterns_step_by_step(tmp_path: Path) -> None:
     )
     with pytest.raises(RuntimeError, match=where):
         replay(file, os.path.join(str(tmp_path), "rollouts", "*1.jsonl"))
+
+
+def test_equal_audio_is_equal_bytes_at_any_time() -> None:
+    """libsndfile writes the time of day into 32-bit float WAV; a resumed run writes the same files."""
+    content = file_bytes(AudioClip(array=noise(0.1), sample_rate=16_000))
+    peak = content.index(b"PEAK")
+    assert content[peak + 12 : peak + 16] == bytes(4)
+    samples, rate = soundfile.read(io.BytesIO(content), dtype="float32")
+    assert rate == 16_000 and np.array_equal(samples, noise(0.1))

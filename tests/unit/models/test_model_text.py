@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SamplingConfig
@@ -116,3 +119,36 @@ def test_a_pattern_that_names_no_trained_weight_is_a_mistake(tmp_path: Path) -> 
     make_text().save(tmp_path / "base")
     with pytest.raises(ValueError, match=r"model\.only: 'q_prj' is in no name of a trained weight, such as '"):
         load_policy(tmp_path / "base", ModelConfig(only=("norm", "q_prj")))
+
+
+def damaged(folder: Path, **fields: Any) -> None:
+    """Change fields of JSON files: config=…, tokenizer_config=…, generation_config=…"""
+    for name, values in fields.items():
+        file = folder / f"{name}.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "message"),
+    [
+        ("config", {"num_hidden_layers": "two"}, "the tokenizer cannot be read: .*num_hidden_layers"),
+        ("tokenizer_config", {"extra_special_tokens": 3}, "the tokenizer cannot be read"),
+        ("generation_config", {"eos_token_id": "x"}, "eos_token_id in generation_config.json is 'x'"),
+        ("generation_config", {"pad_token_id": [[]]}, "the (model|tokenizer) cannot be read"),
+    ],
+)
+def test_a_damaged_file_of_a_model_is_one_error(file: str, values: Any, message: str, tmp_path: Path) -> None:
+    make_text().save(tmp_path / "model")
+    damaged(tmp_path / "model", **{file: values})
+    with pytest.raises(ValueError, match=f"^{tmp_path / 'model'}: {message}"):
+        load_policy(tmp_path / "model")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_not_loaded(value: float, tmp_path: Path) -> None:
+    make_text().save(tmp_path / "model")
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    weights["lm_head.weight"][3, 5] = value
+    save_file(weights, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"weight 'lm_head\.weight' holds values that are not finite"):
+        load_policy(tmp_path / "model")

@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 
+from audiorl.report import write_report
 from audiorl.report.curves import arrange
 from audiorl.report.run import Run, load_run
 from audiorl.report.series import Series, offsets, own_steps, series, smooth
@@ -275,3 +276,26 @@ def test_changes_pair_by_id_in_any_order():
 )
 def test_numbers_as_people_read_them(value, metric, text):
     assert show(value, metric) == text
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "field"),
+    [
+        ("eval.json", {"before": {"accuracy": 5.0, "n": 3}}, "'before': .*at `\\$.accuracy`"),
+        ("eval.json", {"before": {"n": "many"}}, "at `\\$.n`"),
+        ("eval.json", {"before": {"by_task": {"a": 3}}}, "at `\\$.by_task"),
+        ("eval.json", {"before": {"chrf": 10**400}}, "out of range"),
+        ("eval/after.jsonl", {"id": {"a": 1}}, "row 1: .*at `\\$.id`"),
+        ("eval/after.jsonl", {"audio": [{"start": "soon"}]}, "row 1: .*at `\\$.audio"),
+        ("rollouts/step_000001.jsonl", {"score": {"total": "good"}}, "row 1: .*at `\\$.score.total`"),
+        ("rollouts/step_000001.jsonl", {"segments": 3}, "row 1: .*at `\\$.segments`"),
+        ("rollouts/step_000001.jsonl", {"sample": {"turns": [{"end": -1}]}}, "row 1: .*at `\\$.sample.turns"),
+        ("config.json", {"argv": 3}, "at `\\$.argv`"),
+    ],
+)
+def test_a_field_of_another_type_is_named(run_dir, file, fields, field):
+    path = run_dir / file
+    row = json.loads(path.read_text().splitlines()[0] if path.suffix == ".jsonl" else path.read_text())
+    path.write_text(json.dumps(row | fields) + "\n")
+    with pytest.raises(ValueError, match=f"{file}: .*{field}"):
+        write_report(run_dir)
