@@ -1,0 +1,153 @@
+"""Command lines: the options of recipes, of commands and of the planner."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from audiorl.cli import Report, Resume, Serve
+from audiorl.cli.codec import Decode, Encode
+from audiorl.cli.data import Build
+from audiorl.options import parse
+from audiorl.recipe.loader import load_recipe, parse_config
+from audiorl.rewards.serve import _check
+from audiorl.runtime.config import RuntimeConfig
+from tests.support.attack.targets import FileTarget, Input
+
+COMMANDS = {"resume": Resume, "report": Report, "serve": Serve, "encode": Encode, "decode": Decode, "build": Build}
+LINES = {
+    "mmau-grpo": "--tiny --data a.jsonl:5x2 --optim.lr 1e-4 --optim.betas 0.9 0.99 --grpo.group-size 4 "
+    "--grpo.clip-low 0.1 --grpo.kl-beta 0.01 --grpo.gamma 0.9 --sampling.temperature 0.7 --sampling.top-p 0.9 "
+    "--max-steps 5 --epochs 1.5 --seed 3 --held-out-count 2 --lora",
+    "mmau-grpo more": "--tiny --grpo.advantage gae --grpo.critic.coef 0.5 --grpo.critic.optim.lr 1e-4 "
+    "--grpo.dual-clip 3 --grpo.ema-decay 0.99 --grpo.kl-target 0.1 --grpo.save-every 2 --grpo.rollouts-every 1 "
+    "--model.audio full",
+    "sft-audio": "--tiny --data a.jsonl --sft.batch-size 4 --optim.weight-decay 0.1 --optim.eps 1e-8",
+    "dpo-audio-qa": "--tiny --dpo.beta 0.1 --dpo.batch-size 2 --dpo.loss ipo --dpo.sft-coef 1",
+    "reward-model": "--tiny --epochs 1",
+    "asr-grpo": "--tiny --grpo.prompts-per-step 2 --sampling.max-new-tokens 5",
+    "tts-grpo": "--tiny --sampling.audio-temperature 0.9 --sampling.max-frames 20",
+    "simul-ppo": "--tiny --seed 1",
+    "quickstart": "--tiny --seed 0 --sft.steps 3 --grpo.steps 2 --grpo.group-size 4",
+    "resume": "runs/q1 --log tensorboard --trust a.py --runtime.ranks 2",
+    "report": "runs/q1 --audio-root data",
+    "serve": "reward.py --host 127.0.0.1 --port 8300 --max-batch 16 --max-bytes 1000 --concurrency 2 --max-seconds 5",
+    "encode": "a.wav --out codes --codec mimi",
+    "decode": "codes --out wavs --codec mimi",
+    "build": "corpus --languages en es",
+}
+
+
+def _parse(given: Input, folder: Path) -> Any:
+    words = [word for word in given.data.decode(errors="surrogateescape").split("\n") if word]
+    name = given.name.partition(" ")[0]
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        if set(words) & {"-h", "--help"}:
+            raise ValueError("help")
+        if name not in COMMANDS:
+            return parse_config(load_recipe(name), words)
+        options: Any = parse(COMMANDS[name], words, prog=name)
+        if isinstance(options, Serve):
+            _check(options)
+        return options
+
+
+POSITIVE = tuple(
+    [
+        "lr",
+        "eps",
+        "max_grad_norm",
+        "clip_low",
+        "clip_high",
+        "ratio_cap",
+        "engine_cap",
+        "kl_target",
+        "kl_horizon",
+        "steps",
+        "prompts_per_step",
+        "group_size",
+        "mini_batches",
+        "save_every",
+        "rollouts_every",
+        "micro_batch_tokens",
+        "batch_size",
+        "max_new_tokens",
+        "max_frames",
+        "epochs",
+        "max_batch",
+        "max_bytes",
+        "concurrency",
+        "max_seconds",
+        "ranks",
+        "max_steps",
+        "top_p",
+        "audio_top_p",
+        "alpha",
+    ]
+)
+NOT_NEGATIVE = (
+    "kl_beta", "temperature", "audio_temperature", "top_k", "weight_decay", "warmup_steps", "coef", "rank", "port",
+    "held_out_count", "advantage_eps", "eval_every", "audio_cache_mb", "dynamic_sampling", "ptx_coef",
+)  # fmt: skip
+AT_MOST_ONE = ("gamma", "lam", "top_p", "audio_top_p", "ema_decay", "betas")
+
+
+def _judge(given: Input, options: Any) -> Iterator[str]:
+    for name, value in _numbers(options, ""):
+        short = name.rpartition(".")[2]
+        too_small = value < 0 if short in NOT_NEGATIVE else value <= 0 if short in POSITIVE else False
+        too_large = short in AT_MOST_ONE and not 0 <= value <= 1
+        if too_small or too_large or (isinstance(value, float) and not math.isfinite(value)):
+            yield f"{name} is {value}"
+
+
+def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    if dataclasses.is_dataclass(value) and not isinstance(value, RuntimeConfig):
+        for field in dataclasses.fields(value):
+            yield from _numbers(getattr(value, field.name), f"{name}.{field.name}")
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _numbers(part, name)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, value
+
+
+WORDS = (
+    "nan", "inf", "-inf", "-1", "0", "1e400", "-0.5", "2", "", " ", "x", "True", "None", "--", "-", "--x", "\ud800",
+    "1e-400", "99999999999999999999", "0x10", "1_000", "--help", "١", "-h", "a=b", "=", "..", "\x00", "--no-lora",
+)  # fmt: skip
+
+
+def _mutate(rng: Random, data: bytes, others: tuple[bytes, ...]) -> bytes:
+    """Words replaced, removed, repeated, exchanged, or changed by a letter."""
+    words = data.decode().split("\n")
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        place = rng.randrange(len(words)) if words else 0
+        match rng.randrange(7):
+            case 0 | 1 | 2:
+                words[place : place + 1] = [rng.choice(WORDS)]
+            case 3:
+                del words[place : place + 1]
+            case 4:
+                words.insert(place, rng.choice((*WORDS, *words)))
+            case 5 if words:
+                other = rng.randrange(len(words))
+                words[place], words[other] = words[other], words[place]
+            case _ if words and words[place]:
+                letters = list(words[place])
+                letters[rng.randrange(len(letters))] = rng.choice("-=. 0159eE_aé\u202e")
+                words[place] = "".join(letters)
+    return "\n".join(words).encode(errors="surrogatepass")
+
+
+def _lines() -> list[Input]:
+    return [Input(name, line.replace(" ", "\n").encode()) for name, line in LINES.items()]
+
+
+TARGETS = [FileTarget("options", _parse, _judge, _mutate, 1.0, _lines, lambda given, folder: ("",))]

@@ -1,0 +1,121 @@
+"""What an attack consists of: inputs, targets that take them, and how a call ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+from tests.support.attack.mutation import mutate_json
+
+SEEDS = Path(__file__).parents[2] / "attack" / "seeds"
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a target gets: a name, which tells it what to do with the content, and the content."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """kind: "accepted", "error" (a clear one), "unnamed" (an error that does not name its input), "traceback",
+    "hang", "death", or "silent" (accepted, but the judge objects)."""
+
+    kind: str
+    detail: str = ""
+
+
+OUTCOMES = ("accepted", "error", "unnamed", "traceback", "hang", "death", "silent")
+GOOD = ("accepted", "error")
+
+
+class Target(Protocol):
+    name: str
+    weight: float
+    """Its share of the inputs."""
+
+    def seeds(self) -> Sequence[Input]: ...
+
+    def mutate(self, rng: Random, given: Input, others: tuple[bytes, ...]) -> bytes: ...
+
+    def run(self, given: Input, folder: Path) -> Any:
+        """Read the input; `folder` is new and empty. What it returns has been accepted."""
+        ...
+
+    def judge(self, given: Input, result: Any) -> Iterator[str]:
+        """What of an accepted input should not have been accepted, worked out from the input itself."""
+        ...
+
+    def names(self, given: Input, folder: Path) -> Sequence[str]:
+        """Words of which an error has at least one."""
+        ...
+
+
+@dataclass
+class FileTarget:
+    """A target whose seeds are the files of a folder of `tests/attack/seeds`."""
+
+    name: str
+    run_input: Callable[[Input, Path], Any]
+    judge_result: Callable[[Input, Any], Iterator[str]]
+    mutation: Callable[[Random, bytes, tuple[bytes, ...]], bytes] = mutate_json
+    weight: float = 1.0
+    more_seeds: Callable[[], Sequence[Input]] = field(default=lambda: ())
+    named: Callable[[Input, Path], Sequence[str]] = lambda given, folder: (str(folder),)
+
+    def seeds(self) -> Sequence[Input]:
+        files = sorted((SEEDS / self.name).glob("*"))
+        return [*(Input(file.name, file.read_bytes()) for file in files if file.is_file()), *self.more_seeds()]
+
+    def mutate(self, rng: Random, given: Input, others: tuple[bytes, ...]) -> bytes:
+        return self.mutation(rng, given.data, others)
+
+    def run(self, given: Input, folder: Path) -> Any:
+        return self.run_input(given, folder)
+
+    def judge(self, given: Input, result: Any) -> Iterator[str]:
+        return self.judge_result(given, result)
+
+    def names(self, given: Input, folder: Path) -> Sequence[str]:
+        return self.named(given, folder)
+
+
+@cache
+def all_targets() -> dict[str, Target]:
+    """Every target by its name."""
+    from tests.support.attack import audio, folders, options, rows, servers
+
+    targets: list[Target] = [*rows.TARGETS, *audio.TARGETS, *folders.TARGETS, *servers.TARGETS, *options.TARGETS]
+    return {target.name: target for target in targets}
+
+
+def draw(target: Target, rng: Random) -> Input:
+    """A mutated seed of the target."""
+    seeds = _seeds(target.name)
+    given = rng.choice(seeds)
+    return Input(given.name, target.mutate(rng, given, tuple(seed.data for seed in seeds)))
+
+
+@cache
+def _seeds(name: str) -> tuple[Input, ...]:
+    return tuple(all_targets()[name].seeds())
+
+
+Counts = dict[str, Counter[str]]
+
+
+def table(counts: Counts) -> str:
+    """The outcomes by target, as a table of Markdown."""
+    heads = ("inputs", "accepted", "clear errors", "errors without a name", "tracebacks", "hangs", "deaths", "silent")
+    lines = [f"| target | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    for name, counted in [*counts.items(), ("all", sum(counts.values(), Counter()))]:
+        cells = [sum(counted.values()), *(counted[kind] for kind in OUTCOMES)]
+        lines.append(f"| {name} | {' | '.join(f'{cell:,}' for cell in cells)} |")
+    return "\n".join(lines)
