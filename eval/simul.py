@@ -36,6 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from audiorl.audio import AudioClip
+from audiorl.data.schema import check_limit
 from audiorl.evaluation.generate import check_settings, greedy_engine
 from audiorl.evaluation.options import run_script
 from audiorl.evaluation.options import write_scores as write_json
@@ -187,6 +188,7 @@ def interpret(options: Options, engine: RolloutEngine | None = None) -> dict[str
 def streams_of(options: Options) -> tuple[list[Stream], Sequence[Any]]:
     """The streams to interpret, in one target language, and the rows that could not be used, which go to stderr."""
     assert options.streams
+    check_limit(options.limit)
     bundled = re.fullmatch(r"bundled:(\w+)/(train|test)", options.streams)
     if bundled:
         count = BUNDLED if options.limit is None else options.limit

@@ -155,7 +155,7 @@ def _table(path: Path) -> Iterator[dict[str, Any]]:
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
     if path.suffix == ".parquet":
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield from file.iter_batches(batch_size=256)  # rows may carry whole audio files
         return
     with pa.OSFile(str(path)) as source:  # a mapped file that was cut ends the process

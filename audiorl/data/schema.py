@@ -468,7 +468,7 @@ def check(data: Any, schema: type[T], prefix: str = "") -> T:
     missing = re.search(r"missing required field `(.+)`", reason)
     if missing:
         path.append(missing[1])
-    depth, expected = max(_descriptions(schema, path), key=lambda described: described[0])
+    depth, expected = max(_descriptions(schema, path), key=lambda described: described[0], default=(0, "an object"))
     value: Any = None if missing else data
     for step in () if missing else path[:depth]:
         value = value[step]

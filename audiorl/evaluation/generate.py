@@ -99,7 +99,10 @@ def check_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(new, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         return
-    old = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        old = check(parse_json(path.read_bytes()), dict[str, Any])
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged ({error}); choose another output folder") from error
     different = sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
     if different:
         changes = ", ".join(f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in different)

@@ -47,7 +47,8 @@ def encode_prompt(policy: AudioPolicy, sample: Sample) -> Prompt:
     assistant's clips are speech, in frames; without an audio encoder all clips are. Where the answer is to be spoken
     (see `wants_speech`), the prompt ends with the token that opens speech.
 
-    Raises ValueError that names the sample: for reserved tokens in a message, and for audio that the model cannot read.
+    Raises ValueError that names the sample: for reserved tokens in a message, audio that the model cannot read, and
+    more tokens than the model has positions.
     """
     reserved = reserved_tokens(policy.tokenizer)
     for message in sample.messages:
@@ -67,6 +68,12 @@ def encode_prompt(policy: AudioPolicy, sample: Sample) -> Prompt:
             raise ValueError(f"sample {sample.id!r} asks for speech, but the model writes text only; dualize it")
         text += _token(policy, policy.speech.begin_id)
     ids = _encode(policy, text)
+    positions = getattr(policy.backbone.decoder(policy.model).config, "max_position_embeddings", None)
+    if positions is not None and len(ids) > positions:
+        raise ValueError(
+            f"sample {sample.id!r}: its prompt has {len(ids)} tokens, the model reads at most {positions}; shorten the "
+            "text, or cut the clip with start and duration"
+        )
     return Prompt(ids, _codes_at(policy, ids, frames), tuple(p for p in pieces if isinstance(p, AudioClip)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 
 import torch
@@ -35,7 +36,10 @@ def relaunch(runtime: RuntimeConfig, command: Sequence[str]) -> None:
     if runtime.kind != "torchrun" or under_torchrun:
         return
     # A rendezvous in a file and the loopback address: torchrun's own store listens on every address.
-    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--local-addr", "127.0.0.1"]
+    handle, store = tempfile.mkstemp(prefix="audiorl-rendezvous-")
+    os.close(handle)
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-endpoint", store]
+    rendezvous += ["--local-addr", "127.0.0.1"]
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")

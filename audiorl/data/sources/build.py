@@ -30,6 +30,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from audiorl.data.corpus import normalised
+from audiorl.data.schema import check, parse_json
 from audiorl.data.sources import asterisk, other_prompts, synthetic, tuxpaint
 from audiorl.data.sources.packages import package_files
 from audiorl.data.sources.verdicts import confirmed
@@ -189,7 +190,14 @@ def build_voice(voice: Voice, root: Path, out: Path, encoding: Encoding, progres
 def read_voices(out: Path) -> list[BuiltVoice]:
     """Every voice that the folder holds completely, by the name of its folder."""
     files = sorted((out / "voices").glob("*.json"))
-    return [BuiltVoice(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
+    return [_built(file) for file in files]
+
+
+def _built(file: Path) -> BuiltVoice:
+    try:
+        return check(parse_json(file.read_bytes()), BuiltVoice)
+    except ValueError as error:
+        raise ValueError(f"{file}: damaged ({error}); delete this file to build the voice again") from error
 
 
 def write_corpus(out: Path) -> None:
@@ -301,7 +309,7 @@ def _is_built(out: Path, voice: Voice, encoding: Encoding) -> bool:
     file = out / "voices" / f"{voice.folder}.json"
     if not file.exists():
         return False
-    settings = json.loads(file.read_text(encoding="utf-8"))["settings"]
+    settings = _built(file).settings
     if settings != _settings(voice, encoding):
         raise ValueError(
             f"{file}: built with {settings}, now {_settings(voice, encoding)}; name a new folder, or delete this file "

@@ -96,3 +96,42 @@ def test_a_group_of_ranks_and_what_goes_wrong_in_it(who: str, tmp_path: Path) ->
 def test_a_runtime_that_cannot_be(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(RECIPE), "--out", "never", *options]) == 2
     assert message in capsys.readouterr().err
+
+
+SOCKETS = """
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+@dataclass(frozen=True)
+class Config:
+    seed: int = 0
+
+def tiny():
+    return Config()
+
+def listening(process):
+    held = {os.readlink(fd) for fd in Path(f"/proc/{process}/fd").iterdir() if fd.is_symlink()}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in held:
+                yield fields[1].split(":")[0]
+
+def main(config, run):
+    launcher = os.getppid()
+    ranks = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdecimal()]
+    ranks = [p for p in ranks if Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split()[1] == str(launcher)]
+    print("processes", 1 + len(ranks), "listen on", *(a for p in (launcher, *ranks) for a in listening(p)), flush=True)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="lists sockets as Linux does")
+def test_the_processes_that_the_launcher_starts_listen_on_loopback_only(tmp_path: Path) -> None:
+    recipe = tmp_path / "sockets.py"
+    recipe.write_text(SOCKETS)
+    printed = audiorl("train", str(recipe), "--out", str(tmp_path / "run"), ranks=2)
+    processes, _, addresses = printed.partition("processes ")[2].partition("\n")[0].partition(" listen on ")
+    assert processes == "3" and addresses, printed
+    loopback = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+    assert set(addresses.split()) <= loopback, addresses
