@@ -39,6 +39,8 @@ REVIEWED = {
     "zhconv": "GPL-2.0-or-later: extra speech only, imported to score Chinese, no part of audiorl",
 }
 """Packages whose licence is none of ALLOWED or not in their metadata, with what was decided."""
+PATIENCE = 300
+"""Seconds for the vulnerabilities of all packages."""
 ACCEPTED: dict[str, str] = {}
 """Vulnerabilities by their id that do not concern audiorl, with the reason."""
 
@@ -82,7 +84,10 @@ def check_licences(packages: Sequence[tuple[str, str]]) -> list[str]:
 
 def vulnerabilities(command: Sequence[str]) -> list[str] | str:
     """A line for each vulnerability that pip-audit knows, or in words why it could not look."""
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {PATIENCE} s"
     try:
         packages = json.loads(done.stdout)["dependencies"]
     except (ValueError, KeyError):  # without a table of packages nothing was compared

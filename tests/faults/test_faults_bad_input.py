@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -442,6 +443,11 @@ RUN_FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "metrics lack a line": (
         "metrics.jsonl",
         lambda file: file.write_text(file.read_text().split("\n", 1)[1]),
+        "damaged: seq is 1 where 0 belongs",
+    ),
+    "metrics are cut": (
+        "metrics.jsonl",
+        lambda file: file.write_text(file.read_text().split("\n", 1)[0] + "\n"),
         "damaged: 1 of the 2 lines",
     ),
     "config is cut": ("config.json", cut, "damaged, not valid JSON"),
@@ -572,3 +578,72 @@ def test_full_disk_while_saving(tmp_path: Path, with_room: tuple[Path, list[str]
         assert_same_weights(disk / "run", expected)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def rewound(expected: Path, run: Path) -> Path:
+    """A copy of the undisturbed run as it was after its second step."""
+    shutil.copytree(expected, run)
+    shutil.rmtree(run / "checkpoints/grpo/step_000003")
+    state = json.loads((run / "state.json").read_text())
+    state |= {"finished": {"before": state["finished"]["before"]}, "seq": 2}
+    state["checkpoints"]["grpo"] = "checkpoints/grpo/step_000002"
+    (run / "state.json").write_text(json.dumps(state))
+    return run
+
+
+def test_read_only_file_system(tmp_path: Path, with_room: tuple[Path, list[str]]) -> None:
+    expected, train = with_room
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(disk)], capture_output=True).returncode
+    ):
+        pytest.skip("mounting a file system needs root")
+    try:
+        run = rewound(expected, disk / "run")
+        before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        done = audiorl("resume", str(run), "--trust", train[-1])
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+        assert "Read-only file system" in done.stderr and str(run) in done.stderr
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"} == {
+            p: content for p, content in before.items() if p.name != ".lock"
+        }
+        assert main(["resume", str(run), "--trust", train[-1]]) == 0
+        assert_same_weights(run, expected)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_clock_that_was_set_back(
+    tmp_path: Path, with_room: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ten days: what the run wrote so far lies in the future."""
+    expected, train = with_room
+    run = rewound(expected, tmp_path / "run")
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 864_000)
+    for path in run.rglob("*"):
+        os.utime(path, (now() + 864_000, now() + 864_000))
+    assert main(["resume", str(run), "--trust", train[-1]]) == 0
+    assert_same_weights(run, expected)
+
+
+def test_two_resumes_at_once(tmp_path: Path, with_room: tuple[Path, list[str]]) -> None:
+    """One trains; the other one says so, or finds the run finished."""
+    expected, train = with_room
+    run = rewound(expected, tmp_path / "run")
+    command = [sys.executable, "-m", "audiorl.cli", "resume", str(run), "--trust", train[-1]]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    both = [
+        subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    ends = [(process.communicate(timeout=300)[1], process.returncode) for process in both]
+    assert 0 in [code for _, code in ends], ends
+    assert all(code == 0 or (code == 2 and "another process trains in this folder" in said) for said, code in ends)
+    assert_same_weights(run, expected)

@@ -72,7 +72,7 @@ def mutate_value(rng: Random, value: Any) -> Any:
         case 8 if isinstance(old, list) and old:
             holder[key] = [*old, rng.choice(old)] if rng.random() < 0.5 else old[:-1]
         case 8 if isinstance(old, bool | int | float):
-            holder[key] = rng.choice((-old, old + 1, old * 1000, float(old)))
+            holder[key] = rng.choice((-old, old + 1, old * 1000, float(old) if abs(old) < 1e300 else 0.0))
         case 8 | 9 if isinstance(holder, dict):
             holder[rng.choice((*holder, "id", "path", "duration", "choices", "seconds"))] = old
         case _:
