@@ -120,5 +120,5 @@ def check(value: Any, schema: Any, where: str) -> None:
     """Raise ValueError that begins with `where` and names the field that is not what `schema` says."""
     try:
         msgspec.convert(value, schema)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # half a character is no text
         raise ValueError(f"{where}: edited or damaged: {error}") from error

@@ -63,7 +63,7 @@ class Run:
         self.keep_checkpoints = keep_checkpoints
         self._state = read_record(folder / "state.json", RunState)
         for path in self._state.checkpoints.values():
-            if not (folder / path).resolve().is_relative_to(folder.resolve()):
+            if "\0" in path or not (folder / path).resolve().is_relative_to(folder.resolve()):
                 raise ValueError(f"{folder}/state.json: edited: the checkpoint {path!r} lies outside of the run folder")
         self._stop = False
         truncate_from(folder / "metrics.jsonl", self._state.seq)

@@ -39,7 +39,7 @@ class MetricsLine(msgspec.Struct):
 
     seq: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
     step: Annotated[float, msgspec.Meta(ge=0, le=2**53)] | None = None
-    time: Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None = None
+    time: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0.0
     phase: str | None = None
 
 
@@ -59,7 +59,7 @@ def _metrics_rows(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
         try:
             msgspec.convert(row, MetricsLine)
             msgspec.convert(row, dict[str, float | bool | str | None])
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:  # half a character is no text
             raise ValueError(f"{path}:{number}: edited or damaged: {error}") from error
         yield number, line, row
 

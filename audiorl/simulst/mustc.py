@@ -21,6 +21,7 @@ from audiorl.data.rows import BadRow
 from audiorl.data.schema import FieldError, MuSTCRecording, MuSTCSegment, check
 from audiorl.simulst.parsed import ParsedStream, StreamDefaults, UnitError, resolve_overlaps
 from audiorl.simulst.streams import Unit
+from audiorl.simulst.yaml_text import load_yaml
 
 
 def mustc(path: Path, defaults: StreamDefaults) -> Iterator[ParsedStream | BadRow]:
@@ -80,7 +81,7 @@ def _talk(
 
 def _segments(path: Path) -> list[Any]:
     try:
-        entries = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        entries = load_yaml(path.read_bytes())
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not readable as YAML ({' '.join(str(error).split())}); correct it") from error
     if not isinstance(entries, list) or not entries:

@@ -18,6 +18,7 @@ import yaml
 from audiorl.data.schema import FieldError, ReferenceColumns, check, check_characters, parse_json
 from audiorl.metrics.longform import ReferenceSegment
 from audiorl.simulst.logs import Instance
+from audiorl.simulst.yaml_text import load_yaml
 
 Recordings = Mapping[str, tuple[ReferenceSegment, ...]]
 
@@ -100,7 +101,7 @@ def _rows(path: Path) -> list[Any]:
         if path.suffix == ".json":
             rows = parse_json(text)
         elif path.suffix in (".yaml", ".yml"):
-            rows = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            rows = load_yaml(text)
         else:
             raise ValueError("segments are read from .yaml, .json or .jsonl")
         check_characters(rows)

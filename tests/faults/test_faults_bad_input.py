@@ -430,6 +430,7 @@ RUN_FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
         changes(checkpoints={"grpo": "../elsewhere"}),
         "'../elsewhere' lies outside of the run folder",
     ),
+    "state with a NUL in a path": ("state.json", changes(checkpoints={"grpo": "a\0b"}), "lies outside of the run"),
     "state is not UTF-8": ("state.json", lambda file: file.write_bytes(b"\xff\xfe{}"), "damaged, not valid JSON"),
     "state with half a character": ("state.json", changes(checkpoints={"grpo": "a\ud800"}), "surrogates not allowed"),
     "config without recipe": ("config.json", becomes("{}"), "missing required field `recipe`"),

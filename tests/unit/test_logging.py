@@ -144,6 +144,8 @@ def test_live_progress_draws_on_a_terminal():
         ('{"seq": 1, "loss": [1]}', "at `$[...]`"),
         ('{"seq": 1, "loss": 1' + "0" * 400 + "}", "out of range"),
         ('{"seq": true}', "at `$.seq`"),
+        ('{"seq": 1, "time": null}', "at `$.time`"),
+        ('{"seq": 1, "loss": "\\ud800"}', "surrogates not allowed"),
         ("[" * 100_000, "not JSON"),
     ],
 )

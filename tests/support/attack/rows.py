@@ -92,7 +92,9 @@ def strings(value: Any) -> Iterator[str]:
             yield from strings(part)
     elif isinstance(value, str):
         yield value.strip()
-    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    elif isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**64:
+        yield str(value)
+    elif isinstance(value, float) and math.isfinite(value):
         yield str(value)
         if value == int(value):
             yield str(int(value))

@@ -15,6 +15,7 @@ from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance
 from audiorl.simulst.clauses import Word, align_clauses, clauses
 from audiorl.simulst.formats import read_streams, write_streams
+from audiorl.simulst.segments import read_segments
 from audiorl.simulst.streams import ChunkConfig, Stream, Unit, turns
 
 RATE = 16_000
@@ -527,3 +528,17 @@ def test_a_line_that_is_no_text(mustc: Path) -> None:
     ):
         read_mustc(mustc)
     assert [s.id for s in read_mustc(mustc, on_error="skip").samples] == ["ted_1"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, "- " * 100_000, "{a: " * 100_000, "? " * 100_000, "\n".join(" " * i + "-" for i in range(3000))],
+)
+def test_deep_yaml_does_not_end_the_process(tmp_path: Path, text: str) -> None:
+    """libyaml's loader for Python overflows the stack."""
+    for read in (read_streams, read_segments):
+        (tmp_path / "a.yaml").write_text(text)
+        with pytest.raises(ValueError, match=r"a\.yaml: .*(nested in more than|YAML|cannot be read)"):
+            read(tmp_path / "a.yaml")
+    (tmp_path / "a.yaml").write_text("- {wav: a.wav, offset: 0, duration: 1, reference: '" + "[{" * 500 + "'}\n")
+    assert len(read_segments(tmp_path / "a.yaml")) == 1
