@@ -24,7 +24,7 @@ import numpy as np
 
 from audiorl.audio import AudioClip, AudioError, load_clip, name, probe, seconds
 from audiorl.data.formats import Style, audio_field, clip_of
-from audiorl.data.rows import BadRow, read_rows
+from audiorl.data.rows import BadRow, Row, read_rows
 from audiorl.data.schema import FieldError
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3", ".m4a", ".aiff", ".webm")
@@ -78,11 +78,16 @@ def read_recordings(
     skipped: list[str] = []
     noted: Counter[str] = Counter()
     for path in paths:
-        for item in _clips(path, audio_root):
+        for item, row in _clips(path, audio_root):
             try:
                 if isinstance(item, BadRow):
                     raise ValueError(str(item))
-                reason = _look(item, sample_rate, check_audio, noted)
+                try:
+                    reason = _look(item, sample_rate, check_audio, noted)
+                except AudioError as error:
+                    if row is None:
+                        raise
+                    raise ValueError(str(BadRow(row.file, row.number, audio_field(row), str(error)))) from error
             except ValueError as error:
                 if on_error == "raise":
                     raise
@@ -118,25 +123,26 @@ def _look(clip: AudioClip, sample_rate: int, decode: bool, noted: Counter[str]) 
     return None
 
 
-def _clips(path: str, audio_root: str | Path | None) -> list[AudioClip | BadRow]:
+def _clips(path: str, audio_root: str | Path | None) -> list[tuple[AudioClip | BadRow, Row | None]]:
+    """The clips of a file, folder or manifest, with the row of a manifest."""
     file = Path(path)
     if file.is_dir():
         files = sorted(p for p in file.rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES)
         if not files:
             raise ValueError(f"{path}: no audio files below it ({', '.join(AUDIO_SUFFIXES)})")
-        return [AudioClip(path=str(p)) for p in files]
+        return [(AudioClip(path=str(p)), None) for p in files]
     if file.suffix.lower() in AUDIO_SUFFIXES:
-        return [AudioClip(path=path)]
+        return [(AudioClip(path=path), None)]
     style = Style(Path(audio_root) if audio_root is not None else file.parent, think=False, question=None)
-    rows: list[AudioClip | BadRow] = []
+    rows: list[tuple[AudioClip | BadRow, Row | None]] = []
     for row in read_rows(file):
         if isinstance(row, BadRow):
-            rows.append(row)
+            rows.append((row, None))
             continue
         try:
-            rows.append(clip_of(row, style, audio_field(row)))
+            rows.append((clip_of(row, style, audio_field(row)), row))
         except FieldError as error:
-            rows.append(BadRow(row.file, row.number, error.field, error.message))
+            rows.append((BadRow(row.file, row.number, error.field, error.message), None))
     return rows
 
 

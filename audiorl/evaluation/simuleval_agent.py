@@ -8,7 +8,7 @@
 rate and number of channels is read as in the rest of audiorl. `python -m eval.simul --score results` computes
 the same scores and more, `python -m eval.simul --model …` does without SimulEval.
 
-SimulEval pins an older tqdm than `datasets` can use, and works with ours all the same; `make install` does this:
+SimulEval pins an older tqdm than `datasets` can use and works with any; `make install` does this:
 
     pip install textgrid tornado pydub
     pip install --no-deps simuleval==1.1.4

@@ -42,8 +42,12 @@ def read_utterances(
     check_limit(limit)
     if path.suffix in (".lst", ".txt"):
         utterances = (read_meta(path) if path.suffix == ".lst" else read_texts(path))[:limit]
-        for clip in (c for u in utterances if check_audio for c in (u.prompt, u.recording) if c is not None):
-            load_clip(clip, probe(clip).sample_rate)
+        for u in utterances if check_audio else ():
+            try:
+                _check(u.recording, "recording")
+                _check(u.prompt, "prompt")
+            except FieldError as error:
+                raise ValueError(f"{path}: {u.name!r}, field {error.field!r}: {error.message}") from error
         return Loaded(tuple(utterances), (), str(path))
 
     def of_row(row: Row, style: Style, format: Format) -> tuple[Sample, Utterance]:

@@ -91,6 +91,7 @@ def test_manifests_name_recordings_and_parts_of_them(folder: Path, tmp_path: Pat
         read_recordings([str(manifest)], RATE)
     found = read_recordings([str(manifest), str(folder / "d" / "d48.wav")], RATE, on_error="skip")
     assert found.lengths == pytest.approx((0.5, 0.25)) and found.noted["unusable"] == 2
+    assert "rows.jsonl: row 3, field 'audio_filepath': " in found.skipped[1]
     assert "missing.wav: missing; check the path" in found.skipped[1]
 
 
