@@ -26,7 +26,7 @@ def write(run_dir: str | Path, audio_root: Sequence[Path] = ()) -> Path:
     run = load_run(run_dir)
     path = run.path / "report.html"
     temporary = path.with_name("report.html.tmp")
-    temporary.write_text(page(run, audio_root), encoding="utf-8")
+    temporary.write_text(page(run, audio_root), encoding="utf-8", errors="replace")
     os.replace(temporary, path)
     return path
 

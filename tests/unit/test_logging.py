@@ -145,7 +145,7 @@ def test_live_progress_draws_on_a_terminal():
         ('{"seq": 1, "loss": 1' + "0" * 400 + "}", "out of range"),
         ('{"seq": true}', "at `$.seq`"),
         ('{"seq": 1, "time": null}', "at `$.time`"),
-        ('{"seq": 1, "loss": "\\ud800"}', "surrogates not allowed"),
+        ('{"seq": 1, "step": "\\ud800"}', "surrogates not allowed"),
         ("[" * 100_000, "not JSON"),
     ],
 )

@@ -29,8 +29,7 @@ from audiorl.models.text import tiny
 from audiorl.models.weights import copy_weights
 from audiorl.recipe.loader import _checked_recipe, load_recipe, parse_config
 from audiorl.recipe.scripts import find_script
-from audiorl.report.page import page
-from audiorl.report.run import load_run
+from audiorl.report import write_report
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
@@ -175,7 +174,7 @@ def _same(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Iter
 
 
 def _report(given: Input, folder: Path) -> Any:
-    return page(load_run(_written(given, folder)))
+    return write_report(_written(given, folder)).read_text(encoding="utf-8")
 
 
 def _judge_report(given: Input, result: Any) -> Iterator[str]:

@@ -311,3 +311,9 @@ def test_picture(run_dir, tmp_path):
 
 def _width(path):
     return int.from_bytes(path.read_bytes()[16:20], "big")
+
+
+def test_half_a_character_is_shown_as_a_question_mark(run_dir):
+    """What a model or a damaged file holds may be no text in UTF-8."""
+    (run_dir / "rollouts/step_000010.jsonl").write_text(json.dumps(rollout("h", 0, 1.0, 0.0, text="a\ud800b")) + "\n")
+    assert "a?b" in report(run_dir)[0]
