@@ -76,11 +76,9 @@ def load_run(folder: str | Path) -> Run:
     evals = read_json_object(path / "eval.json")
     for name, entry in (evals or {}).items():
         where = f"{path / 'eval.json'}: {name!r}"
-        check(entry, Value, where)
-        if isinstance(entry, dict):
-            check(entry, Evaluation, where)
-            for numbers in (entry, *(entry.get("by_task") or {}).values()):
-                check(numbers, dict[str, Value], where)
+        check(entry, Evaluation, where)
+        for numbers in (entry, *(entry.get("by_task") or {}).values()):
+            check(numbers, dict[str, Value], where)
     if evals is None:
         missing.append("eval.json: no held-out evaluation has finished")
     else:
