@@ -23,10 +23,11 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import soundfile
@@ -34,9 +35,23 @@ import torch
 from torch import Tensor
 
 from audiorl.audio import AudioClip, probe
-from audiorl.data import fields
-from audiorl.data.fields import SerializationError
-from audiorl.types import Message, Rollout, Sample, Score, Segment, StopReason, Turn
+from audiorl.data.schema import (
+    ClipDocument,
+    ContentDocument,
+    FieldError,
+    MessageDocument,
+    RolloutDocument,
+    RolloutsDocument,
+    SampleDocument,
+    ScoreDocument,
+    ScoresDocument,
+    SegmentDocument,
+    TensorDocument,
+    TurnDocument,
+    VersionDocument,
+    check,
+)
+from audiorl.types import Message, Rollout, Sample, Score, Segment, Turn
 
 VERSION = 2
 AudioMode = Literal["bytes", "path", "none"]
@@ -45,6 +60,10 @@ NOT_SENT = "<audio that was not sent (RemoteReward(audio='none')) or not recorde
 """In place of a path: a reward that loads such a clip gets an error that says why there is no audio."""
 
 T = TypeVar("T")
+
+
+class SerializationError(ValueError):
+    """A document with something missing or wrong; the message begins with the field."""
 
 
 class PathNotAllowed(SerializationError):
@@ -272,8 +291,8 @@ def deserialize_rollouts(document: bytes, folders: Sequence[Path] = ()) -> list[
     field that is missing or wrong.
     """
     try:
-        root = json.loads(document, parse_constant=_not_json)
-        return Reader(root, folders).rollouts()
+        with _named():
+            return Reader(json.loads(document, parse_constant=_not_json), folders).rollouts()
     except SerializationError:
         raise
     except RecursionError:
@@ -282,139 +301,137 @@ def deserialize_rollouts(document: bytes, folders: Sequence[Path] = ()) -> list[
         raise SerializationError(f"document: not JSON ({error})") from None
 
 
+@contextmanager
+def _named() -> Iterator[None]:
+    """A FieldError as a SerializationError."""
+    try:
+        yield
+    except FieldError as error:
+        raise SerializationError(f"{error.field or 'document'}: {error.message}") from None
+
+
 def _not_json(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
 
 
 class Reader:
-    """Reads the tables of a document.
+    """Reads the tables of a document. Raises FieldError, PathNotAllowed.
 
     `folders`: where audio by path may lie; None reads any path, relative ones from `base`, for documents of this
     machine.
     """
 
     def __init__(self, root: Any, folders: Sequence[Path] | None, base: Path = Path()):
-        version = fields.get(root, "version", int, "document")
-        if version != VERSION:
-            raise SerializationError(
-                f"document.version: is {version}, this server speaks {VERSION}; install the same audiorl"
-            )
+        _check_version(root, "this server speaks")
+        document = check(root, RolloutsDocument)
         self.folders = None if folders is None else [Path(os.path.realpath(f)) for f in folders]
         self.base = base
-        self.root = root
-        self.audio = self._table("audio", fields.base64_bytes)
-        self.clips = self._table("clips", self.clip)
-        self.samples = self._table("samples", self.sample)
+        self.audio = [_base64(data, f"audio[{i}]") for i, data in enumerate(document.audio)]
+        self.clips = [self.clip(clip, f"clips[{i}]") for i, clip in enumerate(document.clips)]
+        self.samples = [self.sample(sample, f"samples[{i}]") for i, sample in enumerate(document.samples)]
+        self._rollouts = document.rollouts
 
     def rollouts(self) -> list[Rollout]:
-        return self._table("rollouts", self.rollout)
+        return [self.rollout(row, f"rollouts[{i}]") for i, row in enumerate(self._rollouts)]
 
-    def _table(self, name: str, read: Callable[[Any, str], T]) -> list[T]:
-        return fields.each(fields.get(self.root, name, list, "document"), name, read)
-
-    def rollout(self, row: Any, where: str) -> Rollout:
-        segments = tuple(fields.rows(row, "segments", where, self.segment))
+    def rollout(self, row: RolloutDocument, where: str) -> Rollout:
+        spoken = row.spoken_audio
         return Rollout(
-            sample=self._at(self.samples, row, "sample", where),
-            segments=segments,
-            group_id=fields.get(row, "group_id", str, where),
-            index=fields.integer(row, "index", where),
-            spoken_audio=fields.optional(row, "spoken_audio", lambda r, n, w: self._at(self.clips, r, n, w), where),
+            sample=_entry(self.samples, row.sample, f"{where}.sample"),
+            segments=tuple(self.segment(s, f"{where}.segments[{i}]") for i, s in enumerate(row.segments)),
+            group_id=row.group_id,
+            index=row.index,
+            spoken_audio=None if spoken is None else _entry(self.clips, spoken, f"{where}.spoken_audio"),
         )
 
-    def sample(self, row: Any, where: str) -> Sample:
-        metadata = fields.get(row, "metadata", dict, where)
+    def sample(self, row: SampleDocument, where: str) -> Sample:
         return Sample(
-            id=fields.get(row, "id", str, where),
-            messages=tuple(fields.rows(row, "messages", where, self.message)),
-            references=fields.texts(row, "references", where),
-            choices=fields.texts(row, "choices", where),
-            task=fields.get(row, "task", str, where),
-            metadata={key: self.metadata(key, value, f"{where}.metadata.{key}") for key, value in metadata.items()},
-            turns=tuple(fields.rows(row, "turns", where, self.turn)),
+            id=row.id,
+            messages=tuple(self.message(m, f"{where}.messages[{i}]") for i, m in enumerate(row.messages)),
+            references=tuple(row.references),
+            choices=tuple(row.choices),
+            task=row.task,
+            metadata={key: self.metadata(key, value, f"{where}.metadata.{key}") for key, value in row.metadata.items()},
+            turns=tuple(self.turn(turn, f"{where}.turns[{i}]") for i, turn in enumerate(row.turns)),
         )
 
     def metadata(self, key: str, value: Any, where: str) -> Any:
         held = self.value(value, where)
         is_path = isinstance(_as_clip(key, held), AudioClip) and not isinstance(held, AudioClip)
         if is_path and self.folders is not None:
-            raise SerializationError(f"{where}: is a text, expected a clip; a path must not get around --audio-root")
+            raise FieldError(where, "is a text, expected a clip; a path must not get around --audio-root")
         return held
 
-    def message(self, row: Any, where: str) -> Message:
-        role = fields.one_of(row, "role", ("system", "user", "assistant"), where)
-        return Message(role, tuple(fields.rows(row, "content", where, self.content)))
+    def message(self, row: MessageDocument, where: str) -> Message:
+        return Message(row.role, tuple(self.content(c, f"{where}.content[{i}]") for i, c in enumerate(row.content)))
 
-    def content(self, row: Any, where: str) -> str | AudioClip:
-        if isinstance(row, dict) and "text" in row:
-            return fields.get(row, "text", str, where)
-        return self._at(self.clips, row, "clip", where)
+    def content(self, row: ContentDocument, where: str) -> str | AudioClip:
+        if row.text is not None:
+            return row.text
+        if row.clip is None:
+            raise FieldError(where, "missing; give text or clip")
+        return _entry(self.clips, row.clip, f"{where}.clip")
 
-    def turn(self, row: Any, where: str) -> Turn:
+    def turn(self, row: TurnDocument, where: str) -> Turn:
         return Turn(
-            audio=self._at(self.clips, row, "audio", where),
-            end=fields.seconds(row, "end", where),
-            reference=fields.get(row, "reference", str, where),
-            source=fields.get(row, "source", str, where),
-            reference_seconds=fields.optional(row, "reference_seconds", fields.seconds, where),
-            speech=self._clips(row, "speech", where),
+            audio=_entry(self.clips, row.audio, f"{where}.audio"),
+            end=row.end,
+            reference=row.reference,
+            source=row.source,
+            reference_seconds=row.reference_seconds,
+            speech=self._clips(row.speech, f"{where}.speech"),
         )
 
-    def segment(self, row: Any, where: str) -> Segment:
-        tensors = {name: fields.optional(row, name, _tensor, where) for name in _TENSORS}
+    def segment(self, row: SegmentDocument, where: str) -> Segment:
+        held: dict[str, TensorDocument | None] = {name: getattr(row, name) for name in _TENSORS}
+        tensors = {name: None if t is None else _tensor(t, name, f"{where}.{name}") for name, t in held.items()}
         for name, tensor in tensors.items():
-            if tensor is None and name in ("prompt_ids", "ids", "logprobs"):
-                raise SerializationError(f"{where}.{name}: missing")
             if tensor is not None:
                 _check_tensor(name, tensor, tensors, f"{where}.{name}")
         return Segment(
             **tensors,  # type: ignore[arg-type]
-            text=fields.get(row, "text", str, where),
-            audio=self._clips(row, "audio", where),
-            stop_reason=fields.one_of(row, "stop_reason", get_args(StopReason), where),
-            policy_version=fields.count(row, "policy_version", where),
-            source_time=fields.optional(row, "source_time", fields.seconds, where),
-            emit_time=fields.optional(row, "emit_time", fields.seconds, where),
+            text=row.text,
+            audio=self._clips(row.audio, f"{where}.audio"),
+            stop_reason=row.stop_reason,
+            policy_version=row.policy_version,
+            source_time=row.source_time,
+            emit_time=row.emit_time,
         )
 
     def value(self, value: Any, where: str) -> Any:
         if isinstance(value, list):
-            return fields.each(value, where, self.value)
+            return [self.value(held, f"{where}[{i}]") for i, held in enumerate(value)]
         if not isinstance(value, dict):
             return value
         if len(value) != 1:
-            raise SerializationError(f"{where}: expected an object with one key that names its kind")
+            raise FieldError(where, "expected an object with one key that names its kind")
         ((kind, held),) = value.items()
         if kind == "float" and held in ("nan", "inf", "-inf"):
             return float(held)
-        if kind == "clip":
-            return self._at(self.clips, value, "clip", where)
+        if kind == "clip" and type(held) is int:
+            return _entry(self.clips, held, f"{where}.clip")
         if kind == "tuple" and isinstance(held, list):
-            return tuple(fields.each(held, where, self.value))
+            return tuple(self.value(held, where))
         if kind == "dict" and isinstance(held, dict):
             return {key: self.value(v, f"{where}.{key}") for key, v in held.items()}
-        raise SerializationError(f"{where}: {kind!r} is no kind of value")
+        raise FieldError(where, f"{kind!r} is no kind of value")
 
-    def clip(self, row: Any, where: str) -> AudioClip:
-        path = fields.optional(row, "path", fields.text, where)
-        held = fields.optional(row, "audio", lambda r, n, w: self._at(self.audio, r, n, w), where)
-        if path is not None and held is not None:
-            raise SerializationError(f"{where}: has both path and audio")
-        if path is not None:
-            path = self._allowed(path, where)
+    def clip(self, row: ClipDocument, where: str) -> AudioClip:
+        if row.path is not None and row.audio is not None:
+            raise FieldError(where, "has both path and audio")
+        data = None if row.audio is None else _entry(self.audio, row.audio, f"{where}.audio")
+        path = None if row.path is None else self._allowed(row.path, where)
         try:
             return AudioClip(
-                path=NOT_SENT if path is None and held is None else path,
-                data=held,
-                sample_rate=fields.optional(row, "sample_rate", fields.integer, where),
-                start=fields.seconds(row, "start", where),
-                duration=fields.optional(row, "duration", fields.seconds, where),
-                context=fields.seconds(row, "context", where),
+                path=NOT_SENT if path is None and data is None else path,
+                data=data,
+                sample_rate=row.sample_rate,
+                start=row.start,
+                duration=row.duration,
+                context=row.context,
             )
-        except SerializationError:
-            raise
         except ValueError as error:
-            raise SerializationError(f"{where}: {error}") from None
+            raise FieldError(where, str(error)) from None
 
     def _allowed(self, path: str, where: str) -> str:
         if self.folders is None:
@@ -428,75 +445,78 @@ class Reader:
             )
         return str(real)
 
-    def _clips(self, row: Any, name: str, where: str) -> tuple[AudioClip, ...]:
-        return tuple(fields.rows(row, name, where, lambda place, at: fields.entry(self.clips, place, at)))
-
-    def _at(self, table: list[T], row: Any, name: str, where: str) -> T:
-        return fields.entry(table, fields.get(row, name, int, where), f"{where}.{name}")
+    def _clips(self, indices: Sequence[int], where: str) -> tuple[AudioClip, ...]:
+        return tuple(_entry(self.clips, index, f"{where}[{i}]") for i, index in enumerate(indices))
 
 
-def _tensor(row: Any, name: str, where: str) -> Tensor:
-    held = fields.get(row, name, dict, where)
-    where = f"{where}.{name}"
-    shape, dtype = fields.get(held, "shape", list, where), _TENSORS[name]
-    if not all(isinstance(n, int) and n >= 0 for n in shape):
-        raise SerializationError(f"{where}.shape: is {shape}")
-    data = fields.base64_bytes(fields.get(held, "data", str, where), f"{where}.data")
-    if len(data) != math.prod(shape) * dtype.itemsize:
-        raise SerializationError(f"{where}.data: {len(data)} bytes for shape {shape}")
+def _check_version(root: Any, other: str) -> None:
+    version = check(root, VersionDocument, "document").version
+    if version != VERSION:
+        raise FieldError("document.version", f"is {version}, {other} {VERSION}; install the same audiorl")
+
+
+def _entry(table: Sequence[T], index: int, where: str) -> T:
+    if index >= len(table):
+        raise FieldError(where, f"is {index}, there are {len(table)}")
+    return table[index]
+
+
+def _base64(text: str, where: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise FieldError(where, f"not base64 ({error})") from None
+
+
+def _tensor(row: TensorDocument, name: str, where: str) -> Tensor:
+    data, dtype = _base64(row.data, f"{where}.data"), _TENSORS[name]
+    if len(data) != math.prod(row.shape) * dtype.itemsize:
+        raise FieldError(f"{where}.data", f"{len(data)} bytes for shape {row.shape}")
     flat = np.frombuffer(data, np.uint8 if dtype == _BOOL else dtype)  # any other byte than 0 and 1 is no bool
-    return torch.from_numpy(flat.reshape(shape).astype(dtype))
+    return torch.from_numpy(flat.reshape(row.shape).astype(dtype))
 
 
 def _check_tensor(name: str, tensor: Tensor, tensors: Mapping[str, Tensor | None], where: str) -> None:
-    """Raise SerializationError for a tensor of a segment that does not fit the others, and for ids that are none."""
+    """Raise FieldError for a tensor of a segment that does not fit the others, and for ids that are none."""
     rows = tensors["prompt_ids" if name.startswith("prompt") else "ids"]
     assert rows is not None
     dims = {"prompt_ids": (1,), "ids": (1,), "logprobs": (1, 2)}.get(name, (2,))
     if tensor.dim() not in dims:
-        raise SerializationError(f"{where}: shape {list(tensor.shape)}, expected {dims[-1]} dimension(s)")
+        raise FieldError(where, f"shape {list(tensor.shape)}, expected {dims[-1]} dimension(s)")
     if len(tensor) != len(rows):
-        raise SerializationError(f"{where}: not as long as its ids, which have {len(rows)} entries")
+        raise FieldError(where, f"not as long as its ids, which have {len(rows)} entries")
     widths = {t.shape[1] for t in tensors.values() if t is not None and t.dim() == 2}
     if (tensors["codes"] is None) != (tensors["code_mask"] is None):
-        raise SerializationError(f"{where}: codes without code_mask, or code_mask without codes")
+        raise FieldError(where, "codes without code_mask, or code_mask without codes")
     if len(widths) > 1:
-        raise SerializationError(f"{where}: another number of codebooks than the others ({sorted(widths)})")
+        raise FieldError(where, f"another number of codebooks than the others ({sorted(widths)})")
     lowest = -1 if name.endswith("codes") else 0
     if name not in ("logprobs", "code_mask") and bool((tensor < lowest).any()):
-        raise SerializationError(f"{where}: holds {int(tensor.min())}, expected {lowest} or more")
+        raise FieldError(where, f"holds {int(tensor.min())}, expected {lowest} or more")
 
 
 def deserialize_scores(answer: Any) -> list[Score | None]:
     """The scores of a parsed answer. Raises SerializationError; `check_scores` compares them with the rollouts."""
-    if fields.get(answer, "version", int, "answer") != VERSION:
-        raise SerializationError(
-            f"answer.version: is {answer['version']}, expected {VERSION}; install the same audiorl"
-        )
-    return fields.each(fields.get(answer, "scores", list, "answer"), "scores", deserialize_score)
+    with _named():
+        _check_version(answer, "expected")
+        return [None if row is None else _score(row) for row in check(answer, ScoresDocument).scores]
 
 
 def deserialize_score(row: Any, where: str) -> Score | None:
-    if row is None:
-        return None
-    parts = fields.get(row, "parts", dict, where)
-    named = fields.get(row, "segment_parts", dict, where)
+    """Raises FieldError."""
+    return None if row is None else _score(check(row, ScoreDocument, where))
+
+
+def _score(row: ScoreDocument) -> Score:
     return Score(
-        total=fields.number(row, "total", where),
-        parts={name: fields.number(parts, name, f"{where}.parts") for name in parts},
-        per_segment=fields.optional(row, "per_segment", _values, where),
-        per_token=fields.optional(row, "per_token", lambda r, n, w: tuple(_numbers(r, n, w)), where),
-        segment_parts={name: _values(named, name, f"{where}.segment_parts") for name in named},
+        total=row.total,
+        parts=row.parts,
+        per_segment=None if row.per_segment is None else _values(row.per_segment),
+        per_token=None if row.per_token is None else tuple(row.per_token),
+        segment_parts={name: _values(values) for name, values in row.segment_parts.items()},
     )
 
 
-def _values(row: Any, name: str, where: str) -> tuple[float, ...]:
+def _values(values: Sequence[float | None]) -> tuple[float, ...]:
     """One a segment, null where not defined."""
-    return tuple(math.nan if x is None else x for x in _numbers(row, name, where, undefined=True))
-
-
-def _numbers(row: Any, name: str, where: str, undefined: bool = False) -> list[Any]:
-    def read(value: Any, at: str) -> float | None:
-        return None if value is None and undefined else fields.finite(value, at)
-
-    return fields.rows(row, name, where, read)
+    return tuple(math.nan if x is None else x for x in values)

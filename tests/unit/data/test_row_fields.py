@@ -273,13 +273,13 @@ def test_a_saved_dataset_is_read_without_mapping(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"segments": []}, "field 'segments': empty"),
-        ({"index": True}, "index: is a bool, expected int"),
-        ({"segments.policy_version": -1}, "policy_version: is -1"),
-        ({"segments.ids": {"shape": [1], "data": "//////////8="}}, "ids: holds -1, expected 0 or more"),
+        ({"index": True}, "index': True is not a whole number"),
+        ({"segments.policy_version": -1}, "policy_version': -1 is not a number from 0"),
+        ({"segments.ids": {"shape": [1], "data": "//////////8="}}, "ids': holds -1, expected 0 or more"),
         ({"segments.code_mask": None}, "codes without code_mask, or code_mask without codes"),
         ({"segments.prompt_codes": {"shape": [1, 2], "data": "AAAAAAAAAAAAAAAAAAAAAA=="}}, "not as long as its ids"),
         ({"segments.text": "\ud800"}, "half a character"),
-        ({"clips.start": -1.0}, "start: is -1.0, expected 0 or more"),
+        ({"clips.start": -1.0}, "start': -1.0 is not a time"),
         ({"spoken_audio": {"path": 3}}, "field 'spoken_audio.path': 3 is not a text"),
     ],
 )
