@@ -308,6 +308,15 @@ class RLConfig:
     """Tokens of one forward pass; lower values need less memory and give the same gradient."""
     share_prompts: bool = True
     """Responses of a group share one copy of their prompt, audio included; same gradients, less work."""
+    audio_check_every: int = 0
+    """After the first step and then every so many, measure what the right audio adds to sampled answers over silence,
+    noise and the audio of another prompt: `audio/gain_*`, in nats per token; 0: never."""
+    audio_check_prompts: int = 16
+    """Prompts of the step that are measured, one answer each."""
+    audio_check_min: float = 0.05
+    """Gain, in nats per token, below which the model counts as not listening."""
+    audio_check: Literal["warn", "stop"] = "warn"
+    """What follows where it does not listen: a line on stderr, or the end of the run with an error."""
     eval_every: int = 0
     """Steps between held-out evaluations during training; 0: only before and after."""
     save_every: int = 10
@@ -317,11 +326,20 @@ class RLConfig:
 
     def __post_init__(self) -> None:
         counts = ("steps", "prompts_per_step", "group_size", "mini_batches", "epochs", "save_every", "rollouts_every")
-        _require_counts(self, (*counts, "micro_batch_tokens", "ptx_batch"))
+        _require_counts(self, (*counts, "micro_batch_tokens", "ptx_batch", "audio_check_prompts"))
         require_ranges(
             self,
             positive=("score_clip", "clip_low", "clip_high", "ratio_cap", "engine_cap", "kl_target", "kl_horizon"),
-            not_negative=("advantage_eps", "kl_beta", "kl_gain", "ptx_coef", "eval_every", "dynamic_sampling"),
+            not_negative=(
+                "advantage_eps",
+                "kl_beta",
+                "kl_gain",
+                "ptx_coef",
+                "eval_every",
+                "dynamic_sampling",
+                "audio_check_every",
+                "audio_check_min",
+            ),
         )
         for name in ("gamma", "lam"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "in [0, 1]")

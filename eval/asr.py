@@ -13,28 +13,25 @@ before and after training on another task: transcription is what audio RL runs l
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import io
 import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-import soundfile
 from rich.console import Console
 from rich.table import Table
 
-from audiorl.audio import AudioClip, AudioError, seconds
+from audiorl.audio import AudioClip, seconds
 from audiorl.data import manifest
 from audiorl.data.no_speech import no_speech_samples
 from audiorl.data.prompts import TRANSLATE
 from audiorl.evaluation.generate import check_settings, complete_rows, generate_all, greedy_engine, read_rows
 from audiorl.evaluation.options import InferenceOptions, run_script, write_scores
+from audiorl.evaluation.pages import article, page
 from audiorl.evaluation.recognition import (
     LOWER_IS_BETTER,
     Corpus,
@@ -252,42 +249,22 @@ def worst_page(results: Sequence[Row], samples: Sequence[Sample], scores: Mappin
     clips = {s.id: s.audio for s in samples}
     worst = sorted((r for r in results if r["rate"] > 0), key=lambda r: (-r["rate"], str(r["id"])))[:count]
     metric = scores["metric"]
-    cards = "".join(_card(row, clips.get(row["id"], ()), metric) for row in worst)
+    articles = [_article(row, clips.get(row["id"], ()), metric) for row in worst]
     summary = (
         f"{metric.upper()} {100 * scores[metric]:.2f}% over {scores['files']} files "
         f"({scores['substitutions']} substitutions, {scores['insertions']} insertions, {scores['deletions']} deletions)"
     )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Worst transcripts</title><style>'
-        ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;"
-        "padding:0 1rem}article{border-top:1px solid #8886;padding:1rem 0}h2{font-size:1rem;margin:0}"
-        "audio{width:100%}dl{display:grid;grid-template-columns:7rem 1fr;margin:.5rem 0}dd{margin:0}dt{opacity:.7}"
-        f"</style></head><body><h1>Worst transcripts</h1><p>{escape(summary)}</p>"
-        f"{cards or '<p>No errors.</p>'}</body></html>\n"
-    )
+    return page("Worst transcripts", summary, articles, "No errors.")
 
 
-def _card(row: Row, clips: Sequence[AudioClip], metric: str) -> str:
+def _article(row: Row, clips: Sequence[AudioClip], metric: str) -> str:
     counts = f"{row['substitutions']} sub, {row['insertions']} ins, {row['deletions']} del"
-    players = "".join(_player(clip) for clip in clips)
-    return (
-        f"<article><h2>{escape(str(row['id']))} · {metric.upper()} {100 * row['rate']:.1f}% ({counts})</h2>{players}"
-        f"<dl><dt>reference</dt><dd>{escape(row['reference'])}</dd>"
-        f"<dt>hypothesis</dt><dd>{escape(row['hypothesis'])}</dd>"
-        f"<dt>compared</dt><dd>{escape(row['normalized_reference'])}<br>{escape(row['normalized_hypothesis'])}</dd></dl>"
-        "</article>"
-    )
-
-
-def _player(clip: AudioClip) -> str:
-    try:
-        samples = clip.load(_RATE)
-    except AudioError as error:  # the page is for reading errors; one more unreadable file belongs on it
-        return f"<p>{escape(str(error))}</p>"
-    buffer = io.BytesIO()
-    soundfile.write(buffer, samples, _RATE, format="FLAC", subtype="PCM_16")
-    data = base64.b64encode(buffer.getvalue()).decode("ascii")
-    return f'<audio controls preload="none" src="data:audio/flac;base64,{data}"></audio>'
+    entries = [
+        ("reference", row["reference"]),
+        ("hypothesis", row["hypothesis"]),
+        ("compared", f"{row['normalized_reference']}\n{row['normalized_hypothesis']}"),
+    ]
+    return article(f"{row['id']} · {metric.upper()} {100 * row['rate']:.1f}% ({counts})", clips, entries)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

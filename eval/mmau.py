@@ -26,21 +26,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from audiorl.audio import AudioClip, seconds
 from audiorl.data.schema import BenchmarkRow, FieldError, check, check_limit, parse_json
+from audiorl.data.views import View, silence, text_only
 from audiorl.evaluation.generate import generate_all
 from audiorl.evaluation.options import InferenceOptions, run_script, write_scores
 from audiorl.evaluation.summaries import summarize
 from audiorl.metrics.choice import mmau_match, word_set
 from audiorl.rewards.tags import extract_think, final_text
-from audiorl.types import Message, Rollout, RolloutEngine, Sample
+from audiorl.types import Rollout, RolloutEngine
 
 Kind = Literal["mmau", "mmar"]
 Blind = Literal["silence", "text"]
+BLIND: dict[Blind, View] = {"silence": silence, "text": text_only}
 Row = dict[str, Any]
 
 # Where a scorer looks for the output: MMAU's script reads the first, its README names the second.
@@ -102,7 +102,7 @@ def predict(options: Options, rows: Sequence[Row], engine: RolloutEngine | None 
     engine = engine or options.engine()
     runs = {"predictions": samples}
     if options.blind is not None:
-        runs[f"blind-{options.blind}"] = [blinded(s, options.blind) for s in samples]
+        runs[f"blind-{options.blind}"] = list(map(BLIND[options.blind], samples))
     answered = []
     for name, prompts in runs.items():
         file = options.out / f"{name}.jsonl"
@@ -110,21 +110,6 @@ def predict(options: Options, rows: Sequence[Row], engine: RolloutEngine | None 
         by_id = {a["id"]: a for a in answers}
         answered.append([_with_prediction(row, by_id.get(str(row["id"])), options.kind) for row in rows])
     return answered[0], answered[1] if options.blind is not None else []
-
-
-def blinded(sample: Sample, blind: Blind) -> Sample:
-    """The sample with silence of the same length in place of its clips, or without clips."""
-    messages = []
-    for message in sample.messages:
-        content = [_silence(c) if isinstance(c, AudioClip) and blind == "silence" else c for c in message.content]
-        if blind == "text":
-            content = [c for c in content if isinstance(c, str)]
-        messages.append(Message(message.role, tuple(content)))
-    return dataclasses.replace(sample, messages=tuple(messages))
-
-
-def _silence(clip: AudioClip, sample_rate: int = 16_000) -> AudioClip:
-    return AudioClip(array=np.zeros(round(seconds(clip) * sample_rate), np.float32), sample_rate=sample_rate)
 
 
 def _describe(rollout: Rollout) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from audiorl.models.examples import Example, experience
 from audiorl.models.reference import Reference
 from audiorl.rl.advantages import compute_advantages, scored_experiences
 from audiorl.rl.collect import Collector
+from audiorl.rl.listening import check_listening
 from audiorl.rl.metrics import step_metrics
 from audiorl.rl.split import add_ref_logprobs, mean_advantages, split_batch
 from audiorl.rl.weight_sync import GroupEngine
@@ -76,6 +77,9 @@ def train_rl(
 
             done = step + 1
             metrics = step_metrics(rollouts, outputs, step, config) | clock.metrics(rollouts.num_sampled)
+            if config.audio_check_every and (done == 1 or done % config.audio_check_every == 0):
+                pull(policy, trainers)
+                metrics |= check_listening(policy, rollouts.rollouts, config)
             if evaluate and config.eval_every and done % config.eval_every == 0 and done < config.steps:
                 pull(policy, trainers)
                 metrics |= {f"eval/{name}": value for name, value in evaluate().items()}

@@ -269,7 +269,8 @@ def test_asr_grpo_with_strangers_and_a_control(tmp_path: Path, capsys: pytest.Ca
 def test_asr_grpo_with_an_encoder_decoder(tmp_path: Path) -> None:
     make_whisper().save(tmp_path / "whisper")
     options = ("--path", str(tmp_path / "whisper"), "--retention-margin", "1", "--control")
-    run = train("asr_grpo", tmp_path / "run", *options)
+    run = train("asr_grpo", tmp_path / "run", *options, "--grpo.audio-check-every", "1")
+    assert all("audio/gain_silence" in row for row in read_metrics(run / "metrics.jsonl") if row["phase"] == "grpo")
     entries = read_json(run / "eval.json")
     assert {f"{s}{when}" for s in ("", "no_speech_") for when in ("before", "after", "control")} <= set(entries)
     trained = load_policy(last_checkpoint(run)).parameters_by_name()

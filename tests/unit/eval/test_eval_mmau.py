@@ -175,15 +175,6 @@ def test_blind_answers_are_compared_question_by_question(mmau, manifest, scripte
         mmau.run(mmau.Options(score=tmp_path / "out" / "predictions.json", blind="text"))
 
 
-def test_blinded_prompts_have_no_sound(mmau) -> None:
-    clip = AudioClip(array=np.ones(12_000, np.float32), sample_rate=8000, start=0.5)
-    sample = Sample(id="1", messages=(Message("system", ("Hi",)), Message("user", (clip, "What?"))), references=("x",))
-    silent, text = mmau.blinded(sample, "silence"), mmau.blinded(sample, "text")
-    assert [len(c.load()) for c in silent.audio] == [16_000] and not silent.audio[0].load().any()
-    assert silent.messages[1].content[1] == "What?" and silent.references == ("x",)
-    assert text.messages == (Message("system", ("Hi",)), Message("user", ("What?",))) and text.id == "1"
-
-
 def test_scoring_partial_predictions_against_the_data(mmau, tmp_path) -> None:
     data, predictions = tmp_path / "mini.json", tmp_path / "predictions.json"
     data.write_text(json.dumps([question("1"), question("2")]))

@@ -1,0 +1,181 @@
+"""Does a model listen? What the right audio adds to its answers, over silence, noise and the audio of other prompts.
+
+    python -m eval.audit --model MODEL --data held_out.jsonl --out audits/model
+    python -m eval.audit --model MODEL --data questions.jsonl --out audits/model --views silence text --filter 4
+
+The answers are the references of the data, or with --answers model the model's own greedy ones. For each view the table
+shows how many nats per token of the answer are lost when the audio is replaced, with a 95 % interval. The verdict is
+listens, deaf or unclear. Every clip must also become as many audio tokens as its features have room for.
+
+Writes to --out: scores.json, results.jsonl (a row for each answer) and examples.html (the answers that gain least and
+most, to listen to).
+
+--filter N answers every question N times with and without its audio, and writes listening.jsonl: the rows whose answers
+are right more often with the audio, with both shares. A question that is answered as well without it does not test
+listening, and teaches none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from audiorl.config import ModelConfig, SamplingConfig
+from audiorl.data.views import views_of
+from audiorl.evaluation.generate import check_settings
+from audiorl.evaluation.listening import (
+    DEFAULT_VIEWS,
+    MIN_GAIN,
+    Gain,
+    Verdict,
+    answered_by_reference,
+    audio_gains,
+    check_frames,
+    gain_metrics,
+    rows_of,
+    verdict,
+)
+from audiorl.evaluation.options import InferenceOptions, run_script, write_scores
+from audiorl.evaluation.pages import article, page
+from audiorl.metrics.interval import bootstrap_interval
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.examples import Example
+from audiorl.rewards import AnswerAccuracy
+from audiorl.rollout.hf import HFEngine
+from audiorl.types import Request, Rollout, Sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(InferenceOptions):
+    """Measure whether a model uses its audio, and the right audio."""
+
+    limit: int | None = 64
+    """Only the first rows."""
+    views: tuple[str, ...] = DEFAULT_VIEWS
+    """What replaces the audio: silence, noise, swap (the audio of another prompt), text (none), transcript (its text),
+    or FILE.py:FUNCTION, a function from a Sample to a Sample."""
+    answers: Literal["reference", "model"] = "reference"
+    """Whose answers are measured: the data's, or the model's own."""
+    min_gain: float = MIN_GAIN
+    """Nats per token that the right audio must add over every view."""
+    examples: int = 5
+    """Answers with the least and with the greatest gain on the page, each."""
+    filter: int = 0
+    """Answers per question and view, sampled at temperature 1, by which questions that need listening are selected; 0:
+    none are selected."""
+
+
+def run(options: Options, policy: AudioPolicy | None = None) -> dict[str, Any]:
+    """Do what the options say and return the scores."""
+    for name in ("filter", "examples"):
+        if getattr(options, name) < 0:
+            raise ValueError(f"--{name}: give 0 or more")
+    if not options.views:
+        raise ValueError("--views: give at least one")
+    samples = options.read().samples
+    assert options.out is not None and options.model is not None
+    check_settings(options.out / "audit.json", {"views": options.views, "answers": options.answers})
+    policy = policy or load_policy(options.model, ModelConfig(device=options.device))
+    check_frames(policy, [clip for s in samples for clip in s.audio])
+    answers = answers_of(policy, samples, options)
+    gains = audio_gains(policy, answers, options.views)
+    result = verdict(gains, options.min_gain)
+    scores: dict[str, Any] = {
+        "n": len(answers),
+        "verdict": result.word,
+        "reason": result.reason,
+        "gains": {g.view: {"nats_per_token": g.nats, "interval": g.interval} for g in gains},
+        "metrics": gain_metrics(gains, [s.task for s in samples]),
+    }
+    if options.filter:
+        scores["filter"] = select(policy, samples, options)
+    rows = rows_of(answers, gains)
+    write_scores(options.out, scores, {"examples.html": examples_page(samples, rows, gains, result, options.examples)})
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (options.out / "results.jsonl").write_text(lines, encoding="utf-8")
+    Console().print(table(gains, f"{options.model} · {options.data} · {len(answers)} answers"))
+    print(f"{result.word}: {result.reason}")
+    return scores
+
+
+def answers_of(policy: AudioPolicy, samples: Sequence[Sample], options: Options) -> list[Example]:
+    """Each sample with the answer that is measured."""
+    if options.answers == "reference":
+        return answered_by_reference(samples)
+    sampling = SamplingConfig(temperature=0, max_new_tokens=options.max_new_tokens)
+    rollouts = HFEngine(policy, sampling).generate([Request(s, greedy=True) for s in samples])
+    return [Example(r.sample, r.text) for r in rollouts]
+
+
+def select(policy: AudioPolicy, samples: Sequence[Sample], options: Options) -> dict[str, Any]:
+    """Write the rows that are answered better with their audio. Returns shares of right answers, and how many rows."""
+    assert options.out is not None
+    engine = HFEngine(policy, SamplingConfig(max_new_tokens=options.max_new_tokens))
+    accuracy = AnswerAccuracy()
+
+    def shares(prompts: Sequence[Sample]) -> list[float]:
+        rollouts: list[Rollout] = []
+        for start in range(0, len(prompts), options.batch_size):
+            batch = prompts[start : start + options.batch_size]
+            rollouts += engine.generate([Request(s, options.filter) for s in batch])
+        right = [score.total for score in accuracy(rollouts)]
+        return [sum(right[i : i + options.filter]) / options.filter for i in range(0, len(right), options.filter)]
+
+    with_audio = shares(samples)
+    without = {view: shares(views_of(samples, view)) for view in options.views}
+    rows = []
+    for i, sample in enumerate(samples):
+        blind = max(share[i] for share in without.values())
+        if with_audio[i] > blind:
+            rows.append({"id": sample.id, "with_audio": with_audio[i], "without_audio": blind})
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (options.out / "listening.jsonl").write_text(lines, encoding="utf-8")
+    count = len(samples)
+    return {
+        "answers_each": options.filter,
+        "with_audio": sum(with_audio) / count,
+        "interval": bootstrap_interval(with_audio),
+        "without_audio": {view: sum(share) / count for view, share in without.items()},
+        "need_listening": len(rows),
+        "share": len(rows) / count,
+    }
+
+
+def table(gains: Sequence[Gain], title: str) -> Table:
+    shown = Table(title=title)
+    for column in ("audio replaced by", "nats per token lost", "95 % interval"):
+        shown.add_column(column)
+    for g in gains:
+        shown.add_row(g.view, f"{g.nats:.3f}", f"{g.interval[0]:.3f} to {g.interval[1]:.3f}")
+    return shown
+
+
+def examples_page(
+    samples: Sequence[Sample], rows: Sequence[Mapping[str, Any]], gains: Sequence[Gain], result: Verdict, count: int
+) -> str:
+    """The `count` answers that gain least over their hardest view, and as many that gain most."""
+    names = [g.name for g in gains]
+    order = sorted(range(len(rows)), key=lambda i: min(rows[i][name] for name in names))
+    shown = order if 2 * count >= len(order) else order[:count] + order[len(order) - count :]
+    articles = [
+        article(
+            f"{rows[i]['id']}",
+            samples[i].audio,
+            [
+                ("request", "\n".join(c for m in samples[i].messages for c in m.content if isinstance(c, str))),
+                ("answer", str(rows[i]["answer"])),
+                *((name.replace("gain_", "over "), f"{rows[i][name]:+.3f} nats per token") for name in names),
+            ],
+        )
+        for i in shown
+    ]
+    return page("What the audio adds", f"{result.word}: {result.reason}", articles, "No answers.")
+
+
+if __name__ == "__main__":
+    run_script(run, Options, __doc__)

@@ -1,0 +1,191 @@
+"""What the right audio adds to answers: on a model that learned to listen, and on models whose audio is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from torch import Tensor
+
+from audiorl.algos.packing import pack_experiences
+from audiorl.audio import AudioClip
+from audiorl.config import ModelConfig, RLConfig, SamplingConfig
+from audiorl.data.corpus import Utterance
+from audiorl.evaluation.listening import Verdict, audio_gains, check_frames, gain_metrics, verdict
+from audiorl.models import AudioPolicy, qwen_omni
+from audiorl.models import policy as policy_module
+from audiorl.models.examples import Example, experience
+from audiorl.rl.listening import check_listening
+from audiorl.rollout.hf import HFEngine
+from audiorl.types import Message, Request, Sample
+from eval.audit import Options, run
+from tests.conftest import TEXTS, ask
+
+ANSWERS = ("yes", "no", "why", "yes why", "no no", "why no")
+
+
+@pytest.fixture(scope="module")
+def questions(speech: list[Utterance]) -> list[Sample]:
+    """Six recordings with the same question, each with another answer: only the audio tells them apart."""
+    return [
+        replace(ask(speech[25 * i].clip, name=f"q-{i}"), references=(answer,), task=("a", "b")[i % 2])
+        for i, answer in enumerate(ANSWERS)
+    ]
+
+
+def learned(questions: Sequence[Sample], hear: Callable[[Sample], Sample] = lambda s: s) -> AudioPolicy:
+    """A tiny model with Whisper's encoder that learned the answers by heart; `hear` is its view in training."""
+    policy = qwen_omni.tiny(TEXTS, hidden=64, layers=2, vocab_size=400, config=ModelConfig(audio="projector"))
+    lesson = pack_experiences([experience(policy, Example(hear(s), s.references[0])) for s in questions])
+    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=3e-3)
+    for _ in range(50):
+        (-policy.forward(lesson).logprobs.mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return policy
+
+
+@pytest.fixture(scope="module")
+def listener(questions: list[Sample]) -> AudioPolicy:
+    return learned(questions)
+
+
+def examples(questions: Sequence[Sample]) -> list[Example]:
+    return [Example(s, s.references[0]) for s in questions]
+
+
+def test_a_model_that_listens(listener: AudioPolicy, questions: list[Sample]) -> None:
+    gains = audio_gains(listener, examples(questions))
+    assert [g.view for g in gains] == ["silence", "noise", "swap"] and all(g.nats > 0.4 for g in gains)
+    assert verdict(gains).word == "listens"
+    metrics = gain_metrics(gains, [s.task for s in questions])
+    assert metrics["audio/gain_swap"] == pytest.approx(
+        (metrics["audio/gain_swap/a"] + metrics["audio/gain_swap/b"]) / 2
+    )
+    by_hand = []
+    for view in (questions[0], replace(questions[0], messages=silent(0, questions))):
+        laid_out = experience(listener, Example(view, questions[0].references[0]))
+        with torch.no_grad():
+            by_hand.append(float(listener.forward(pack_experiences([laid_out])).logprobs.mean()))
+    assert gains[0].per_sample[0] == pytest.approx(by_hand[0] - by_hand[1], abs=1e-5)
+
+
+def silent(i: int, questions: Sequence[Sample]) -> tuple[Message, ...]:
+    length = len(questions[i].audio[0].load(16_000))
+    return ask(AudioClip(array=np.zeros(length, np.float32), sample_rate=16_000)).messages
+
+
+def test_a_model_that_was_trained_without_its_audio(questions: list[Sample]) -> None:
+    """As where features are dropped on the way to the loss."""
+
+    def deafened(sample: Sample) -> Sample:
+        return replace(sample, messages=silent(0, questions))
+
+    result = verdict(audio_gains(learned(questions, deafened), examples(questions)))
+    assert result.word == "deaf" and "the right audio adds" in result.reason
+
+
+def test_audio_of_another_prompt_in_the_forward_pass(
+    listener: AudioPolicy, questions: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a collator sorts or repeats clips in another order than prompts."""
+    encode = AudioPolicy.encode_audio
+
+    def rotated(self: AudioPolicy, clips: Sequence[AudioClip]) -> list[Tensor]:
+        encoded = encode(self, clips)
+        longest = max(map(len, encoded))
+        filled = [torch.nn.functional.pad(x, (0, 0, 0, longest - len(x))) for x in encoded]
+        return [other[: len(x)] for x, other in zip(encoded, filled[1:] + filled[:1], strict=True)]
+
+    monkeypatch.setattr(policy_module.AudioPolicy, "encode_audio", rotated)
+    assert verdict(audio_gains(listener, examples(questions))).word == "deaf"
+
+
+def test_one_clip_for_all_prompts(
+    listener: AudioPolicy, questions: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the audio of a batch is read from its first row."""
+    encode = AudioPolicy.encode_audio
+
+    def first(self: AudioPolicy, clips: Sequence[AudioClip]) -> list[Tensor]:
+        encoded = encode(self, clips)
+        one = encoded[0].repeat(20, 1)
+        return [one[: len(x)] for x in encoded]
+
+    monkeypatch.setattr(policy_module.AudioPolicy, "encode_audio", first)
+    assert verdict(audio_gains(listener, examples(questions))).word == "deaf"
+
+
+def test_features_that_are_too_long(
+    listener: AudioPolicy, questions: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clips = [s.audio[0] for s in questions]
+    check_frames(listener, clips)
+    encoder_output = listener.audio.encoder_output
+    longer = lambda clip: torch.nn.functional.pad(encoder_output(clip), (0, 0, 0, 1))  # noqa: E731
+    monkeypatch.setattr(listener.audio, "encoder_output", longer)
+    with pytest.raises(ValueError, match=r"audio tokens, but \d+ samples have \d+"):
+        check_frames(listener, clips)
+
+
+def test_no_alarm_on_other_right_models(questions: list[Sample]) -> None:
+    for count in (3, 4, 5):
+        part = questions[:count]
+        assert verdict(audio_gains(learned(part), examples(part))).word != "deaf"
+
+
+def test_the_check_of_a_run(listener: AudioPolicy, questions: list[Sample], capsys: pytest.CaptureFixture[str]) -> None:
+    config = RLConfig(audio_check_every=1, audio_check_prompts=5, audio_check_min=0.1)
+    engine = HFEngine(listener, SamplingConfig(max_new_tokens=6))
+    rollouts = engine.generate([Request(s, 2, seed=1) for s in questions])
+    metrics = check_listening(listener, rollouts, config)
+    assert metrics["audio/gain_silence"] > 0.1 and not capsys.readouterr().err
+    strict = replace(config, audio_check_min=50.0)
+    check_listening(listener, rollouts, strict)
+    assert "audiorl: the model does not listen: the right audio adds" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"the model does not listen.*less than audio_check_min 50"):
+        check_listening(listener, rollouts, replace(strict, audio_check="stop"))
+    assert "audio/gain_swap" not in check_listening(listener, rollouts[:2], config)  # one prompt: nothing to swap with
+    quiet = replace(rollouts[0], sample=replace(questions[0], messages=silent(0, questions)))
+    assert check_listening(listener, [quiet], strict) == {}  # silence in place of silence
+
+
+def test_the_command(listener: AudioPolicy, questions: list[Sample], tmp_path: Path) -> None:
+    for i, s in enumerate(questions):
+        soundfile.write(tmp_path / f"{i}.wav", s.audio[0].load(16_000), 16_000)
+    rows = [
+        {"id": s.id, "audio": f"{i}.wav", "question": "What is said?", "answer": s.references[0]}
+        for i, s in enumerate(questions)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    data = {"data": tmp_path / "rows.jsonl", "model": "m", "out": tmp_path / "out", "max_new_tokens": 8}
+    scores = run(Options(**data, views=("silence", "swap"), filter=3), policy=listener)
+    assert scores["n"] == 6 and set(scores["gains"]) == {"silence", "swap"}
+    assert scores["verdict"] in ("listens", "deaf", "unclear") and scores["filter"]["answers_each"] == 3
+    written = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in written] == [s.id for s in questions] and "gain_swap" in written[0]
+    page = (tmp_path / "out" / "examples.html").read_text()
+    assert page.count("<audio") == 6 and scores["reason"] in page
+    selected = (tmp_path / "out" / "listening.jsonl").read_text().splitlines()
+    assert len(selected) == scores["filter"]["need_listening"]
+    with pytest.raises(ValueError, match="belongs to a run with other settings"):
+        run(Options(**data, views=("silence",)), policy=listener)
+
+
+@pytest.mark.parametrize("least", [-0.1, float("nan"), float("inf")])
+def test_thresholds_out_of_range(listener: AudioPolicy, questions: list[Sample], least: float) -> None:
+    with pytest.raises(ValueError, match="give nats per token"):
+        verdict(audio_gains(listener, examples(questions), ("silence",)), least)
+
+
+def test_what_lies_on_both_sides_of_the_threshold_is_unclear(listener: AudioPolicy, questions: list[Sample]) -> None:
+    (gain,) = audio_gains(listener, examples(questions), ("silence",))
+    assert verdict([replace(gain, nats=0.1, interval=(0.0, 0.2))], 0.1) == Verdict(
+        "unclear", "the interval over silence contains 0.1: measure more samples"
+    )
