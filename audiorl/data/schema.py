@@ -43,7 +43,10 @@ LogTime = Annotated[
 Rate = Annotated[
     int, Meta(ge=1000, le=1_000_000, description="a sampling rate; give Hz as a whole number, 1000 to 1000000")
 ]
-Id = Annotated[Integer | Text, Meta(description="an id; give a text or a whole number, or leave the column out")]
+Id = Annotated[
+    Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | Text,
+    Meta(description="an id; give a text or a whole number, or leave the column out"),
+]
 Name = Annotated[Integer | str, Meta(description="a name; give a text, or leave the column out")]
 Language = Annotated[str, Meta(pattern=r"^(\S.*)?$", description="a language; give an ISO code such as en")]
 Task = Annotated[str, Meta(description="the name of a task; give a text, or leave the column out")]
