@@ -31,7 +31,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     file = find(path, "config.json")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not JSON ({error}); copy it again") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ValueError(f"{file}: says no model_type; is this the config.json of a codec?")

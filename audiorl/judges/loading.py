@@ -131,7 +131,7 @@ def model_type(path: str | Path) -> str:
         raise ValueError(f"{file}: missing; name a folder that save_pretrained or tools/fetch_judges.py wrote")
     try:
         config: Any = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not JSON ({error}); copy the folder again") from error
     kind = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(kind, str):

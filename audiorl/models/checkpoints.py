@@ -118,7 +118,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
             raise ValueError(f"{path}: no config.json there; a Hugging Face model folder is expected")
         try:
             content = json.loads(config.read_text())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{config}: not valid JSON ({error})") from error
         if not isinstance(content, dict):
             raise ValueError(f"{config}: not a JSON object")

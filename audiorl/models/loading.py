@@ -159,10 +159,22 @@ def naming_damage(path: str | Path) -> Iterator[None]:
         yield
     except SafetensorError as error:
         raise ValueError(f"{_damaged_file(Path(path))}: damaged or cut off ({error}); copy it again") from error
-    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
+    except _DAMAGE as error:
         if isinstance(error, ValueError) and str(path) in str(error):
             raise
         raise ValueError(f"{path}: the model cannot be read: {' '.join(str(error).split())}; copy it again") from error
+
+
+_DAMAGE = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    StrictDataclassError,
+)
+"""What libraries raise for a configuration with values that it cannot have."""
 
 
 def _damaged_file(path: Path) -> Path:

@@ -58,7 +58,8 @@ def adapter_config(folder: Path) -> Any:
     """peft's configuration of a saved adapter. Raises ValueError where it names no base model."""
     from peft import PeftConfig
 
-    config = PeftConfig.from_pretrained(str(folder))
+    with naming_damage(folder / "adapter_config.json"):
+        config = PeftConfig.from_pretrained(str(folder))
     if not config.base_model_name_or_path:
         raise ValueError(f"{folder}/adapter_config.json: base_model_name_or_path is missing")
     return config

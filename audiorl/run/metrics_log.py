@@ -184,7 +184,7 @@ def _repair_tail(path: Path) -> None:
     start = content.rfind(b"\n") + 1
     try:
         whole = isinstance(json.loads(content[start:]), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         whole = False
     with path.open("r+b") as file:
         if whole:

@@ -152,3 +152,18 @@ def test_weights_that_are_not_finite_are_not_loaded(value: float, tmp_path: Path
     save_file(weights, tmp_path / "model" / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"weight 'lm_head\.weight' holds values that are not finite"):
         load_policy(tmp_path / "model")
+
+
+def test_a_deeply_nested_file_of_a_model_is_one_error(tmp_path: Path) -> None:
+    make_text().save(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text('{"a":' * 100_000)
+    with pytest.raises(ValueError, match=r"config\.json: not valid JSON"):
+        load_policy(tmp_path / "model")
+
+
+def test_a_damaged_configuration_of_an_adapter_is_one_error(samples: list[Sample], tmp_path: Path) -> None:
+    make_text(ModelConfig(lora=LoraConfig(rank=2))).save(tmp_path / "adapter")
+    for content in ("[" * 100_000, "{", '{"peft_type": 3}', '{"peft_type": "LORA", "r": [1]}'):
+        (tmp_path / "adapter" / "adapter_config.json").write_text(content)
+        with pytest.raises(ValueError, match=r"adapter_config\.json: "):
+            load_policy(tmp_path / "adapter")
