@@ -23,6 +23,7 @@ def load_judge(model_class: Any, path: str | Path, device: str) -> Any:
             model, info = model_class.from_pretrained(
                 str(path),
                 dtype=torch.float32 if device == "cpu" else torch.float16,
+                trust_remote_code=False,  # else transformers may ask whether to run it
                 ignore_mismatched_sizes=True,  # so that they are listed; none is accepted
                 output_loading_info=True,
             )

@@ -123,7 +123,7 @@ def model_type(path: str | Path) -> str:
         from transformers import AutoConfig
 
         try:
-            return str(AutoConfig.from_pretrained(str(path)).model_type)
+            return str(AutoConfig.from_pretrained(str(path), trust_remote_code=False).model_type)
         except (OSError, ValueError) as error:
             raise ValueError(f"{path}: neither a local folder nor a model id that can be loaded ({error})") from error
     file = folder / "config.json"

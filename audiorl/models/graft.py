@@ -98,9 +98,9 @@ def vllm_problem(policy: AudioPolicy) -> str | None:
 
 def read_text_model(llm: str | Path, family: Family, dtype: str) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """The tokenizer and the model. Raises ValueError for one that `family` cannot hold."""
-    place, options = str(llm), {}
+    place, options = str(llm), dict[str, Any](trust_remote_code=False)  # else transformers may ask whether to run it
     if place.endswith(".gguf"):
-        place, options = str(Path(llm).parent), {"gguf_file": Path(llm).name}
+        place, options = str(Path(llm).parent), {"gguf_file": Path(llm).name, **options}
     try:
         config = AutoConfig.from_pretrained(place, **options)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, **options)
@@ -217,7 +217,7 @@ def _text_weights(text: PreTrainedModel, backbone: Any, model: PreTrainedModel) 
 def read_encoder(encoder: str | Path) -> tuple[WhisperFeatureExtractor, nn.Module]:
     """The feature extractor and Whisper's encoder. Raises ValueError for another model or another input."""
     try:
-        config = AutoConfig.from_pretrained(str(encoder))
+        config = AutoConfig.from_pretrained(str(encoder), trust_remote_code=False)
         extractor = WhisperFeatureExtractor.from_pretrained(str(encoder))
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"--encoder {encoder}: not a Whisper model that transformers reads ({error})") from error

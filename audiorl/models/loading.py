@@ -141,7 +141,8 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 
 def _load_processor(path: str | Path, what: str, loader: Any) -> Any:
     try:
-        return loader.from_pretrained(str(path))
+        options = {"trust_remote_code": False} if loader is AutoTokenizer else {}
+        return loader.from_pretrained(str(path), **options)
     except Exception as error:  # of a damaged file the libraries raise any kind, also from Rust
         raise ValueError(f"{path}: the {what} cannot be read: {' '.join(str(error).split())}") from error
 

@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2AudioForConditionalGeneration, WhisperModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForCTC,
+    AutoTokenizer,
+    Qwen2AudioForConditionalGeneration,
+    WhisperModel,
+)
 
 from audiorl.audio import AudioClip
 from audiorl.cli import main
+from audiorl.judges.checkpoint import load_judge
 from audiorl.models import load_policy
-from audiorl.models.graft import graft, vllm_problem
+from audiorl.models.graft import graft, read_text_model, vllm_problem
 from tests.conftest import ask
 from tests.support.grafts import save_llm, save_whisper
 
@@ -187,3 +194,18 @@ def test_learned_positions_need_qwen2_audio(whisper: Path, tmp_path: Path) -> No
     policy = graft(llm, tmp_path / "moved", "qwen2-audio")
     positions = policy.backbone.audio_encoder(policy.model).embed_positions.weight
     assert torch.equal(positions, model.encoder.embed_positions.weight)
+
+
+def test_code_in_a_model_s_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers would ask, and take the y of a user or of a pipe for an answer."""
+    code = "from transformers import PretrainedConfig\n\nclass Mine(PretrainedConfig):\n    model_type = 'mine'\n"
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n{code}")
+    config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine", "AutoModelForCTC": "mine.Mine"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda *question: "y")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        read_text_model(tmp_path, "qwen2.5-omni", "float32")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        load_judge(AutoModelForCTC, tmp_path, "cpu")
+    assert not (tmp_path / "ran").exists()
