@@ -88,8 +88,7 @@ class CrossAttentionDecoder(WhisperDecoder):
 
             def read(query: Tensor, keys: Sequence[Tensor] = keys, values: Sequence[Tensor] = values) -> Tensor:
                 queries = query.split(reader_lengths, 2)
-                pieces = [scaled_dot_product_attention(q, k, v) for q, k, v in zip(queries, keys, values, strict=True)]
-                return torch.cat(pieces, 2)
+                return torch.cat([_read(q, k, v) for q, k, v in zip(queries, keys, values, strict=True)], 2)
 
             hidden = self._layer(layer, hidden, self_attention, read)
         text_LH = self.layer_norm(hidden)[0]
@@ -134,6 +133,11 @@ def _run_layer(layer: Any, hidden: Tensor, attention: SelfAttention, memory: Mem
     x = layer.encoder_attn_layer_norm(hidden)
     hidden = hidden + cross.out_proj(memory(_heads(cross, cross.q_proj(x))).transpose(1, 2).flatten(2))
     return hidden + layer.fc2(layer.activation_fn(layer.fc1(layer.final_layer_norm(hidden))))
+
+
+def _read(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention without a mask; zeros from a memory without rows, whose softmax would be NaN."""
+    return scaled_dot_product_attention(query, keys, values) if keys.shape[2] else torch.zeros_like(query)
 
 
 def _heads(attention: Any, x: Tensor) -> Tensor:

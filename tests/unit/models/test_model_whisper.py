@@ -19,6 +19,7 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, experience
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.vllm import VLLMEngine
+from audiorl.train.batches import idle_batch
 from audiorl.types import Experience, Message, Request, Sample
 from tests.conftest import make_whisper
 from tests.support.packing import assert_same, groups_of_three, logprobs, with_audio, with_gradients
@@ -154,6 +155,15 @@ def test_the_folder_is_transformers_own(policy: AudioPolicy, transcripts: list[S
     assert torch.equal(stock.model.decoder.layers[1].fc2.weight, policy.model.model.decoder.layers[1].fc2.weight)
     with pytest.raises(ValueError, match="vLLM does not serve model_type 'whisper' here"):
         VLLMEngine(tmp_path / "model")
+
+
+def test_a_pass_without_audio_is_finite() -> None:
+    """Under ZeRO a rank without work runs one, times 0."""
+    policy = make_whisper()
+    out = policy.forward(idle_batch(policy))
+    (0 * out.logprobs.sum()).backward()
+    assert bool(out.logprobs.isfinite().all())
+    assert all(bool(p.grad.isfinite().all()) for p in policy.trainable().values() if p.grad is not None)
 
 
 def test_an_adapter_comes_back(policy: AudioPolicy, transcripts: list[Sample], tmp_path: Path) -> None:
