@@ -259,9 +259,14 @@ class RLConfig:
     dynamic_sampling: int = 0
     """Rounds in which groups with equal scores are dropped and other prompts asked instead (DAPO); 0 keeps all
     groups."""
-    loss: Literal["clip", "gspo", "cispo", "reinforce"] = "clip"
-    """The surrogate: PPO's clipped ratio, GSPO (which wants much narrower clips: its authors use 3e-4 and 4e-4), CISPO
-    (reads `ratio_cap`), or the plain policy gradient without a ratio."""
+    loss: Literal["clip", "gspo", "gmpo", "sapo", "cispo", "reinforce"] = "clip"
+    """The surrogate: PPO's clipped ratio, GSPO (which wants much narrower clips: its authors use 3e-4 and 4e-4), GMPO
+    (clips log ratios; its authors use 0.4 and 0.4), SAPO (reads `sapo_positive` and `sapo_negative`), CISPO (reads
+    `ratio_cap`), or the plain policy gradient without a ratio."""
+    sapo_positive: float = 1.0
+    """SAPO's τ of tokens with positive advantage: how fast their gradient falls off with the ratio."""
+    sapo_negative: float = 1.05
+    """SAPO's τ of the other tokens."""
     frame_ratio: Literal["code", "frame"] = "code"
     """Of models that speak: one ratio (and clip) per sampled code, or one per codec frame."""
     clip_low: float = 0.2
@@ -329,7 +334,17 @@ class RLConfig:
         _require_counts(self, (*counts, "micro_batch_tokens", "ptx_batch", "audio_check_prompts"))
         require_ranges(
             self,
-            positive=("score_clip", "clip_low", "clip_high", "ratio_cap", "engine_cap", "kl_target", "kl_horizon"),
+            positive=(
+                "score_clip",
+                "clip_low",
+                "clip_high",
+                "ratio_cap",
+                "engine_cap",
+                "kl_target",
+                "kl_horizon",
+                "sapo_positive",
+                "sapo_negative",
+            ),
             not_negative=(
                 "advantage_eps",
                 "kl_beta",

@@ -94,11 +94,65 @@ def gspo_loss(
         weights=weights,
         sequence=sequence,
     )
-    count = torch.zeros(int(sequence.max()) + 1 if len(sequence) else 0, dtype=logprobs.dtype, device=logprobs.device)
-    total = count.index_add(0, sequence, logprobs - old_logprobs)
-    count = count.index_add(0, sequence, torch.ones_like(logprobs))
-    mean = (total / count.clamp(min=1))[sequence]
+    mean = _sequence_means(logprobs - old_logprobs, sequence)
     return ppo_clip_loss(mean, torch.zeros_like(mean), advantages, weights, clip_low, clip_high)
+
+
+def gmpo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    sequence: Tensor,
+    clip_low: float = 0.4,
+    clip_high: float = 0.4,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """GMPO (Zhao et al. 2025, arXiv 2507.20673, eq. 4 and algorithm 1): a sequence's ratio is the geometric mean of its
+    tokens' ratios, each clipped in log space to [-clip_low, clip_high] on the side that PPO clips.
+
+    The ratio stands at every token of its sequence. sequence as in `gspo_loss`. `clip_frac` counts clipped tokens.
+    """
+    check_shapes(
+        "gmpo_loss",
+        logprobs=logprobs,
+        old_logprobs=old_logprobs,
+        advantages=advantages,
+        weights=weights,
+        sequence=sequence,
+    )
+    log_ratio = logprobs - old_logprobs
+    held = log_ratio.clamp(-clip_low, clip_high)
+    bounded = torch.where(advantages >= 0, torch.minimum(log_ratio, held), torch.maximum(log_ratio, held))
+    gain = _sequence_means(bounded, sequence).exp() * advantages
+    return -(weights * gain).sum(), _ratio_sums(log_ratio, bounded != log_ratio, weights)
+
+
+def _sequence_means(values: Tensor, sequence: Tensor) -> Tensor:
+    """The mean of its sequence at every token, [N]."""
+    count = torch.zeros(int(sequence.max()) + 1 if len(sequence) else 0, dtype=values.dtype, device=values.device)
+    total = count.index_add(0, sequence, values)
+    count = count.index_add(0, sequence, torch.ones_like(values))
+    return (total / count.clamp(min=1))[sequence]
+
+
+def sapo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    positive: float = 1.0,
+    negative: float = 1.05,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """SAPO (Gao et al. 2025, arXiv 2511.20347, eq. 5 and 6): a soft gate in place of the clip.
+
+    -A·4σ(τ(ratio - 1))/τ, summed with `weights`; τ is `positive` where A > 0, else `negative`. At ratio 1 the gradient
+    is that of the plain surrogate. `clip_frac` is 0.
+    """
+    check_shapes("sapo_loss", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, weights=weights)
+    log_ratio = logprobs - old_logprobs
+    tau = torch.where(advantages > 0, advantages.new_tensor(positive), advantages.new_tensor(negative))
+    gate = torch.sigmoid(tau * (log_ratio.clamp(max=20.0).exp() - 1)) * 4 / tau
+    return -(weights * gate * advantages).sum(), _ratio_sums(log_ratio, torch.zeros_like(weights), weights)
 
 
 def cispo_loss(

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.kl import kl_estimate
-from audiorl.algos.losses import cispo_loss, engine_correction, gspo_loss, ppo_clip_loss, reinforce_loss
+from audiorl.algos.losses import (
+    cispo_loss,
+    engine_correction,
+    gmpo_loss,
+    gspo_loss,
+    ppo_clip_loss,
+    reinforce_loss,
+    sapo_loss,
+)
 from audiorl.config import RLConfig
 from audiorl.rl.packs import Pack
 from audiorl.train.batches import gather_code_mask, logprobs_by_code, sum_codebooks
@@ -68,9 +76,13 @@ def surrogate(
         advantages_N, loss_weights, sequence_N = advantages_N[rows], weights_N[rows], sequence_N[rows]
     else:
         logprobs, old = sum_codebooks(logprobs), sum_codebooks(old)
-    if config.loss == "gspo":
+    if config.loss in ("gspo", "gmpo"):
         clips = config.clip_low, config.clip_high
-        loss, sums = gspo_loss(logprobs, old, advantages_N, loss_weights, sequence_N, *clips)
+        by_sequence = gspo_loss if config.loss == "gspo" else gmpo_loss
+        loss, sums = by_sequence(logprobs, old, advantages_N, loss_weights, sequence_N, *clips)
+    elif config.loss == "sapo":
+        taus = config.sapo_positive, config.sapo_negative
+        loss, sums = sapo_loss(logprobs, old, advantages_N, loss_weights, *taus)
     elif config.loss == "cispo":
         loss, sums = cispo_loss(logprobs, old, advantages_N, loss_weights, config.ratio_cap)
     elif config.loss == "reinforce":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +20,15 @@ from audiorl.algos.advantages import (
     whiten,
 )
 from audiorl.algos.kl import FixedKL, HorizonKL, LogSpaceKL
-from audiorl.algos.losses import cispo_loss, engine_correction, gspo_loss, ppo_clip_loss, value_loss
+from audiorl.algos.losses import (
+    cispo_loss,
+    engine_correction,
+    gmpo_loss,
+    gspo_loss,
+    ppo_clip_loss,
+    sapo_loss,
+    value_loss,
+)
 
 
 def gae_by_loop(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
@@ -199,6 +209,34 @@ def test_gspo_by_hand() -> None:
     torch.testing.assert_close(wide.grad[:2], torch.full((2,), -0.5 * ratio * 2 / 2, dtype=torch.float64))
 
 
+def test_gmpo_by_hand() -> None:
+    """Log ratios 0.6 (held at 0.4, A > 0) and -0.9 (not held, A > 0); -0.6 (held at -0.4, A < 0) and 0.7 (not held)."""
+    lp = torch.tensor([0.6, -0.9, -0.6, 0.7], dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([2.0, 2.0, -1.0, -1.0], dtype=torch.float64)
+    weights = torch.full((4,), 0.25, dtype=torch.float64)
+    sequence = torch.tensor([0, 0, 1, 1])
+    loss, sums = gmpo_loss(lp, torch.zeros(4, dtype=torch.float64), advantages, weights, sequence, 0.4, 0.4)
+    first, second = math.exp((0.4 - 0.9) / 2), math.exp((-0.4 + 0.7) / 2)
+    assert loss.item() == pytest.approx(-(0.5 * 2 * first - 0.5 * second))
+    assert sums["clip_frac"].item() == 0.5
+    loss.backward()
+    expected = [0.0, -0.5 * 2 * first / 2, 0.0, 0.5 * second / 2]
+    torch.testing.assert_close(lp.grad, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_sapo_by_hand() -> None:
+    ratio = torch.tensor([1.5, 0.5], dtype=torch.float64)
+    lp = ratio.log().requires_grad_(True)
+    advantages = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    weights = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    loss, _ = sapo_loss(lp, torch.zeros(2, dtype=torch.float64), advantages, weights, 1.0, 2.0)
+    up, down = 1 / (1 + math.exp(-0.5)), 1 / (1 + math.exp(1.0))
+    assert loss.item() == pytest.approx(-0.5 * 4 * up + 0.5 * 2 * 2 * down)
+    loss.backward()
+    expected = [-0.5 * 4 * up * (1 - up) * 1.5, 0.5 * 2 * 4 * down * (1 - down) * 0.5]
+    torch.testing.assert_close(lp.grad, torch.tensor(expected, dtype=torch.float64))
+
+
 def test_cispo_by_hand() -> None:
     ratio = torch.tensor([0.5, 8.0], dtype=torch.float64)
     lp = ratio.log().requires_grad_(True)
@@ -211,18 +249,19 @@ def test_cispo_by_hand() -> None:
 
 
 def test_first_update_has_one_gradient_whatever_the_loss() -> None:
-    """At ratio 1, clip, CISPO and (for equal lengths' weights) GSPO are all REINFORCE."""
+    """At ratio 1, clip, CISPO, SAPO and (for equal lengths' weights) GSPO and GMPO are all REINFORCE."""
     g = torch.Generator().manual_seed(0)
     lp = torch.randn(6, generator=g)
     sequence = torch.tensor([0, 0, 0, 1, 1, 1])
     advantages = torch.randn(2, generator=g)[sequence]
     grads = []
-    for loss in (ppo_clip_loss, cispo_loss, lambda *a: gspo_loss(*a, sequence)):
+    by_sequence = (lambda *a: gspo_loss(*a, sequence), lambda *a: gmpo_loss(*a, sequence))
+    for loss in (ppo_clip_loss, cispo_loss, sapo_loss, *by_sequence):
         x = lp.clone().requires_grad_(True)
         loss(x, lp, advantages, torch.full((6,), 1 / 6))[0].backward()
         grads.append(x.grad)
-    torch.testing.assert_close(grads[1], grads[0])
-    torch.testing.assert_close(grads[2], grads[0])
+    for grad in grads[1:]:
+        torch.testing.assert_close(grad, grads[0])
 
 
 def test_engine_correction_by_hand() -> None:

@@ -14,6 +14,7 @@ from audiorl.algos.kl import kl_estimate
 
 N, Q = 3, 3  # equal, so that [N] - [N, Q] would broadcast without an error
 NUMBERED = partial(losses.gspo_loss, sequence=torch.zeros(N, dtype=torch.long))
+GEOMETRIC = partial(losses.gmpo_loss, sequence=torch.zeros(N, dtype=torch.long))
 BINARY = torch.ones(N, dtype=torch.bool)
 
 
@@ -23,6 +24,8 @@ BINARY = torch.ones(N, dtype=torch.bool)
         (kl_estimate, 2),
         (losses.ppo_clip_loss, 4),
         (NUMBERED, 4),
+        (GEOMETRIC, 4),
+        (losses.sapo_loss, 4),
         (losses.cispo_loss, 4),
         (losses.reinforce_loss, 4),
         (losses.engine_correction, 2),

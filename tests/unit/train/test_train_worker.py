@@ -245,7 +245,7 @@ def test_no_reference_without_kl() -> None:
     assert worker(make_omni(), kl_beta=0.0).reference is None
 
 
-@pytest.mark.parametrize("loss", ["gspo", "cispo"])
+@pytest.mark.parametrize("loss", ["gspo", "gmpo", "sapo", "cispo"])
 def test_other_losses_do_not_depend_on_packing_either(samples: list[Sample], loss: str) -> None:
     found = []
     for budget in (10_000, 1):
