@@ -115,16 +115,21 @@ def test_conversations(tmp_path) -> None:
     ("row", "message"),
     [
         ("{", "line 1: not JSON"),
-        ("[]", "line 1: not an object"),
-        ({"turns": []}, "line 1: id is None"),
-        ({"id": "a", "turns": []}, r"line 1: turns is \[\]"),
-        ({"id": "a", "turns": ["x"]}, "line 1, turn 1: not an object"),
+        ("[]", r"line 1: \[\] is not an object"),
+        ({"id": "a", "turns": []}, r"line 1: turns \[\] is not a list of turns; give at least one"),
+        ({"id": "a", "turns": ["x"]}, r"line 1: turns\[0\] 'x' is not an object"),
         ({"id": "a", "turns": [{"speaker": "A", "text": "x"}]}, "line 1, turn 1: no audio"),
-        ({"id": "a", "turns": [{"speaker": "A", "text": " ", "audio": "x"}]}, "line 1, turn 1: text is ' '"),
-        ({"id": "a", "audio": "x", "turns": [{"speaker": "A", "text": "x"}]}, "line 1, turn 1: start is None"),
+        (
+            {"id": "a", "turns": [{"speaker": "A", "text": " ", "audio": "x"}]},
+            r"line 1: turns\[0\]\.text ' ' is not a text",
+        ),
+        (
+            {"id": "a", "audio": "x", "turns": [{"speaker": "A", "text": "x"}]},
+            "line 1, turn 1: start: missing; give seconds",
+        ),
         (
             {"id": "a", "audio": "x", "turns": [{"speaker": "A", "text": "x", "start": 0, "duration": 0}]},
-            "line 1, turn 1: duration is 0",
+            r"line 1: turns\[0\]\.duration 0 is not a duration",
         ),
     ],
 )
