@@ -51,7 +51,8 @@ def draw_lines(
 
 
 def draw_bars(ax: Axes, bars: Sequence[Measure], metric: str, theme: Theme) -> None:
-    """One horizontal bar per evaluation with its 95% interval and its value in words."""
+    """One horizontal bar per evaluation with its 95% interval and its value in words; bars of a set side by side."""
+    bars = sorted(bars, key=lambda m: split_entry(m.entry)[0])
     places = range(len(bars))
     tints = [bar_colour(m.entry, theme) for m in bars]
     ax.barh(places, [m.value for m in bars], color=tints, height=0.56)
@@ -64,7 +65,7 @@ def draw_bars(ax: Axes, bars: Sequence[Measure], metric: str, theme: Theme) -> N
                 ax.plot([x, x], [place - 0.11, place + 0.11], color=theme.ink, lw=1.4)
             end = max(end, m.high)
         ax.text(end + 0.025 * edge, place, show(m.value, metric), va="center", color=theme.ink, weight="bold", size=11)
-    ax.set_yticks(list(places), [literal(m.entry) for m in bars], color=theme.ink, size=10.5)
+    ax.set_yticks(list(places), [literal(_label(m.entry)) for m in bars], color=theme.ink, size=10.5)
     ax.set_ylim(len(bars) - 0.45, -0.55)
     ax.set_xlim(0, edge * 1.22)
     ax.set_xticks([])
@@ -120,7 +121,20 @@ def _wait(entry: str) -> int | None:
 
 def bar_colour(entry: str, theme: Theme) -> str:
     """After stands out; what it is measured against stays back."""
-    return {"after": theme.lines[0], "before": theme.before, "control": theme.control}.get(entry, theme.lines[2])
+    return {"after": theme.lines[0], "before": theme.before, "control": theme.control}.get(
+        split_entry(entry)[1], theme.lines[2]
+    )
+
+
+def split_entry(entry: str) -> tuple[str, str]:
+    """(set, moment) of an evaluation such as `unseen_after`; the set of held-out rows is ""."""
+    name, _, moment = entry.rpartition("_")
+    return (name, moment) if moment in ("before", "after", "control") else ("", entry)
+
+
+def _label(entry: str) -> str:
+    name, moment = split_entry(entry)
+    return f"{name}: {moment}" if name else moment
 
 
 def literal(text: str) -> str:
