@@ -138,8 +138,8 @@ def _label(entry: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Text from data, for matplotlib: a dollar sign is a dollar sign and starts no formula."""
-    return text.replace("$", r"\$")
+    """Text from data, for matplotlib: a dollar sign starts no formula, and half a character is a question mark."""
+    return text.encode("utf-8", "replace").decode().replace("$", r"\$")
 
 
 def svg(figure: Figure) -> str:

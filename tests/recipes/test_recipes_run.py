@@ -147,10 +147,10 @@ def test_replay_names_what_is_damaged(quickstart: Path, tmp_path: Path, capsys: 
     good = sorted((quickstart / "rollouts").iterdir())[0].read_text().splitlines()
     for damaged, message in (
         (good[0] + "\n{oops\n", "row 2"),
-        (good[0] + "\n" + json.dumps({"text": "x"}) + "\n", "row 2: no field 'sample'"),
+        (good[0] + "\n" + json.dumps({"text": "x"}) + "\n", "row 2, field 'sample': missing"),
         (
             good[0].replace('"stop_reason": "', '"stop_reason": "x'),
-            "row 1: not a rollout (rollouts[0].segments[0].stop_reason",
+            "row 1, field 'rollouts[0].segments[0].stop_reason': 'x",
         ),
         ("", "empty"),
     ):
@@ -494,7 +494,7 @@ def test_dpo_online_interrupted_in_its_second_round(
     error = capsys.readouterr().err
     where = {"answers": "while round_2 answers", "reference": "before round_2 step 1", "training": "after round_2 step"}
     assert f"audiorl: stopped {where[moment]}" in error
-    assert main(["resume", str(tmp_path / "run")]) == 0
+    assert main(["resume", str(tmp_path / "run"), "--trust", "recipes/rewards/variety.py"]) == 0
     run = tmp_path / "run"
     for phase in ("round_1", "round_2"):
         for name in ("model.safetensors", "trainer.safetensors"):
