@@ -370,12 +370,12 @@ def _decoder(clip: AudioClip) -> _SoundFile | _Container:
     _check_avi(clip, size)
     malformed = False
     try:
-        file = soundfile.SoundFile(_source(clip))
+        # By its content alone: of a name libsndfile takes the ending for the format where it knows no other.
+        source = io.BytesIO(clip.data or b"") if clip.path is None else os.open(clip.path, os.O_RDONLY)
+        file = soundfile.SoundFile(source)
         if (file.format, file.subtype) != ("RAW", "ULAW"):  # how libsndfile takes an .au or .snd with a damaged header
             return _SoundFile(clip, file)
         file.close()
-    except TypeError:  # soundfile wants a rate for names that end in .raw
-        pass
     except soundfile.LibsndfileError as error:
         malformed = error.code == 3
     try:

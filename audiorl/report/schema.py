@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 Seconds = Annotated[float, Meta(ge=0, le=1e6)]
+Finite = Annotated[float, Meta(ge=-1e15, le=1e15)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Label = str | Annotated[int, Meta(ge=-(2**53), le=2**53)]
@@ -104,9 +105,9 @@ class Measured(Struct):
 
     n: Count | None = None
     accuracy: Share | None = None
-    low: float | None = None
-    high: float | None = None
-    changes: dict[str, tuple[float, float, float]] = {}
+    low: Finite | None = None
+    high: Finite | None = None
+    changes: dict[str, tuple[Finite, Finite, Finite]] = {}
     outside: dict[str, Value] | list[str] = []
 
 

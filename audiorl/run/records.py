@@ -15,7 +15,7 @@ T = TypeVar("T")
 class RunConfig(msgspec.Struct):
     """config.json of a run: what was asked."""
 
-    recipe: str
+    recipe: Annotated[str, msgspec.Meta(pattern=r"^([^/]{0,255}/)*[^/]{0,255}$")]  # no longer than names of files are
     argv: list[str]
     config: dict[str, Any]
     versions: dict[str, str] = {}

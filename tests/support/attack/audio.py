@@ -204,7 +204,8 @@ def _mp3(data: bytes) -> float | None:
     rate = (44_100, 48_000, 32_000)[index] // {3: 1, 2: 2, 0: 4}[version]
     samples = 1152 if version == 3 else 576
     seconds = int.from_bytes(data[place + 8 : place + 12], "big") * samples / rate - 0.08
-    return seconds if seconds * 250 < len(data) else None  # less than 2 kbit/s: the number is damaged, not the audio
+    # Nothing, or less than 2 kbit/s: the number is damaged, not the audio.
+    return seconds if 0 < seconds * 250 < len(data) else None
 
 
 # -- codes -------------------------------------------------------------------------------------------------------------
