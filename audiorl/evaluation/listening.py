@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import torch
 
-from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.audio import name as clip_name
 from audiorl.data.views import SWAP, views_of
+from audiorl.evaluation.text import answer_logprobs
 from audiorl.metrics.interval import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
@@ -73,16 +73,9 @@ def answered_by_rollout(policy: AudioPolicy, rollout: Rollout, sample: Sample) -
     )
 
 
-@torch.no_grad()
 def mean_logprobs(policy: AudioPolicy, experiences: Sequence[Experience], budget: int = 8192) -> list[float]:
     """The mean log-probability of the sampled tokens of each, in nats; `budget` row tokens in a pass."""
-    means = [math.nan] * len(experiences)
-    for indices in micro_batches(experiences, budget):
-        members = [experiences[i] for i in indices]
-        logprobs_N = policy.forward(pack_experiences(members)).logprobs.float().cpu()
-        for i, values_N in zip(indices, logprobs_N.split([e.num_sampled for e in members]), strict=True):
-            means[i] = float(values_N.mean())
-    return means
+    return [float(values.mean()) for values in answer_logprobs(policy, experiences, budget, share_prompts=True)]
 
 
 def audio_gains(

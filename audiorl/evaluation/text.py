@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.data.text import TextQuestion
@@ -97,15 +98,22 @@ def _passage(policy: AudioPolicy, text: str, name: str) -> Experience:
 
 
 @torch.no_grad()
+def answer_logprobs(
+    policy: AudioPolicy, experiences: Sequence[Experience], budget: int = BUDGET, share_prompts: bool = False
+) -> list[Tensor]:
+    """The log-probs [N] of each one's sampled tokens, in nats, on the CPU; `budget` row tokens in a pass."""
+    logprobs = [torch.zeros(0)] * len(experiences)
+    for indices in micro_batches(experiences, budget, share_prompts):
+        part = [experiences[i] for i in indices]
+        logprobs_N = policy.forward(pack_experiences(part, share_prompts)).logprobs.float().cpu()
+        for i, values in zip(indices, logprobs_N.split([e.num_sampled for e in part]), strict=True):
+            logprobs[i] = values
+    return logprobs
+
+
 def _logprobs(policy: AudioPolicy, experiences: Sequence[Experience]) -> list[float]:
     """The log-prob of each one's answer, in nats."""
-    totals = [0.0] * len(experiences)
-    for indices in micro_batches(experiences, BUDGET, share_prompts=False):
-        part = [experiences[i] for i in indices]
-        logprobs_N = policy.forward(pack_experiences(part, share_prompts=False)).logprobs.float().cpu()
-        for i, values in zip(indices, logprobs_N.split([e.num_sampled for e in part]), strict=True):
-            totals[i] = float(values.sum())
-    return totals
+    return [float(values.sum()) for values in answer_logprobs(policy, experiences)]
 
 
 def measure_text_phase(

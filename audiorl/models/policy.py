@@ -256,11 +256,13 @@ class AudioPolicy(nn.Module):
             return CrossAttentionCache(len(decoder.layers))
         return DynamicCache(config=decoder.config)
 
-    def read_by_decoder(self, ids: Tensor) -> dict[str, Any]:
-        """The decoder's further arguments for prompts ids [R, S]: where they are audio, if it must know."""
+    def read_by_decoder(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """The decoder's further arguments for prompts padded on the left: where they are audio, if it must know."""
         if not isinstance(self.backbone.decoder(self.model), CrossAttentionDecoder):
             return {}
-        return {"audio_rows": self.audio_rows(ids)}
+        rows = [self.audio_rows(p.ids) for p in prompts]
+        longest = max(map(len, rows))
+        return {"audio_rows": torch.stack([nn.functional.pad(r, (longest - len(r), 0)) for r in rows])}
 
     def embed_rows(self, ids: Tensor, codes: Tensor | None) -> Tensor:
         """[..., H]: embeddings of ids [...], or of codes [..., Q] where these are not -1."""
@@ -343,15 +345,18 @@ class AudioPolicy(nn.Module):
         """The decoder's last hidden states [T, H] of a packed batch."""
         decoder, routed = self.backbone.decoder(self.model), self.routed(batch.codes)
         embeds_TH = self.embed(batch.ids, batch.audio, batch.loss_mask, batch.codes)
-        spans = spans_of(batch.span_ids, batch.span_parents)
         if isinstance(decoder, CrossAttentionDecoder):
+            spans = spans_of(batch.span_ids, batch.span_parents)
             rows = self.audio_rows(batch.ids, batch.loss_mask)
             return decoder(inputs_embeds=embeds_TH[None], audio_rows=rows, spans=spans).last_hidden_state[0]
         # Checkpointed layers run again in the backward pass, when `by_span` has ended.
         recomputed = self.config.gradient_checkpointing and torch.is_grad_enabled()
         with nullcontext(False) if recomputed else by_span(decoder) as takes_spans:
             if takes_spans:
-                attention: dict[str, Any] = {"attention_mask": None, "spans": spans}
+                attention: dict[str, Any] = {
+                    "attention_mask": None,
+                    "spans": spans_of(batch.span_ids, batch.span_parents),
+                }
             else:
                 mask = attention_mask(batch.span_ids, batch.span_parents).to(self.device)
                 attention = {"attention_mask": mask[None, None]}

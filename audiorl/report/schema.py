@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from audiorl.data.schema import Finite
+
 Seconds = Annotated[float, Meta(ge=0, le=1e6)]
-Finite = Annotated[float, Meta(ge=-1e15, le=1e15)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Label = str | Annotated[int, Meta(ge=-(2**53), le=2**53)]

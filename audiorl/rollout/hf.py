@@ -188,7 +188,6 @@ class HFEngine:
         padded = torch.stack(
             [torch.cat([e.new_zeros(longest - len(e), e.shape[1]), e]) if len(e) < longest else e for e in embeds]
         )
-        ids = torch.stack([torch.nn.functional.pad(p.ids, (longest - len(p), 0), value=-1) for p in prompts])
         mask = (torch.arange(longest, device=device)[None] >= (longest - lengths)[:, None]).long()
         positions = (torch.arange(longest, device=device)[None] - (longest - lengths)[:, None]).clamp(min=0)
         out = policy.backbone.decoder(policy.model)(
@@ -198,7 +197,7 @@ class HFEngine:
             past_key_values=cache,
             use_cache=True,
             **policy.routed(padded_codes([p.codes for p in prompts], [len(p) for p in prompts], left=True)),
-            **policy.read_by_decoder(ids),
+            **policy.read_by_decoder(prompts),
         )
         return out.last_hidden_state[:, -1], mask, lengths - 1
 
