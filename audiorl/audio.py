@@ -333,7 +333,7 @@ class _Container:
 
 @contextmanager
 def _open(clip: AudioClip) -> Iterator[_SoundFile | _Container]:
-    """The opened file; whatever fails while it is open is an AudioError that names the clip."""
+    """The opened file; any failure while it is open is an AudioError that names the clip."""
     try:
         file = _decoder(clip)
         try:

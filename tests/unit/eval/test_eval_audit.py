@@ -39,10 +39,10 @@ def questions(speech: list[Utterance]) -> list[Sample]:
     ]
 
 
-def learned(questions: Sequence[Sample], hear: Callable[[Sample], Sample] = lambda s: s) -> AudioPolicy:
-    """A tiny model with Whisper's encoder that learned the answers by heart; `hear` is its view in training."""
+def learned(questions: Sequence[Sample], view: Callable[[Sample], Sample] = lambda s: s) -> AudioPolicy:
+    """A tiny model with Whisper's encoder that learned the answers by heart; `view` is what it is given in training."""
     policy = qwen_omni.tiny(TEXTS, hidden=64, layers=2, vocab_size=400, config=ModelConfig(audio="projector"))
-    lesson = pack_experiences([experience(policy, Example(hear(s), s.references[0])) for s in questions])
+    lesson = pack_experiences([experience(policy, Example(view(s), s.references[0])) for s in questions])
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=3e-3)
     for _ in range(50):
         (-policy.forward(lesson).logprobs.mean()).backward()
