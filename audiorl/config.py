@@ -187,6 +187,8 @@ class OptimConfig:
 
 Advantage = Literal[
     "group",
+    "mean-relative",
+    "decoupled",
     "process",
     "time-index",
     "leave-one-out",
@@ -196,6 +198,9 @@ Advantage = Literal[
     "reinforce++-baseline",
     "gae",
 ]
+
+
+PolicyLoss = Literal["clip", "gspo", "gmpo", "sapo", "cispo", "dppo-tv", "dppo-kl", "clip-cov", "kl-cov", "reinforce"]
 
 
 @dataclass(frozen=True)
@@ -223,7 +228,8 @@ class RLConfig:
     """Policy gradient training. The defaults are GRPO (arXiv 2402.03300) with Ke-Omni-R's choices.
 
     RLOO is advantage `leave-one-out`; REINFORCE++ has its own, best with kl_in `reward`; PPO is `gae`; `time-index`
-    compares a group's streams turn by turn; `process` is GRPO with a reward for each step of an answer
+    compares a group's streams turn by turn; `mean-relative` is MaxRL; `decoupled` is GDPO, which normalises each term
+    of a `WeightedSum` within its group; `process` is GRPO with a reward for each step of an answer
     (`ProcessModelReward(credit="steps")`). Dr.GRPO is advantage_std False with aggregation
     `sequence-mean-token-sum`; DAPO is clip_high 0.28, aggregation `token-mean`, kl_beta 0 and dynamic_sampling.
     """
@@ -259,10 +265,20 @@ class RLConfig:
     dynamic_sampling: int = 0
     """Rounds in which groups with equal scores are dropped and other prompts asked instead (DAPO); 0 keeps all
     groups."""
-    loss: Literal["clip", "gspo", "gmpo", "sapo", "cispo", "reinforce"] = "clip"
+    loss: PolicyLoss = "clip"
     """The surrogate: PPO's clipped ratio, GSPO (which wants much narrower clips: its authors use 3e-4 and 4e-4), GMPO
     (clips log ratios; its authors use 0.4 and 0.4), SAPO (reads `sapo_positive` and `sapo_negative`), CISPO (reads
-    `ratio_cap`), or the plain policy gradient without a ratio."""
+    `ratio_cap`), DPPO (`clip_low` and `clip_high` bound the change of a token's probability, or with `dppo-kl` the KL;
+    its authors cap ratios at 20), Clip-Cov and KL-Cov (read `cov_fraction`), or the plain policy gradient without a
+    ratio."""
+    cov_fraction: float = 2e-4
+    """Share of a mini-batch's tokens that Clip-Cov leaves out, or that KL-Cov holds back."""
+    cov_low: float = 1.0
+    """Covariance of log-prob and advantage above which Clip-Cov may leave a token out."""
+    cov_high: float = 5.0
+    """Covariance below which it may."""
+    cov_coef: float = 1.0
+    """Weight of KL-Cov's penalty."""
     sapo_positive: float = 1.0
     """SAPO's τ of tokens with positive advantage: how fast their gradient falls off with the ratio."""
     sapo_negative: float = 1.05
@@ -274,7 +290,7 @@ class RLConfig:
     clip_high: float = 0.2
     """Ratios are clipped above 1 + this."""
     ratio_cap: float = 5.0
-    """CISPO's upper bound of the ratio."""
+    """Upper bound of the ratio, of CISPO and DPPO."""
     dual_clip: float | None = None
     """Bound c > 1 of the loss of tokens with negative advantage, -c·A (dual-clip PPO); None: no bound."""
     kl_beta: float = 0.01
@@ -344,9 +360,11 @@ class RLConfig:
                 "kl_horizon",
                 "sapo_positive",
                 "sapo_negative",
+                "cov_fraction",
             ),
             not_negative=(
                 "advantage_eps",
+                "cov_coef",
                 "kl_beta",
                 "kl_gain",
                 "ptx_coef",
@@ -360,12 +378,19 @@ class RLConfig:
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "in [0, 1]")
         if self.dual_clip is not None:
             _require(self.dual_clip > 1, "dual_clip", self.dual_clip, "greater than 1")
-        compared = ("group", "time-index", "leave-one-out", "reinforce++-baseline")
+        compared = ("group", "mean-relative", "decoupled", "time-index", "leave-one-out", "reinforce++-baseline")
         if self.group_size == 1 and self.advantage in compared:
             raise ValueError(
                 f"advantage {self.advantage!r} compares the rollouts of a prompt, so group_size must be at least 2: a "
                 "single rollout has advantage 0 and trains nothing"
             )
+        if self.advantage == "decoupled" and (self.score_clip is not None or self.score_normalize):
+            raise ValueError("advantage 'decoupled' normalises each term: score_clip and score_normalize do not apply")
+        if self.advantage in ("mean-relative", "decoupled") and self.kl_in == "reward" and self.kl_beta:
+            raise ValueError(f"advantage {self.advantage!r} compares scores, not token rewards: set kl_in 'loss'")
+        _require(self.cov_fraction <= 1, "cov_fraction", self.cov_fraction, "at most 1")
+        if not self.cov_low < self.cov_high:
+            raise ValueError(f"cov_low {self.cov_low:g} must lie below cov_high {self.cov_high:g}")
         if (self.prompts_per_step * self.group_size) % self.mini_batches:
             raise ValueError(
                 f"mini_batches {self.mini_batches} does not divide the {self.prompts_per_step} x "

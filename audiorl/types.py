@@ -142,6 +142,9 @@ class Score:
     """Optional credit per sampled token."""
     segment_parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Named parts of per_segment for reports; NaN where a part is undefined."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of a weighted sum the weights of the parts that add up to the total, for advantages that treat them one by one.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,6 +231,8 @@ class Experience:
     """The rollout's name in error messages."""
     score: float = 0.0
     """The total of its Score."""
+    score_terms: tuple[tuple[float, float], ...] = ()
+    """(value, weight) of the terms whose weighted sum is the score; empty where it is no such sum."""
     greedy_score: float = 0.0
     """The score of the greedy answer to its prompt, for ReMax."""
     codes: Tensor | None = None
@@ -246,7 +251,7 @@ class Experience:
     @classmethod
     def from_rollout(cls, rollout: Rollout) -> Experience:
         """Lay the segments of a rollout end to end; its score, if it has one, becomes token rewards."""
-        segments = rollout.segments
+        segments, score = rollout.segments, rollout.score
         ids = torch.cat([t for s in segments for t in (s.prompt_ids, s.ids)])
         response = torch.cat(
             [
@@ -275,9 +280,10 @@ class Experience:
             group_id=rollout.group_id,
             segment=torch.arange(len(lengths)).repeat_interleave(lengths),
             engine_logprobs=logprobs,
-            rewards=None if rollout.score is None else _token_rewards(rollout, rollout.score, response, mask),
+            rewards=None if score is None else _token_rewards(rollout, score, response, mask),
             name=rollout.name,
-            score=0.0 if rollout.score is None else rollout.score.total,
+            score=0.0 if score is None else score.total,
+            score_terms=() if score is None else tuple((score.parts[n], w) for n, w in score.weights.items()),
             codes=codes,
             code_mask=code_mask,
         )

@@ -40,6 +40,38 @@ def leave_one_out(rewards: Tensor, group_ids: Sequence[str] | Tensor) -> Tensor:
     return centred * (count / (count - 1).clamp(min=1))[index]  # the others' mean lies n/(n-1) times as far away
 
 
+def mean_relative(rewards: Tensor, group_ids: Sequence[str] | Tensor) -> Tensor:
+    """MaxRL's advantage, (r - mean) / mean within each group (Tajwar et al. 2026, arXiv 2602.02710).
+
+    With rewards of 0 and 1 the gradient is that of the mean log-prob of the right answers, which approaches maximum
+    likelihood as groups grow. rewards [B], none below 0; group_ids: B labels. Returns [B]; a group of zeros has
+    advantage 0. Raises ValueError for a reward below 0.
+    """
+    if bool((rewards < 0).any()):
+        raise ValueError(f"mean_relative divides by the group's mean: a reward of {float(rewards.min()):g} is below 0")
+    centred, index, count = _centred(rewards, group_ids, "mean_relative")
+    mean = torch.zeros_like(count).index_add(0, index, rewards) / count
+    return torch.where(mean[index] > 0, centred / mean[index], 0.0)
+
+
+def decoupled_relative(
+    rewards: Tensor, weights: Sequence[float], group_ids: Sequence[str] | Tensor, eps: float = 1e-4
+) -> Tensor:
+    """GDPO's advantage (Liu et al. 2026, arXiv 2601.05242): each of K rewards is normalised within its group, then the
+    weighted sum is normalised over the batch.
+
+    rewards [B, K]; K weights; group_ids: B labels. Returns [B]. The weights say how much each reward moves the policy,
+    whatever its scale; a reward that is constant in a group does not count there. Standard deviations are unbiased.
+    """
+    if rewards.dim() != 2 or rewards.shape[1] != len(weights):
+        raise ValueError(f"decoupled_relative: rewards of shape {list(rewards.shape)} but {len(weights)} weights")
+    columns = [w * group_relative(r, group_ids, eps=eps) for r, w in zip(rewards.unbind(1), weights, strict=True)]
+    total = torch.stack(columns, 1).sum(1)
+    if len(total) < 2:
+        return torch.zeros_like(total)
+    return (total - total.mean()) / (total.std() + eps)
+
+
 def remax(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
     """ReMax's advantage, r minus the reward of the greedy answer to the same prompt (Li et al. 2023, arXiv 2310.10505).
 

@@ -8,6 +8,7 @@ the same loss.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -153,6 +154,103 @@ def sapo_loss(
     tau = torch.where(advantages > 0, advantages.new_tensor(positive), advantages.new_tensor(negative))
     gate = torch.sigmoid(tau * (log_ratio.clamp(max=20.0).exp() - 1)) * 4 / tau
     return -(weights * gate * advantages).sum(), _ratio_sums(log_ratio, torch.zeros_like(weights), weights)
+
+
+def dppo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    delta_low: float = 0.2,
+    delta_high: float = 0.2,
+    divergence: Literal["tv", "kl"] = "tv",
+    cap: float = 20.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """DPPO (Qi et al. 2026, arXiv 2602.04879): REINFORCE with truncated ratios, without the tokens whose probability
+    has moved too far in the direction of their advantage.
+
+    How far is the divergence between old and new policy as distributions over "this token" and "another one": total
+    variation |p - p_old|, or KL(p_old || p). A ratio says little about either for a rare token. A token is left out
+    above `delta_high` where A > 0 and p > p_old, above `delta_low` where A <= 0 and p < p_old; `clip_frac` counts them.
+    """
+    check_shapes("dppo_loss", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, weights=weights)
+    log_ratio = (logprobs - old_logprobs).detach().clamp(-20.0, 20.0)
+    p, p_old = logprobs.detach().exp(), old_logprobs.exp()
+    if divergence == "tv":
+        distance = (p - p_old).abs()
+    elif divergence == "kl":
+        rest, rest_old = (1 - p + 1e-8).log(), (1 - p_old + 1e-8).log()
+        distance = p_old * (old_logprobs - logprobs.detach()) + (1 - p_old) * (rest_old - rest)
+    else:
+        raise ValueError(f"dppo_loss: unknown divergence {divergence!r}; use 'tv' or 'kl'")
+    too_far = torch.where(advantages > 0, (distance > delta_high) & (p > p_old), (distance > delta_low) & (p < p_old))
+    ratio = log_ratio.exp().clamp(max=cap).masked_fill(too_far, 0.0)
+    return -(weights * ratio * advantages * logprobs).sum(), _ratio_sums(log_ratio, too_far, weights)
+
+
+def covariances(logprobs: Tensor, advantages: Tensor) -> Tensor:
+    """Each token's share of the covariance of log-prob and advantage, whose sum drives the entropy down: [N] -> [N].
+
+    (A - mean A)·(logprob - mean logprob); Cui et al. 2025, arXiv 2505.22617, eq. 10.
+    """
+    check_shapes("covariances", logprobs=logprobs, advantages=advantages)
+    return (advantages - advantages.mean()) * (logprobs - logprobs.mean())
+
+
+def clip_cov_tokens(covariance: Tensor, fraction: float, low: float, high: float, seed: int) -> Tensor:
+    """Clip-Cov's choice [N] bool: at random, `fraction` of all tokens, at least one, with `low` < covariance < `high`.
+
+    Source: arXiv 2505.22617, eq. 11.
+    """
+    eligible = ((covariance > low) & (covariance < high)).nonzero().squeeze(-1).cpu()
+    count = max(int(fraction * len(covariance)), 1)
+    order = torch.randperm(len(eligible), generator=torch.Generator().manual_seed(seed))
+    return _chosen(covariance, eligible[order[:count]])
+
+
+def kl_cov_tokens(covariance: Tensor, fraction: float) -> Tensor:
+    """KL-Cov's choice [N] bool: the `fraction` of tokens with the largest covariance, at least one.
+
+    Source: arXiv 2505.22617, eq. 13.
+    """
+    count = min(max(int(fraction * len(covariance)), 1), len(covariance))
+    return _chosen(covariance, covariance.topk(count).indices)
+
+
+def _chosen(like: Tensor, indices: Tensor) -> Tensor:
+    chosen = torch.zeros(len(like), dtype=torch.bool, device=like.device)
+    chosen[indices.to(like.device)] = True
+    return chosen
+
+
+def clip_cov_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Clip-Cov (arXiv 2505.22617, eq. 12): PPO's clipped surrogate without the tokens `chosen` [N] by
+    `clip_cov_tokens` among those of the mini-batch."""
+    clips = clip_low, clip_high
+    _, sums = ppo_clip_loss(logprobs, old_logprobs, advantages, weights, *clips)
+    loss, of_others = ppo_clip_loss(logprobs, old_logprobs, advantages, weights.masked_fill(chosen, 0.0), *clips)
+    return loss, sums | {"clip_frac": of_others["clip_frac"] + (weights * chosen).sum()}
+
+
+def kl_cov_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, weights: Tensor, chosen: Tensor, coef: float = 1.0
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """KL-Cov (arXiv 2505.22617, eq. 14): -ratio·A, plus coef·|log ratio| at the tokens `chosen` [N] by `kl_cov_tokens`.
+
+    Nothing is clipped. At ratio 1, and so in the first update of a step, the penalty has no gradient.
+    """
+    check_shapes("kl_cov_loss", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, weights=weights)
+    log_ratio = logprobs - old_logprobs
+    loss = (weights * (coef * chosen * log_ratio.abs() - log_ratio.exp() * advantages)).sum()
+    return loss, _ratio_sums(log_ratio, torch.zeros_like(weights), weights)
 
 
 def cispo_loss(

@@ -499,6 +499,7 @@ class ScoreDocument(Struct):
     per_segment: list[Real | None] | None
     per_token: list[Real] | None
     segment_parts: dict[str, list[Real | None]]
+    weights: dict[str, Real] = {}
 
 
 class ScoresDocument(Struct):

@@ -267,6 +267,7 @@ def serialize_scores(scores: Sequence[Score | None]) -> list[dict[str, Any] | No
         None
         if s is None
         else {
+            **({"weights": {name: float(value) for name, value in s.weights.items()}} if s.weights else {}),
             "total": float(s.total),
             "parts": {name: float(value) for name, value in s.parts.items()},
             "per_segment": None if s.per_segment is None else _defined(s.per_segment),
@@ -514,6 +515,7 @@ def _score(row: ScoreDocument) -> Score:
         per_segment=None if row.per_segment is None else _values(row.per_segment),
         per_token=None if row.per_token is None else tuple(row.per_token),
         segment_parts={name: _values(values) for name, values in row.segment_parts.items()},
+        weights=row.weights,
     )
 
 

@@ -65,6 +65,7 @@ class WeightedSum:
             parts.update({f"{term.name}/{part}": value for part, value in score.parts.items()})
         weights = [t.weight for t in self.terms]
         return Score(
+            weights={t.name: t.weight for t in self.terms},
             total=sum(w * s.total for w, s in zip(weights, scores, strict=True)),
             parts=parts,
             per_segment=_sum_items(weights, [(s.total, s.per_segment) for s in scores], len(rollout.segments)),

@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from audiorl.algos.advantages import (
+    decoupled_relative,
     gae,
     group_relative,
     leave_one_out,
+    mean_relative,
     process_relative,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
@@ -32,7 +34,7 @@ from audiorl.train.batches import widened
 from audiorl.types import Experience, Score
 
 Reduce = Callable[[Tensor], Tensor]
-GROUP_ESTIMATORS = ("group", "process", "leave-one-out", "remax", "time-index")
+GROUP_ESTIMATORS = ("group", "mean-relative", "decoupled", "process", "leave-one-out", "remax", "time-index")
 """Estimators that need the scores of one group and nothing else."""
 
 
@@ -133,11 +135,26 @@ def _group_advantages(
         return _filled(experiences, process_relative(rewards_BT, mask_BT, groups, std, eps))
     if config.advantage == "group":
         advantages_B = group_relative(scores_B, groups, config.advantage_std, config.advantage_eps)
+    elif config.advantage == "mean-relative":
+        advantages_B = mean_relative(scores_B, groups)
+    elif config.advantage == "decoupled":
+        advantages_B = decoupled_relative(*_terms(experiences), groups, config.advantage_eps)
     elif config.advantage == "leave-one-out":
         advantages_B = leave_one_out(scores_B, groups)
     else:
         advantages_B = remax(scores_B, torch.tensor([e.greedy_score for e in experiences], dtype=torch.float32))
     return _filled(experiences, advantages_B[:, None] * mask_BT)
+
+
+def _terms(experiences: Sequence[Experience]) -> tuple[Tensor, list[float]]:
+    """The values [B, K] and the K weights of the terms of the reward."""
+    weights = [w for _, w in experiences[0].score_terms]
+    for e in experiences:
+        if not e.score_terms or [w for _, w in e.score_terms] != weights:
+            raise ValueError(
+                f"{e.name}: advantage 'decoupled' needs a reward that is a WeightedSum, the same for all rollouts"
+            )
+    return torch.tensor([[value for value, _ in e.score_terms] for e in experiences]), weights
 
 
 def _filled(

@@ -7,15 +7,20 @@ Shapes: N sampled tokens of a pack, Q codebooks where codec frames are among the
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from audiorl.algos.kl import kl_estimate
 from audiorl.algos.losses import (
     cispo_loss,
+    clip_cov_loss,
+    dppo_loss,
     engine_correction,
     gmpo_loss,
     gspo_loss,
+    kl_cov_loss,
     ppo_clip_loss,
     reinforce_loss,
     sapo_loss,
@@ -67,19 +72,27 @@ def surrogate(
 
     With `frame_ratio` "code" every sampled code is an action with the advantage and the weight of its frame.
     """
-    sequence_N = pack.sequence_N
+    sequence_N, chosen_N = pack.sequence_N, pack.chosen_N
     loss_weights, means_N = weights_N, pack.mean_weights_N
     code_mask = gather_code_mask(pack.experiences, logprobs.device)
     if code_mask is not None and config.frame_ratio == "code":
         rows = code_mask.nonzero()[:, 0]
         logprobs, old = logprobs[code_mask], old[code_mask]
         advantages_N, loss_weights, sequence_N = advantages_N[rows], weights_N[rows], sequence_N[rows]
+        chosen_N = None if chosen_N is None else chosen_N[rows]
     else:
         logprobs, old = sum_codebooks(logprobs), sum_codebooks(old)
+    clips = config.clip_low, config.clip_high
     if config.loss in ("gspo", "gmpo"):
-        clips = config.clip_low, config.clip_high
         by_sequence = gspo_loss if config.loss == "gspo" else gmpo_loss
         loss, sums = by_sequence(logprobs, old, advantages_N, loss_weights, sequence_N, *clips)
+    elif config.loss in ("dppo-tv", "dppo-kl"):
+        divergence: Literal["tv", "kl"] = "tv" if config.loss == "dppo-tv" else "kl"
+        loss, sums = dppo_loss(logprobs, old, advantages_N, loss_weights, *clips, divergence, config.ratio_cap)
+    elif chosen_N is not None and config.loss == "clip-cov":
+        loss, sums = clip_cov_loss(logprobs, old, advantages_N, loss_weights, chosen_N, *clips)
+    elif chosen_N is not None:
+        loss, sums = kl_cov_loss(logprobs, old, advantages_N, loss_weights, chosen_N, config.cov_coef)
     elif config.loss == "sapo":
         taus = config.sapo_positive, config.sapo_negative
         loss, sums = sapo_loss(logprobs, old, advantages_N, loss_weights, *taus)
@@ -88,7 +101,6 @@ def surrogate(
     elif config.loss == "reinforce":
         loss, sums = reinforce_loss(logprobs, old, advantages_N, loss_weights)
     else:
-        clips = config.clip_low, config.clip_high
         loss, sums = ppo_clip_loss(logprobs, old, advantages_N, loss_weights, *clips, config.dual_clip)
     share = means_N.sum() / loss_weights.sum().clamp_min(torch.finfo(loss_weights.dtype).tiny)
     return loss, {name: share * value for name, value in sums.items()}

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from audiorl.algos.losses import token_weights
+from audiorl.algos.losses import clip_cov_tokens, covariances, kl_cov_tokens, token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import RLConfig
 from audiorl.runtime.world import World
-from audiorl.train.batches import counts, frames, gather, repeat_each
+from audiorl.train.batches import counts, frames, gather, repeat_each, sum_codebooks
 from audiorl.types import Experience, PackedBatch
 
 
@@ -31,6 +31,8 @@ class Pack:
     """The weights under which sums over all packs are plain means over the tokens of the mini-batch."""
     frame_fraction: float | None
     """The share of the mini-batch's sampled rows that are codec frames; None where no experience can have frames."""
+    chosen_N: Tensor | None = None
+    """bool: the tokens that Clip-Cov leaves out, or KL-Cov holds back; None with other losses."""
 
     def gather(self, name: str) -> Tensor | None:
         """The sampled tokens' entries [N] or [N, Q] of a field of `Experience`; None where it is not filled in."""
@@ -47,14 +49,22 @@ class Pack:
 
 
 class MiniBatch:
-    """One rank's experiences of one update. Weights come from the counts of all ranks (a collective call)."""
+    """One rank's experiences of one update. Weights come from the counts of all ranks (a collective call).
 
-    def __init__(self, experiences: Sequence[Experience], config: RLConfig, max_tokens: int, world: World):
+    `seed` makes Clip-Cov's choice of tokens reproducible.
+    """
+
+    def __init__(
+        self, experiences: Sequence[Experience], config: RLConfig, max_tokens: int, world: World, seed: int = 0
+    ):
         self.experiences, self._config = experiences, config
         lengths_of_all, own = world.gather_list(counts(experiences))
         self._loss_weights = token_weights(lengths_of_all, config.aggregation, max_tokens)[own]
         self._mean_weights = token_weights(lengths_of_all, "token-mean")[own]
         self._frame_fraction = frame_fraction(experiences, world)
+        self._chosen = None
+        if config.loss in ("clip-cov", "kl-cov"):
+            self._chosen = chosen_by_covariance(experiences, config, world, seed).split(counts(experiences))
         self._indices = micro_batches(experiences, config.micro_batch_tokens, config.share_prompts)
 
     def __len__(self) -> int:
@@ -72,7 +82,32 @@ class MiniBatch:
                 repeat_each([self._loss_weights[i] for i in indices], lengths).to(device),
                 repeat_each([self._mean_weights[i] for i in indices], lengths).to(device),
                 self._frame_fraction,
+                None if self._chosen is None else torch.cat([self._chosen[i] for i in indices]).to(device),
             )
+
+
+def chosen_by_covariance(experiences: Sequence[Experience], config: RLConfig, world: World, seed: int) -> Tensor:
+    """bool, for each sampled token of this rank: Clip-Cov's or KL-Cov's choice among the tokens of all ranks.
+
+    Covariances are those of the log-probs before the update: the policy's own where several updates need them, else the
+    engine's. The choice so depends neither on packs nor on ranks.
+    """
+    device = torch.device("cpu")
+    pairs: list[tuple[float, float]] = []
+    if experiences:
+        old, engine, advantages = (
+            gather(experiences, n, device) for n in ("old_logprobs", "engine_logprobs", "advantages")
+        )
+        logprobs = engine if old is None else old
+        assert logprobs is not None and advantages is not None
+        pairs = list(zip(sum_codebooks(logprobs).tolist(), advantages.tolist(), strict=True))
+    tokens, own = world.gather_list(pairs)
+    if not tokens:
+        return torch.zeros(0, dtype=torch.bool)
+    covariance = covariances(*torch.tensor(tokens, dtype=torch.float64).unbind(1))
+    if config.loss == "kl-cov":
+        return kl_cov_tokens(covariance, config.cov_fraction)[own]
+    return clip_cov_tokens(covariance, config.cov_fraction, config.cov_low, config.cov_high, seed)[own]
 
 
 def frame_fraction(experiences: Sequence[Experience], world: World) -> float | None:

@@ -165,7 +165,7 @@ class Trainer:
         members: list[list[Experience]] = [[] for _ in range(count)]
         for e, number in zip(experiences, numbers, strict=True):
             members[number].append(e)
-        return [MiniBatch(part, self.config, self.max_tokens, self.world) for part in members]
+        return [MiniBatch(part, self.config, self.max_tokens, self.world, self.steps) for part in members]
 
     # -- the update -----------------------------------------------------------------------------------------------
 

@@ -75,8 +75,19 @@ def test_a_number_out_of_range_is_refused(kind: type, name: str, value: Any) -> 
         kind(**{name: value})
 
 
-@pytest.mark.parametrize("advantage", ["group", "time-index", "leave-one-out", "reinforce++-baseline"])
+@pytest.mark.parametrize(
+    "advantage", ["group", "mean-relative", "decoupled", "time-index", "leave-one-out", "reinforce++-baseline"]
+)
 def test_a_group_of_one_has_no_group_advantage(advantage: Any) -> None:
     with pytest.raises(ValueError, match="group_size must be at least 2"):
         RLConfig(advantage=advantage, group_size=1)
     RLConfig(advantage="gae", group_size=1)
+
+
+def test_options_that_an_estimator_does_not_read_are_refused() -> None:
+    with pytest.raises(ValueError, match="score_clip and score_normalize do not apply"):
+        RLConfig(advantage="decoupled", score_normalize=True)
+    with pytest.raises(ValueError, match="'mean-relative' compares scores, not token rewards"):
+        RLConfig(advantage="mean-relative", kl_in="reward")
+    with pytest.raises(ValueError, match="cov_low 6 must lie below cov_high 5"):
+        RLConfig(loss="clip-cov", cov_low=6)

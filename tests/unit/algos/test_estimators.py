@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from audiorl.algos.advantages import (
+    decoupled_relative,
     gae,
     leave_one_out,
+    mean_relative,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     reinforce_returns,
@@ -22,9 +24,15 @@ from audiorl.algos.advantages import (
 from audiorl.algos.kl import FixedKL, HorizonKL, LogSpaceKL
 from audiorl.algos.losses import (
     cispo_loss,
+    clip_cov_loss,
+    clip_cov_tokens,
+    covariances,
+    dppo_loss,
     engine_correction,
     gmpo_loss,
     gspo_loss,
+    kl_cov_loss,
+    kl_cov_tokens,
     ppo_clip_loss,
     sapo_loss,
     value_loss,
@@ -100,6 +108,35 @@ def test_leave_one_out_by_hand() -> None:
     torch.testing.assert_close(leave_one_out(rewards, groups), torch.tensor([-3.0, 0.0, -1.5, 4.5, 0.0]))
     with pytest.raises(ValueError, match=r"rewards of shape \[5\] but 4 group ids"):
         leave_one_out(rewards, groups[:4])
+
+
+def test_mean_relative_by_hand() -> None:
+    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+    advantages = mean_relative(rewards, ["a", "a", "a", "a", "b", "b"])
+    torch.testing.assert_close(advantages, torch.tensor([1.0, -1.0, -1.0, 1.0, 0.0, 0.0]))
+    with pytest.raises(ValueError, match=r"a reward of -0\.5 is below 0"):
+        mean_relative(torch.tensor([1.0, -0.5]), ["a", "a"])
+
+
+def test_mean_relative_gradient_is_that_of_the_right_answers_alone() -> None:
+    """Σ A·logprob / G is the mean log-prob of the right answers less that of all, whose expected gradient is 0."""
+    g = torch.Generator().manual_seed(0)
+    logprobs, rewards = torch.randn(8, generator=g), torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 1])
+    advantages = mean_relative(rewards, ["a"] * 8)
+    expected = logprobs[rewards == 1].mean() - logprobs.mean()
+    torch.testing.assert_close((advantages * logprobs).sum() / 8, expected)
+
+
+def test_decoupled_relative_by_hand() -> None:
+    """Two groups; the second reward, a hundred times as large, moves the policy only as much as its weight says."""
+    rewards = torch.tensor([[1.0, 100.0], [0.0, 100.0], [1.0, 0.0], [0.0, 100.0]])
+    s = math.sqrt(0.5)  # the unbiased standard deviation of (0, 1)
+    sums = [0.5 / s, -0.5 / s, 0.5 / s - 0.5 * 50 / (100 * s), -0.5 / s + 0.5 * 50 / (100 * s)]
+    mean, std = sum(sums) / 4, math.sqrt(sum((x - sum(sums) / 4) ** 2 for x in sums) / 3)
+    advantages = decoupled_relative(rewards, [1.0, 0.5], ["a", "a", "b", "b"], eps=1e-7)
+    assert advantages.tolist() == pytest.approx([(x - mean) / std for x in sums], abs=1e-6)
+    with pytest.raises(ValueError, match="but 1 weights"):
+        decoupled_relative(rewards, [1.0], ["a", "a", "b", "b"])
 
 
 def test_remax_by_hand() -> None:
@@ -248,15 +285,66 @@ def test_cispo_by_hand() -> None:
     assert sums["clip_frac"].item() == 0.5 and sums["ratio"].item() == pytest.approx(4.25)
 
 
+def test_dppo_by_hand() -> None:
+    """Probabilities .5 -> .8 and .01 -> .05: PPO at 0.2 clips both ratios, DPPO only the first."""
+    p_old, p = (torch.tensor(x, dtype=torch.float64) for x in ([0.5, 0.01, 0.5, 0.5], [0.8, 0.05, 0.2, 0.2]))
+    lp = p.log().requires_grad_(True)
+    advantages = torch.tensor([1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
+    weights = torch.full((4,), 0.25, dtype=torch.float64)
+    loss, sums = dppo_loss(lp, p_old.log(), advantages, weights, 0.2, 0.2)
+    loss.backward()
+    # the last token moved far, but against its advantage: it stays
+    torch.testing.assert_close(lp.grad, torch.tensor([0.0, -0.25 * 5, 0.0, -0.25 * 0.4], dtype=torch.float64))
+    assert sums["clip_frac"].item() == 0.5
+    kl = 0.5 * math.log(0.5 / 0.8) + 0.5 * math.log(0.5 / 0.2)
+    for delta, held in ((kl - 1e-6, 0.0), (kl + 1e-6, -0.25 * 1.6)):
+        lp.grad = None
+        dppo_loss(lp, p_old.log(), advantages, weights, delta, delta, "kl")[0].backward()
+        assert lp.grad[0].item() == pytest.approx(held)
+    assert dppo_loss(lp, p_old.log(), advantages, weights, 1, 1, cap=2.0)[0].item() == pytest.approx(
+        -0.25 * (1.6 * math.log(0.8) + 2.0 * math.log(0.05) - 0.4 * math.log(0.2) + 0.4 * math.log(0.2))
+    )
+
+
+def test_tokens_chosen_by_covariance() -> None:
+    logprobs = torch.tensor([-4.0, -2.0, -2.0, 0.0])
+    advantages = torch.tensor([-2.0, 0.0, 0.0, 2.0])
+    covariance = covariances(logprobs, advantages)
+    assert covariance.tolist() == [4, 0, 0, 4]
+    assert kl_cov_tokens(covariance + torch.tensor([1.0, 0, 0, 0]), 0.25).tolist() == [True, False, False, False]
+    assert clip_cov_tokens(covariance, 0.5, 1.0, 5.0, seed=0).tolist() == [True, False, False, True]
+    assert not clip_cov_tokens(covariance, 0.5, 4.5, 5.0, seed=0).any()
+    one_of_two = [clip_cov_tokens(covariance, 0.25, 1.0, 5.0, seed).tolist() for seed in range(8)]
+    assert {sum(c) for c in one_of_two} == {1} and len({tuple(c) for c in one_of_two}) == 2
+
+
+def test_losses_on_chosen_tokens_by_hand() -> None:
+    ratio = torch.tensor([1.5, 0.5, 1.1], dtype=torch.float64)
+    lp = ratio.log().requires_grad_(True)
+    advantages = torch.tensor([1.0, -2.0, 1.0], dtype=torch.float64)
+    weights = torch.full((3,), 0.5, dtype=torch.float64)
+    chosen = torch.tensor([False, True, True])
+    old = torch.zeros(3, dtype=torch.float64)
+    loss, sums = clip_cov_loss(lp, old, advantages, weights, chosen, 0.2, 0.2)
+    assert loss.item() == pytest.approx(-0.5 * 1.2) and sums["clip_frac"].item() == pytest.approx(1.5)
+    loss, _ = kl_cov_loss(lp, old, advantages, weights, chosen, coef=3.0)
+    penalty = 3.0 * (abs(math.log(0.5)) + math.log(1.1))
+    assert loss.item() == pytest.approx(0.5 * (-1.5 + 2 * 0.5 - 1.1 + penalty))
+    loss.backward()
+    expected = [-0.5 * 1.5, 0.5 * (2 * 0.5 - 3.0), 0.5 * (-1.1 + 3.0)]
+    torch.testing.assert_close(lp.grad, torch.tensor(expected, dtype=torch.float64))
+
+
 def test_first_update_has_one_gradient_whatever_the_loss() -> None:
-    """At ratio 1, clip, CISPO, SAPO and (for equal lengths' weights) GSPO and GMPO are all REINFORCE."""
+    """At ratio 1, clip, CISPO, SAPO, DPPO, KL-Cov and (for equal lengths' weights) GSPO and GMPO are all REINFORCE."""
     g = torch.Generator().manual_seed(0)
     lp = torch.randn(6, generator=g)
     sequence = torch.tensor([0, 0, 0, 1, 1, 1])
     advantages = torch.randn(2, generator=g)[sequence]
     grads = []
     by_sequence = (lambda *a: gspo_loss(*a, sequence), lambda *a: gmpo_loss(*a, sequence))
-    for loss in (ppo_clip_loss, cispo_loss, sapo_loss, *by_sequence):
+    kl_cov = lambda *a: kl_cov_loss(*a, torch.ones(6, dtype=torch.bool))  # noqa: E731
+    for loss in (ppo_clip_loss, cispo_loss, sapo_loss, dppo_loss, kl_cov, *by_sequence):
         x = lp.clone().requires_grad_(True)
         loss(x, lp, advantages, torch.full((6,), 1 / 6))[0].backward()
         grads.append(x.grad)

@@ -3,6 +3,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from audiorl.data.serialization import VERSION, deserialize_scores, serialize_scores
 from audiorl.rewards import AnswerAccuracy, StandardisedSum, Term, ThinkFormat, WeightedSum, check_scores
 from audiorl.types import Rollout, Score
 
@@ -29,6 +30,9 @@ def test_weighted_sum(make_rollout) -> None:
         {"accuracy": 1.0, "format": 0.0},
         {"accuracy": 0.0, "format": 1.0},
     ]
+    assert all(s.weights == {"accuracy": 2.0, "format": 1.0} for s in scores)
+    answer = {"version": VERSION, "scores": serialize_scores(scores)}
+    assert [s.weights for s in deserialize_scores(answer)] == [s.weights for s in scores]
     assert reward([]) == []
 
 

@@ -337,6 +337,19 @@ def test_greedy_scores_are_shaped_with_the_others_and_reach_their_group() -> Non
     assert_close(advantages(normal, advantage="remax"), [[-4 / std], [0], [6 / std], [6 / std]])
 
 
+def test_terms_of_a_sum_are_normalised_one_by_one() -> None:
+    """Equal totals, whose terms differ: GRPO sees nothing, the decoupled estimator follows the weights."""
+    terms = [{"right": 1.0, "format": 0.0}, {"right": 0.0, "format": 2.0}]
+    weights = {"right": 2.0, "format": 1.0}
+    scores = [Score(2.0, parts, weights=weights) for parts in terms]
+    batch = [laid("x", A0, score) for score in scores]
+    assert_close(advantages(batch, advantage="group"), [[0], [0]])
+    s = math.sqrt(0.5)  # (2 - 1)·½/s each, then over the batch
+    assert_close(advantages(batch, advantage="decoupled", advantage_eps=1e-8), [[s], [-s]])
+    with pytest.raises(ValueError, match="needs a reward that is a WeightedSum"):
+        advantages([*batch, laid("x", A0, 1.0)], advantage="decoupled")
+
+
 def test_shaped_scores_become_the_rewards() -> None:
     found = RolloutBatch([rollout("x", B0, Score(1.0, per_segment=(3.0, -2.0))), rollout("x", B1, Score(-1.0), 1)], [])
     first, second = scored_experiences(found, RLConfig(score_clip=2.0))

@@ -245,13 +245,15 @@ def test_no_reference_without_kl() -> None:
     assert worker(make_omni(), kl_beta=0.0).reference is None
 
 
-@pytest.mark.parametrize("loss", ["gspo", "gmpo", "sapo", "cispo"])
+@pytest.mark.parametrize("loss", ["gspo", "gmpo", "sapo", "cispo", "dppo-tv", "dppo-kl", "clip-cov", "kl-cov"])
 def test_other_losses_do_not_depend_on_packing_either(samples: list[Sample], loss: str) -> None:
     found = []
     for budget in (10_000, 1):
         policy = make_omni()
         batch = experiences(policy, samples)
-        metrics = learn(worker(policy, loss=loss, engine_cap=2.0, kl_beta=0.0, micro_batch_tokens=budget), batch)
+        config = {"loss": loss, "engine_cap": 2.0, "kl_beta": 0.0, "cov_fraction": 0.3, "cov_low": 0.0}
+        metrics = learn(worker(policy, **config, micro_batch_tokens=budget), batch)
+        assert metrics["policy/clip_frac"] == pytest.approx(0.3, abs=0.1) or loss != "clip-cov"
         assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6)
         found.append(torch.cat([g.flatten() for g in gradients(policy).values()]))
     assert float(found[0].norm()) > 0
