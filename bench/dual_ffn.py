@@ -36,7 +36,8 @@ from transformers.models.higgs_audio_v2.modeling_higgs_audio_v2 import (
 )
 
 from audiorl.algos.packing import attention_mask
-from audiorl.models.attention import spans_of
+from audiorl.algos.varlen import SDPA, SegmentAttention, Segments
+from audiorl.models.attention import VARLEN, spans_of
 from audiorl.models.dual_ffn import DualLayer, Routing
 
 SIZES = [(128, 384, 1024), (256, 768, 1024), (512, 1408, 1024)]  # H, feed-forward width, rows
@@ -107,12 +108,13 @@ def routing(width: int, inner: int, rows: int) -> tuple[Side, Side]:
 
 
 def packed(width: int, inner: int, rows: int) -> tuple[Side, Side]:
-    stock, own, rotary = stacks(width, inner, "audiorl_by_span")
+    stock, own, rotary = stacks(width, inner, VARLEN)
     x, weights = torch.randn(2, 1, rows, width)
     frames = torch.rand(1, rows) < FRAMES
     span_ids, span_parents = torch.arange(rows) // (rows // SEQUENCES), torch.full((SEQUENCES,), -1)
     places = rotary(x, (torch.arange(rows) % (rows // SEQUENCES))[None])
-    ours = {"attention_mask": None, "spans": spans_of(span_ids, span_parents)}
+    segments = Segments.of_spans(spans_of(span_ids, span_parents), x.device)
+    ours = {"attention_mask": None, "packed": SegmentAttention(SDPA, segments)}
     theirs = {"attention_mask": attention_mask(span_ids, span_parents)[None, None]}
     return (
         partial(passed, own, x, weights, routing=Routing.of(frames, x.device), position_embeddings=places, **ours),

@@ -1,14 +1,14 @@
-"""Attention as transformers' "sdpa" computes it, with less work on the CPU.
+"""What transformers' decoders run in place of "sdpa": packed rows by `varlen`, everything else as "sdpa" does.
 
-`by_span` and `ungrouped` replace "sdpa" in a decoder inside a `with` block, on the CPU only and where every layer has
-full attention; elsewhere they change nothing. Results are the same up to rounding.
+A decoder gets the name `VARLEN` once, when its policy is made. A forward pass over a packed row gives every layer a
+`SegmentAttention` as the argument `packed`. Both still hold when checkpointed layers run again in the backward pass.
 
 Shapes: B rows, T tokens of a packed row, D head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +19,51 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-Spans = Sequence[tuple[int, int, int, int]]
-"""Per span (start, end, start of its parent, end of its parent) as row indices; the parent is (0, 0) without one."""
+from audiorl.algos.varlen import Attention, SegmentAttention, Segments, Spans, choose_kernel, compute_dtype
+
+VARLEN, UNGROUPED = "audiorl_varlen", "audiorl_ungrouped"
+
+
+def set_attention(decoder: Any, attention: Attention) -> None:
+    """Make a decoder of transformers take `packed_arguments`, unless it shall run "eager" or has sliding windows, which
+    need a mask."""
+    config = decoder.config
+    if attention == "eager":
+        config._attn_implementation = "eager"
+    elif config._attn_implementation == "sdpa" and not _has_windows(config):
+        config._attn_implementation = VARLEN
+
+
+def takes_segments(decoder: Any) -> bool:
+    """Whether a packed row needs no mask of T × T."""
+    return bool(decoder.config._attn_implementation == VARLEN)
+
+
+def packed_arguments(decoder: Any, spans: Spans, attention: Attention, inputs: Tensor) -> dict[str, Any]:
+    """The arguments that a decoder takes instead of a mask for a packed row. inputs: [1, T, width].
+
+    Raises ValueError when no kernel of `attention` can run.
+    """
+    # transformers passes a mask of four dimensions on as it is, and makes one of T × T where there is none.
+    unused = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs.device)
+    return {"attention_mask": unused, "packed": packed_attention(decoder, spans, attention, inputs)}
+
+
+def mask_argument(decoder: Any, mask: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """mask [T, T] bool as a decoder takes it; eager attention adds its mask to the scores."""
+    if decoder.config._attn_implementation == "eager":
+        mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+    return {"attention_mask": mask[None, None]}
+
+
+def packed_attention(decoder: Any, spans: Spans, attention: Attention, inputs: Tensor) -> SegmentAttention:
+    """The attention of a packed row, with its spans on the device. inputs: what the decoder reads, on its device."""
+    kernel = choose_kernel(attention, inputs.device, compute_dtype(inputs), head_width(decoder.config))
+    return SegmentAttention(kernel, Segments.of_spans(spans, inputs.device))
+
+
+def head_width(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def spans_of(span_ids: Tensor, span_parents: Tensor) -> Spans:
@@ -35,37 +78,23 @@ def spans_of(span_ids: Tensor, span_parents: Tensor) -> Spans:
 
 
 @contextmanager
-def by_span(decoder: Any) -> Iterator[bool]:
-    """Attention of a packed row span by span. Yields whether the decoder takes `spans` in place of a mask.
-
-    A kernel with a mask computes all T² products of a row, also those that are masked.
-    """
-    with _replaced(decoder, "audiorl_by_span") as replaced:
-        yield replaced
-
-
-@contextmanager
 def ungrouped(decoder: Any) -> Iterator[None]:
     """Attention to a cache without a copy of it for every query head of a group.
 
     On the CPU only: with a mask, CUDA has no fast kernel that would read grouped keys.
     """
-    with _replaced(decoder, "audiorl_ungrouped"):
-        yield
-
-
-@contextmanager
-def _replaced(decoder: Any, name: str) -> Iterator[bool]:
     config = decoder.config
     before = config._attn_implementation
-    sliding = any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ())
-    replaced = before == "sdpa" and not sliding and decoder.get_input_embeddings().weight.device.type == "cpu"
-    if replaced:
-        config._attn_implementation = name
+    if before == VARLEN and decoder.get_input_embeddings().weight.device.type == "cpu":
+        config._attn_implementation = UNGROUPED
     try:
-        yield replaced
+        yield
     finally:
         config._attn_implementation = before
+
+
+def _has_windows(config: Any) -> bool:
+    return any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ())
 
 
 def _ungrouped(
@@ -78,37 +107,21 @@ def _ungrouped(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _by_span(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+def _varlen(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packed: SegmentAttention | None = None,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    out = attend_by_span(query, key, value, kwargs["spans"], kwargs.get("scaling"))
-    return out.transpose(1, 2).contiguous(), None
+    if packed is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    return packed(query, key, value, kwargs.get("scaling")).contiguous(), None
 
 
-def attend_by_span(query: Tensor, key: Tensor, value: Tensor, spans: Spans, scale: float | None = None) -> Tensor:
-    """query [1, heads, T, D], key and value [1, kv heads, T, D] -> [1, heads, T, D]: each row attends to the rows of
-    its span up to itself and to all rows of the parent. `scale` is D^-0.5 where it is None."""
-    grouped = query.shape[1] != key.shape[1]
-    lengths = [end - first for first, end, _, _ in spans]
-    # One split: the backward pass of a slice would fill a tensor of all T rows for every span.
-    queries, keys, values = (x.split(lengths, 2) for x in (query, key, value))
-    number = {first: i for i, (first, _, _, _) in enumerate(spans)}
-    pieces = []
-    for q, k, v, (_, _, above, below) in zip(queries, keys, values, spans, strict=True):
-        mask = None
-        if below:
-            parent = number[above]
-            k, v = torch.cat([keys[parent], k], 2), torch.cat([values[parent], v], 2)
-            mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(below - above)
-        pieces.append(
-            scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
-            )
-        )
-    return torch.cat(pieces, 2)
-
-
-AttentionInterface.register("audiorl_ungrouped", _ungrouped)
-AttentionMaskInterface.register("audiorl_ungrouped", sdpa_mask)
-AttentionInterface.register("audiorl_by_span", _by_span)
-AttentionMaskInterface.register("audiorl_by_span", lambda *args, **kwargs: None)
+AttentionInterface.register(VARLEN, _varlen)
+AttentionMaskInterface.register(VARLEN, sdpa_mask)
+AttentionInterface.register(UNGROUPED, _ungrouped)
+AttentionMaskInterface.register(UNGROUPED, sdpa_mask)

@@ -25,7 +25,8 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.whisper.modeling_whisper import WhisperDecoder
 
-from audiorl.models.attention import Spans, attend_by_span
+from audiorl.algos.varlen import Attention, SegmentAttention, Segments, Spans
+from audiorl.models.attention import packed_attention
 
 SelfAttention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """query, key, value [B, heads, L, D] of the text -> [B, heads, L, D]."""
@@ -49,13 +50,14 @@ class CrossAttentionDecoder(WhisperDecoder):
         past_key_values: Any = None,
         audio_rows: Tensor | None = None,
         spans: Spans | None = None,
+        attention: Attention = "auto",
         **kwargs: Any,
     ) -> Any:
         """`audio_rows` is true where a row is memory: [T] with `spans`, on the CPU; [R, S] in prompts, which are padded
         on the left and masked by `attention_mask` [R, S]; None for rows of text. Rows of memory give zeros."""
         if spans is not None:
             assert inputs_embeds is not None and audio_rows is not None
-            return BaseModelOutput(last_hidden_state=self._packed(inputs_embeds[0], audio_rows, spans)[None])
+            return BaseModelOutput(last_hidden_state=self._packed(inputs_embeds[0], audio_rows, spans, attention)[None])
         if isinstance(past_key_values, CrossAttentionCache):
             assert inputs_embeds is not None
             if audio_rows is not None:
@@ -71,7 +73,7 @@ class CrossAttentionDecoder(WhisperDecoder):
             **kwargs,
         )
 
-    def _packed(self, rows_TH: Tensor, audio_rows: Tensor, spans: Spans) -> Tensor:
+    def _packed(self, rows_TH: Tensor, audio_rows: Tensor, spans: Spans, attention: Attention) -> Tensor:
         texts = [0, *accumulate((~audio_rows).long().tolist())]  # rows of text before each row
         text_spans = [(texts[a], texts[b], texts[c], texts[d]) for a, b, c, d in spans]
         places = torch.cat([torch.arange(d - c, d - c + b - a) for a, b, c, d in text_spans])
@@ -80,15 +82,18 @@ class CrossAttentionDecoder(WhisperDecoder):
         memory = rows_TH[audio_rows.to(rows_TH.device)][None]
         hidden = (rows_TH[text_rows] + self._positions(places.to(rows_TH.device)))[None]
 
+        attend = packed_attention(self, text_spans, attention, hidden)
+        segments = Segments.of_lengths(reader_lengths, memory_lengths, False, hidden.device)
+        read_memory = SegmentAttention(attend.kernel, segments)
+
         def self_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return attend_by_span(query, key, value, text_spans)
+            return attend(query, key, value).transpose(1, 2)
 
         for layer in self.layers:
-            keys, values = (x.split(memory_lengths, 2) for x in memory_keys(layer, memory))
+            keys, values = memory_keys(layer, memory)
 
-            def read(query: Tensor, keys: Sequence[Tensor] = keys, values: Sequence[Tensor] = values) -> Tensor:
-                queries = query.split(reader_lengths, 2)
-                return torch.cat([_read(q, k, v) for q, k, v in zip(queries, keys, values, strict=True)], 2)
+            def read(query: Tensor, keys: Tensor = keys, values: Tensor = values) -> Tensor:
+                return read_memory(query, keys, values).transpose(1, 2)
 
             hidden = self._layer(layer, hidden, self_attention, read)
         text_LH = self.layer_norm(hidden)[0]
@@ -133,11 +138,6 @@ def _run_layer(layer: Any, hidden: Tensor, attention: SelfAttention, memory: Mem
     x = layer.encoder_attn_layer_norm(hidden)
     hidden = hidden + cross.out_proj(memory(_heads(cross, cross.q_proj(x))).transpose(1, 2).flatten(2))
     return hidden + layer.fc2(layer.activation_fn(layer.fc1(layer.final_layer_norm(hidden))))
-
-
-def _read(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention without a mask; zeros from a memory without rows, whose softmax would be NaN."""
-    return scaled_dot_product_attention(query, keys, values) if keys.shape[2] else torch.zeros_like(query)
 
 
 def _heads(attention: Any, x: Tensor) -> Tensor:

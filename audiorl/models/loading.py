@@ -69,7 +69,7 @@ def load_model(
             model, info = (model_class if build is None else _built(model_class, build)).from_pretrained(
                 str(path),
                 dtype=checkpoint_dtype(config),
-                attn_implementation=config.attention,
+                attn_implementation="eager" if config.attention == "eager" else "sdpa",
                 ignore_mismatched_sizes=True,  # so that they are listed; none is accepted
                 output_loading_info=True,
             )

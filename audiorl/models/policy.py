@@ -28,7 +28,7 @@ from audiorl.algos.logprobs import IGNORE, fused_codebook_logprobs, fused_logpro
 from audiorl.algos.packing import attention_mask
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models.attention import by_span, spans_of
+from audiorl.models.attention import mask_argument, packed_arguments, set_attention, spans_of, takes_segments
 from audiorl.models.audio_encoder import AudioEncoder
 from audiorl.models.backbone import Backbone
 from audiorl.models.clip_codes import ClipCodes
@@ -70,6 +70,7 @@ class AudioPolicy(nn.Module):
         self.audio_token_id = -1 if token is None else int(tokenizer.convert_tokens_to_ids(token))
         self.stop_ids = _stop_ids(model, tokenizer)
         self.audio = AudioEncoder(model, extractor, backbone, self.config)
+        set_attention(backbone.decoder(model), self.config.attention)
         self.clip_codes: ClipCodes | None = None
         self.source = Source()
         self._set_trainable()
@@ -348,25 +349,21 @@ class AudioPolicy(nn.Module):
         if isinstance(decoder, CrossAttentionDecoder):
             spans = spans_of(batch.span_ids, batch.span_parents)
             rows = self.audio_rows(batch.ids, batch.loss_mask)
-            return decoder(inputs_embeds=embeds_TH[None], audio_rows=rows, spans=spans).last_hidden_state[0]
-        # Checkpointed layers run again in the backward pass, when `by_span` has ended.
-        recomputed = self.config.gradient_checkpointing and torch.is_grad_enabled()
-        with nullcontext(False) if recomputed else by_span(decoder) as takes_spans:
-            if takes_spans:
-                attention: dict[str, Any] = {
-                    "attention_mask": None,
-                    "spans": spans_of(batch.span_ids, batch.span_parents),
-                }
-            else:
-                mask = attention_mask(batch.span_ids, batch.span_parents).to(self.device)
-                attention = {"attention_mask": mask[None, None]}
-            out = decoder(
-                inputs_embeds=embeds_TH[None],
-                position_ids=batch.position_ids[None].to(self.device),
-                use_cache=False,
-                **routed,
-                **attention,
-            )
+            packed = {"audio_rows": rows, "spans": spans, "attention": self.config.attention}
+            return decoder(inputs_embeds=embeds_TH[None], **packed).last_hidden_state[0]
+        if takes_segments(decoder):
+            spans = spans_of(batch.span_ids, batch.span_parents)
+            attention = packed_arguments(decoder, spans, self.config.attention, embeds_TH[None])
+        else:
+            mask = attention_mask(batch.span_ids, batch.span_parents).to(self.device)
+            attention = mask_argument(decoder, mask, embeds_TH.dtype)
+        out = decoder(
+            inputs_embeds=embeds_TH[None],
+            position_ids=batch.position_ids[None].to(self.device),
+            use_cache=False,
+            **routed,
+            **attention,
+        )
         return out.last_hidden_state[0]
 
     def autocast(self) -> Any:

@@ -1,19 +1,53 @@
-"""Attention span by span is attention under the mask, forward and backward."""
+"""Attention of packed rows is attention under the mask, forward and backward, with every kernel."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from audiorl.algos import varlen
 from audiorl.algos.packing import attention_mask, pack_experiences
+from audiorl.algos.varlen import (
+    BLOCK,
+    FLASH_ATTN,
+    TORCH_VARLEN,
+    Kernel,
+    SegmentAttention,
+    Segments,
+    choose_kernel,
+    flex,
+    sdpa,
+)
 from audiorl.config import ModelConfig
-from audiorl.models import AudioPolicy, policy
-from audiorl.models.attention import by_span, spans_of
+from audiorl.models import AudioPolicy, higgs
+from audiorl.models.attention import UNGROUPED, VARLEN, set_attention, spans_of, takes_segments, ungrouped
 from audiorl.types import Experience, Sample
-from tests.conftest import Make, readable
+from tests.conftest import (
+    TEXTS,
+    Make,
+    make_dual_omni,
+    make_omni,
+    make_qwen2_audio,
+    make_qwen3_omni,
+    make_text,
+    make_whisper,
+    readable,
+)
+from tests.support.speaking_models import experiences as spoken
 
 
 def answers(policy: AudioPolicy, samples: list[Sample]) -> list[Experience]:
@@ -30,49 +64,255 @@ def answers(policy: AudioPolicy, samples: list[Sample]) -> list[Experience]:
     return out
 
 
-def gradients(policy: AudioPolicy, experiences: list[Experience], shared: bool) -> tuple[Tensor, dict[str, Tensor]]:
+def gradients(policy: AudioPolicy, packs: list[list[Experience]], shared: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    """Log-probs of all experiences, and the gradients of a sum in which each weighs differently."""
     policy.zero_grad()
-    out = policy.forward(pack_experiences(experiences, shared)).logprobs
+    out = torch.cat([policy.forward(pack_experiences(pack, shared)).logprobs for pack in packs])
     (out * torch.linspace(-1, 1, len(out))).sum().backward()
     return out.detach(), {n: p.grad.clone() for n, p in policy.trainable().items() if p.grad is not None}
 
 
+@pytest.fixture
+def flex_differentiates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uncompiled FlexAttention has gradients on the CPU too, behind a check that refuses them."""
+    monkeypatch.setattr(import_module("torch.nn.attention.flex_attention"), "_validate_device", lambda *_: None)
+
+
+def gathered_sdpa(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None = None) -> Tensor:
+    """What the GPU's kernels compute, with the reference: keys gathered by the index, lengths of queries and keys."""
+    key, value = segments.gather(key, value)
+    return sdpa(query, key, value, replace(segments, parents=(), key_rows=None), scale)
+
+
+def stream(policy: AudioPolicy, samples: list[Sample]) -> Experience:
+    """Two chunks of audio, each followed by sampled tokens."""
+    clips = [c for s in samples[:2] for c in s.audio]
+    turns = [policy.prompt_ids(samples[0]), torch.arange(9), policy.chunk_ids(clips[1]), torch.arange(20, 24)]
+    mask = torch.cat([torch.full((len(t),), sampled) for t, sampled in zip(turns, (False, True) * 2, strict=True)])
+    return Experience(torch.cat(turns), mask, len(turns[0]), tuple(clips), group_id="stream")
+
+
+def with_stream(policy: AudioPolicy, samples: list[Sample]) -> list[Experience]:
+    return [*answers(policy, samples), stream(policy, samples)]
+
+
+FAMILIES: dict[str, tuple[Make, Callable[[AudioPolicy, list[Sample]], list[Experience]]]] = {
+    "qwen2.5-omni": (make_omni, with_stream),
+    "qwen3-omni": (make_qwen3_omni, with_stream),
+    "qwen2-audio": (make_qwen2_audio, with_stream),
+    "text": (make_text, answers),
+    "speaking omni": (make_dual_omni, lambda policy, _: spoken(policy)),
+    "higgs": (partial(higgs.tiny, TEXTS), lambda policy, _: spoken(policy)),
+    "whisper": (make_whisper, answers),
+}
+
+
 @pytest.mark.parametrize("shared", [True, False])
-def test_by_span_is_by_mask(
-    make_any: Make, samples: list[Sample], shared: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("run", [sdpa, gathered_sdpa, flex], ids=["sdpa", "gathered", "flex"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernels_equal_the_mask(
+    family: str,
+    shared: bool,
+    run: Callable[..., Tensor],
+    samples: list[Sample],
+    monkeypatch: pytest.MonkeyPatch,
+    flex_differentiates: None,
 ) -> None:
-    model = make_any(ModelConfig(audio="projector"))
+    """Log-probs and gradients. Layers are checkpointed: attention runs again in the backward pass.
+
+    Whisper never had a mask: there the reference is one experience in a pack, span by span.
+    """
+    make, experiences_of = FAMILIES[family]
+    model = make(config=ModelConfig(audio="projector", attention="flex", gradient_checkpointing=True))
+    monkeypatch.setitem(varlen.KERNELS, "flex", (Kernel("the kernel under test", run, lambda *_: None),))
+    reference = make(config=ModelConfig(audio="projector", attention="sdpa"))
+    reference.load_weights(model.weights())
+    reference.backbone.decoder(reference.model).config._attn_implementation = "sdpa"  # transformers', with a mask
+    experiences = experiences_of(model, samples)
+    logprobs, grads = gradients(model, [experiences], shared)
+    expected, expected_grads = gradients(reference, [[e] for e in experiences], False)
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
+    assert grads.keys() == expected_grads.keys()
+    for name, gradient in expected_grads.items():
+        scale = max(float(gradient.abs().max()), 1.0)
+        torch.testing.assert_close(grads[name] / scale, gradient / scale, atol=1e-5, rtol=0)
+
+
+def test_eager_attention_adds_its_mask(make_any: Make, samples: list[Sample]) -> None:
+    """It took the mask of true and false for numbers, and every row saw the whole pack."""
+    model, eager = make_any(), make_any(ModelConfig(attention="eager"))
+    eager.load_weights(model.weights())
     experiences = answers(model, samples)
-    found, of_found = gradients(model, experiences, shared)
-    monkeypatch.setattr(policy, "by_span", lambda decoder: nullcontext(False))
-    expected, of_expected = gradients(model, experiences, shared)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-    assert of_found.keys() == of_expected.keys()
-    for name, gradient in of_expected.items():
-        torch.testing.assert_close(of_found[name], gradient, atol=1e-5, rtol=1e-4)
+    logprobs = [gradients(policy, [experiences], True)[0] for policy in (model, eager)]
+    torch.testing.assert_close(*logprobs, atol=1e-5, rtol=0)
 
 
-def test_checkpointed_layers_keep_the_mask(make_any: Make, samples: list[Sample]) -> None:
-    """They run again in the backward pass, where the replacement is over."""
-    plain = make_any(ModelConfig())
-    checkpointed = make_any(ModelConfig(gradient_checkpointing=True))
-    checkpointed.load_weights(plain.weights())
-    experiences = answers(plain, samples)
-    (one, of_one), (two, of_two) = (gradients(m, experiences, True) for m in (plain, checkpointed))
-    torch.testing.assert_close(one, two, atol=1e-5, rtol=0)
-    for name, gradient in of_one.items():
-        torch.testing.assert_close(of_two[name], gradient, atol=1e-5, rtol=1e-4)
+@pytest.mark.parametrize("layout", ["torch varlen", "flash-attn"])
+def test_calls_of_flash_attention(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the GPU's kernels are called with; torch's own runs on shapes alone, backward pass included."""
+    spans = [(0, 3, 0, 0), (3, 5, 0, 3), (5, 6, 0, 3)]
+    segments = Segments.of_spans(spans, torch.device("meta"))
+    query, key, value = (torch.randn(1, heads, 6, 16, device="meta", requires_grad=True) for heads in (4, 2, 2))
+    if layout == "torch varlen":
+        kernel = TORCH_VARLEN
+    else:
+        calls: list[dict[str, Any]] = []
+
+        def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *lengths: Any, **kwargs: Any) -> Tensor:
+            calls.append({"keys": len(k), "longest": lengths[2:], **kwargs})
+            return q + 0 * (k.sum() + v.sum())
+
+        monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func))
+        kernel = FLASH_ATTN
+    out = SegmentAttention(kernel, segments)(query, key, value, 0.5)
+    assert out.shape == (1, 6, 4, 16)
+    out.sum().backward()
+    assert key.grad is not None and key.grad.shape == key.shape
+    if layout == "flash-attn":
+        assert calls == [{"keys": 3 + 5 + 4, "longest": (3, 5), "softmax_scale": 0.5, "causal": True}]
+
+
+def test_segments_by_hand() -> None:
+    """p p p | a a | b, both answers to p."""
+    segments = Segments.of_spans([(0, 3, 0, 0), (3, 5, 0, 3), (5, 6, 0, 3)], torch.device("cpu"))
+    assert segments.query_offsets.tolist() == [0, 3, 5, 6] and segments.key_offsets.tolist() == [0, 3, 8, 12]
+    assert segments.key_rows is not None and segments.key_rows.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 5]
+    first, end = segments.visible
+    assert first.tolist() == [0, 0, 0, 3, 3, 8] and end.tolist() == [1, 2, 3, 7, 8, 12]
+    unshared = Segments.of_spans([(0, 3, 0, 0), (3, 5, 0, 0)], torch.device("cpu"))
+    assert unshared.key_rows is None and unshared.visible[1].tolist() == [1, 2, 3, 4, 5]
+
+
+@given(
+    groups=st.lists(st.tuples(st.integers(1, 200), st.lists(st.integers(1, 90), max_size=3)), min_size=1, max_size=4)
+)
+def test_blocks_of_keys_cover_what_is_visible(groups: list[tuple[int, list[int]]]) -> None:
+    spans: list[tuple[int, int, int, int]] = []
+    at = 0
+    for prompt, lengths in groups:
+        parent = (at, at + prompt)
+        for length in (prompt, *lengths):
+            spans.append((at, at + length, *(parent if at >= parent[1] else (0, 0))))
+            at += length
+    segments = Segments.of_spans(spans, torch.device("cpu"))
+    first, end = segments.visible
+    keys = torch.arange(int(segments.key_offsets[-1]))
+    visible = (keys >= first[:, None]) & (keys < end[:, None])
+    padded = torch.nn.functional.pad(visible, (0, -len(keys) % BLOCK, 0, -at % BLOCK))
+    needed = padded.unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).any(3).any(1)
+    assert torch.equal(segments.block_mask.to_dense()[0, 0].bool(), needed)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Elements of the largest result of any operation."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        sizes = [x.numel() for x in tree_leaves(out) if isinstance(x, Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return out
+
+
+def test_a_pack_of_16k_tokens_makes_no_tensor_of_its_square() -> None:
+    model = make_text(ModelConfig(attention="sdpa", gradient_checkpointing=True))
+    generator = torch.Generator().manual_seed(0)
+    experiences = []
+    for group in range(16):
+        prompt = torch.randint(0, 200, (512,), generator=generator)
+        for _ in range(4):
+            ids = torch.cat([prompt, torch.randint(0, 200, (128,), generator=generator)])
+            experiences.append(Experience(ids, torch.arange(640) >= 512, 512, group_id=str(group)))
+    batch = pack_experiences(experiences)
+    tokens = len(batch.ids)
+    assert tokens == 16_384
+    with LargestTensor() as largest:
+        model.forward(batch).logprobs.sum().backward()
+        assert Segments.of_spans(spans_of(batch.span_ids, batch.span_parents), torch.device("cpu")).block_mask
+    assert tokens < largest.elements < tokens**2 / 64
+
+
+# -- which kernel runs ---------------------------------------------------------------------------------------------
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A GPU of compute capability 9.0 without flash-attn, as far as `choose_kernel` asks."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    monkeypatch.setattr(varlen, "_package_obstacle", lambda module: "is not installed")
+    return monkeypatch
+
+
+def test_auto_takes_the_first_kernel_that_can_run(gpu: pytest.MonkeyPatch) -> None:
+    assert choose_kernel("auto", GPU, torch.bfloat16, 128).name == "torch varlen"
+    assert choose_kernel("auto", GPU, torch.float32, 128).name == "flex"
+    assert choose_kernel("auto", GPU, torch.bfloat16, 20).name == "flex"
+    assert choose_kernel("auto", GPU, torch.float32, 8).name == "sdpa"
+    assert choose_kernel("auto", torch.device("cpu"), torch.bfloat16, 128).name == "sdpa"
+    gpu.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert choose_kernel("auto", GPU, torch.float16, 128).name == "flex"
+
+
+def test_flash_attn_serves_where_torch_has_no_varlen(gpu: pytest.MonkeyPatch) -> None:
+    gpu.setitem(sys.modules, "torch.nn.attention.varlen", None)  # torch before 2.10
+    gpu.setattr(varlen, "_package_obstacle", lambda module: None)
+    assert choose_kernel("auto", GPU, torch.bfloat16, 128).name == "flash-attn"
+
+
+@pytest.mark.parametrize(
+    ("attention", "dtype", "width", "message"),
+    [
+        ("varlen", torch.float32, 128, "bfloat16 or float16, not float32: set model.autocast"),
+        ("varlen", torch.bfloat16, 20, "multiple of 8 up to 256, not 20"),
+        ("varlen", torch.bfloat16, 512, "multiple of 8 up to 256, not 512"),
+        ("flex", torch.bfloat16, 8, "head width of at least 16, not 8"),
+    ],
+)
+def test_what_a_kernel_does_not_support_is_named(
+    gpu: pytest.MonkeyPatch, attention: Any, dtype: torch.dtype, width: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        choose_kernel(attention, GPU, dtype, width)
+
+
+def test_a_package_built_for_another_torch_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "built_for_another.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
+    monkeypatch.syspath_prepend(tmp_path)
+    message = varlen._package_obstacle("built_for_another")
+    assert message is not None and "undefined symbol" in message and torch.__version__ in message
+    assert varlen._package_obstacle("no_such_package") == "is not installed"
+
+
+@pytest.mark.parametrize("make", [make_omni, make_whisper])
+@pytest.mark.parametrize("attention", ["varlen", "flex"])
+def test_a_kernel_that_cannot_run_is_an_error(make: Make, samples: list[Sample], attention: Any) -> None:
+    model = make(ModelConfig(attention=attention))
+    with pytest.raises(ValueError, match=f"model.attention '{attention}' cannot run here: .*cpu"):
+        model.forward(pack_experiences(answers(model, samples)))
+
+
+def test_decoders_with_windows_get_a_mask() -> None:
+    decoder = make_text().model.model
+    assert takes_segments(decoder)
+    decoder.config._attn_implementation = "sdpa"
+    decoder.config.layer_types = ["sliding_attention", "full_attention"]
+    set_attention(decoder, "auto")
+    assert not takes_segments(decoder)
 
 
 def test_the_replacement_ends_with_its_block(make_any: Make) -> None:
     model = make_any()
     decoder = model.backbone.decoder(model.model)
-    with by_span(decoder) as taken:
-        assert taken and decoder.config._attn_implementation != "sdpa"
-    assert decoder.config._attn_implementation == "sdpa"
+    with ungrouped(decoder):
+        assert decoder.config._attn_implementation == UNGROUPED
+    assert decoder.config._attn_implementation == VARLEN
     decoder.config._attn_implementation = "eager"
-    with by_span(decoder) as taken:
-        assert not taken and decoder.config._attn_implementation == "eager"
+    with ungrouped(decoder):
+        assert decoder.config._attn_implementation == "eager"
 
 
 def test_spans_by_hand() -> None:

@@ -1,0 +1,366 @@
+"""Attention of segments of different lengths in one call, and the kernels that compute it.
+
+A packed row (`packing`) is such a call: each span is a segment of queries, and its keys are the rows of
+its parent followed by its own. The chunks of an audio encoder and Whisper's cross-attention are others. Keys and values
+are gathered by one index per pack; gradients of a prompt that several responses share are summed by the gather. No
+kernel makes a tensor of all queries times all keys.
+
+Kernels, in the order of preference:
+
+- torch varlen: `torch.nn.attention.varlen.varlen_attn`, FlashAttention in torch (Dao 2023, arXiv 2307.08691).
+- flash-attn: `flash_attn_varlen_func` of the package of that name.
+- flex: FlexAttention (Dong et al. 2024, arXiv 2412.05496) with a block mask made from the segments' ends.
+- sdpa: one call of torch's scaled_dot_product_attention per segment. It runs everywhere; on a GPU it is slow.
+
+Shapes: N segments, Q queries, K gathered keys, D head width.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import accumulate
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+Attention = Literal["auto", "varlen", "flex", "sdpa", "eager"]
+"""What `ModelConfig.attention` may be."""
+BLOCK = 128
+"""Rows of a block of FlexAttention's mask."""
+
+Spans = Sequence[tuple[int, int, int, int]]
+"""Per span (start, end, start of its parent, end of its parent) as row indices; the parent is (0, 0) without one."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Segment i of the queries attends to segment i of the keys.
+
+    With `causal` the last query of a segment attends to all its keys, and each query before it to one key less: the
+    masks are aligned at the bottom right.
+    """
+
+    query_offsets: Tensor
+    """[N + 1] int32, on the device: where each segment of queries starts, and Q."""
+    key_offsets: Tensor
+    """[N + 1] int32, on the device: where each segment of gathered keys starts, and K."""
+    longest_query: int
+    longest_key: int
+    causal: bool
+    parents: tuple[int | None, ...] = ()
+    """The segment whose rows each segment's keys begin with, its own rows following; empty where keys are not
+    gathered."""
+    key_rows: Tensor | None = None
+    """[K] int64, on the device: the row that is each gathered key; None where keys are not gathered."""
+
+    @classmethod
+    def of_lengths(cls, queries: Sequence[int], keys: Sequence[int], causal: bool, device: torch.device) -> Segments:
+        """Segments from their lengths, which are copied to the device once."""
+        offsets = torch.tensor([[0, *accumulate(queries)], [0, *accumulate(keys)]], dtype=torch.int32).to(device)
+        return cls(offsets[0], offsets[1], max(queries, default=0), max(keys, default=0), causal)
+
+    @classmethod
+    def of_spans(cls, spans: Spans, device: torch.device) -> Segments:
+        """The spans of a packed row, in the order of its rows."""
+        queries = [end - start for start, end, _, _ in spans]
+        keys = [end - start + parent_end - parent_start for start, end, parent_start, parent_end in spans]
+        segments = cls.of_lengths(queries, keys, True, device)
+        if queries == keys:
+            return segments
+        number = {start: i for i, (start, _, _, _) in enumerate(spans)}
+        parents = tuple(number[parent_start] if parent_end else None for _, _, parent_start, parent_end in spans)
+        ranges = [x for start, end, *parent in spans for x in (torch.arange(*parent), torch.arange(start, end))]
+        return replace(segments, parents=parents, key_rows=torch.cat(ranges).to(device))
+
+    def gather(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """[rows, kv heads, D] -> [K, kv heads, D]."""
+        if self.key_rows is None:
+            return key, value
+        return key.index_select(0, self.key_rows), value.index_select(0, self.key_rows)
+
+    @cached_property
+    def lengths(self) -> tuple[list[int], list[int]]:
+        """Lengths of the segments of queries and of keys. On a GPU this waits for the device."""
+        return self.query_offsets.diff().tolist(), self.key_offsets.diff().tolist()
+
+    @cached_property
+    def visible(self) -> tuple[Tensor, Tensor]:
+        """[Q] int64 each: the first gathered key that a query attends to, and the one after the last."""
+        device, queries, keys = self.query_offsets.device, self.query_offsets.long(), self.key_offsets.long()
+        rows = torch.arange(int(queries[-1]), device=device)
+        segment = torch.searchsorted(queries[1:], rows, right=True)
+        first, end = keys[segment], keys[segment + 1]
+        return first, end - (queries[segment + 1] - 1 - rows) if self.causal else end
+
+    @cached_property
+    def block_mask(self) -> Any:
+        """The segments as FlexAttention's BlockMask. The keys that a block of queries attends to lie side by side, so
+        it is a range of blocks of keys; nothing of the size Q × K is made."""
+        from torch.nn.attention.flex_attention import BlockMask
+
+        first, end = self.visible
+        queries, keys = len(first), int(self.key_offsets[-1])
+
+        def mask(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (key >= first[query]) & (key < end[query])
+
+        rows = torch.arange(-(-queries // BLOCK) * BLOCK, device=first.device).clamp(max=queries - 1).view(-1, BLOCK)
+        first_block = first[rows].amin(1) // BLOCK
+        end_block = -(-end[rows].amax(1) // BLOCK)
+        columns = torch.arange(-(-keys // BLOCK), device=first.device)
+        # A block of queries has `count` blocks of keys, and lists them first; what follows them is not read.
+        count = (end_block - first_block).clamp(min=0)
+        blocks = (first_block[:, None] + columns).clamp(max=len(columns) - 1)
+        return BlockMask.from_kv_blocks(
+            count.int()[None, None],
+            blocks.int()[None, None],
+            BLOCK_SIZE=BLOCK,
+            mask_mod=mask,
+            seq_lengths=(queries, keys),
+        )
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way to compute variable-length attention."""
+
+    name: str
+    run: Callable[[Tensor, Tensor, Tensor, Segments, float | None], Tensor]
+    """query [Q, heads, D], key and value [rows, kv heads, D], segments, scale (None: D^-0.5) -> [Q, heads, D]."""
+    obstacle: Callable[[torch.device, torch.dtype, int], str | None]
+    """Why it cannot run on a device, in a dtype, with a head width; None where it can."""
+
+
+@dataclass(frozen=True)
+class SegmentAttention:
+    """A kernel with the segments of one pack: made once, called in every layer."""
+
+    kernel: Kernel
+    segments: Segments
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """query [1, heads, Q, D], key and value [1, kv heads, rows, D] -> [1, Q, heads, D]."""
+        query, key, value = (_compute_dtype(x).squeeze(0).transpose(0, 1) for x in (query, key, value))
+        return self.kernel.run(query, key, value, self.segments, scale).unsqueeze(0)
+
+
+def choose_kernel(attention: Attention, device: torch.device, dtype: torch.dtype, head_width: int) -> Kernel:
+    """The first kernel of `ModelConfig.attention` that can run. Raises ValueError where none can, saying why."""
+    reasons = obstacles(attention, device, dtype, head_width)
+    if len(reasons) < len(KERNELS[attention]):
+        return KERNELS[attention][len(reasons)]
+    listed = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
+    raise ValueError(f"model.attention {attention!r} cannot run here: {listed}; set it to 'auto'")
+
+
+def obstacles(attention: Attention, device: torch.device, dtype: torch.dtype, head_width: int) -> dict[str, str]:
+    """Why the kernels before the one that `choose_kernel` takes cannot run, by name."""
+    reasons = {}
+    for kernel in KERNELS[attention]:
+        obstacle = kernel.obstacle(device, dtype, head_width)
+        if obstacle is None:
+            break
+        reasons[kernel.name] = obstacle
+    return reasons
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The type in which attention computes: autocast's where it is on, otherwise that of `x`."""
+    device = x.device.type
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if autocast else x.dtype
+
+
+def _compute_dtype(x: Tensor) -> Tensor:
+    return x.to(compute_dtype(x))  # autocast knows SDPA but not the other kernels, and rotary embeddings give float32
+
+
+# -- sdpa ----------------------------------------------------------------------------------------------------------
+
+
+def sdpa(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None = None) -> Tensor:
+    """The reference: one call per segment. Keys are concatenated, not gathered by an index, whose backward pass is slow
+    on the CPU."""
+    query_lengths, key_lengths = segments.lengths
+    # One split: the backward pass of a slice would fill a tensor of all rows for every segment.
+    queries = query.transpose(0, 1).unsqueeze(0).split(query_lengths, 2)
+    row_lengths = query_lengths if segments.parents else key_lengths
+    keys, values = (list(x.transpose(0, 1).unsqueeze(0).split(row_lengths, 2)) for x in (key, value))
+    if segments.parents:
+        keys, values = (
+            [x if p is None else torch.cat([rows[p], x], 2) for x, p in zip(rows, segments.parents, strict=True)]
+            for rows in (keys, values)
+        )
+    pieces = [_segment(q, k, v, segments.causal, scale) for q, k, v in zip(queries, keys, values, strict=True)]
+    return torch.cat(pieces, 2).squeeze(0).transpose(0, 1)
+
+
+def _segment(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Tensor:
+    queries, keys = query.shape[2], key.shape[2]
+    if not keys:
+        return torch.zeros_like(query)  # softmax over no keys is NaN
+    mask = None
+    if causal and queries != keys:
+        mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
+    return scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=causal and mask is None,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+# -- FlashAttention ------------------------------------------------------------------------------------------------
+
+
+def torch_varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None = None) -> Tensor:
+    """`torch.nn.attention.varlen.varlen_attn`. It calls `aten::_flash_attention_forward`, whose causal mask is aligned
+    at the bottom right (`torch.nn.attention.bias.CausalBias` relies on the same)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    key, value = segments.gather(key, value)
+    grouped = {"enable_gqa": True} if _takes_enable_gqa() else {}  # torch 2.11 reads grouped keys without being told
+    out: Tensor = varlen_attn(
+        query,
+        key,
+        value,
+        segments.query_offsets,
+        segments.key_offsets,
+        segments.longest_query,
+        segments.longest_key,
+        scale=scale,
+        window_size=(-1, 0) if segments.causal else (-1, -1),
+        **grouped,
+    )
+    return out
+
+
+@cache
+def _takes_enable_gqa() -> bool:
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
+def flash_attn(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None = None) -> Tensor:
+    """`flash_attn_varlen_func`, whose causal mask is aligned at the bottom right since flash-attn 2.1."""
+    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
+
+    key, value = segments.gather(key, value)
+    out: Tensor = flash_attn_varlen_func(
+        query,
+        key,
+        value,
+        segments.query_offsets,
+        segments.key_offsets,
+        segments.longest_query,
+        segments.longest_key,
+        softmax_scale=scale,
+        causal=segments.causal,
+    )
+    return out
+
+
+def _flash_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) -> str | None:
+    if device.type != "cuda":
+        return f"needs a CUDA GPU, not {device.type}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return f"needs compute capability 8.0, {torch.cuda.get_device_name(device)} has less"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"computes in bfloat16 or float16, not {_name(dtype)}: set model.autocast or model.dtype"
+    if head_width % 8 or head_width > 256:
+        return f"needs a head width that is a multiple of 8 up to 256, not {head_width}"
+    return None
+
+
+def _torch_varlen_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) -> str | None:
+    obstacle = _flash_obstacle(device, dtype, head_width)
+    if obstacle is not None:
+        return obstacle
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return f"needs torch 2.11, not {torch.__version__}"
+    if "window_size" not in inspect.signature(varlen_attn).parameters:
+        return f"needs torch 2.11, not {torch.__version__}"
+    return None
+
+
+def _flash_attn_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) -> str | None:
+    obstacle = _flash_obstacle(device, dtype, head_width)
+    return _package_obstacle("flash_attn") if obstacle is None else obstacle
+
+
+@cache
+def _package_obstacle(module: str) -> str | None:
+    """Why a package with compiled code cannot be used: it is missing, or built for another torch."""
+    if importlib.util.find_spec(module) is None:
+        return "is not installed"
+    try:
+        importlib.import_module(module)
+    except (ImportError, OSError) as error:
+        return f"cannot be imported ({' '.join(str(error).split())}): build it for torch {torch.__version__}"
+    return None
+
+
+# -- FlexAttention -------------------------------------------------------------------------------------------------
+
+
+def flex(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None = None) -> Tensor:
+    """FlexAttention; compiled on a GPU, where the first call takes a minute."""
+    key, value = segments.gather(key, value)
+    run = _compiled_flex() if query.is_cuda else _flex_attention()
+    out: Tensor = run(
+        *(x.transpose(0, 1).unsqueeze(0) for x in (query, key, value)),
+        block_mask=segments.block_mask,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out.squeeze(0).transpose(0, 1)
+
+
+def _flex_attention() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention
+
+
+@cache
+def _compiled_flex() -> Any:
+    return torch.compile(_flex_attention(), dynamic=True)
+
+
+def _flex_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) -> str | None:
+    if device.type != "cuda":
+        return f"has no backward pass on {device.type}"
+    if head_width < 16:
+        return f"needs a head width of at least 16, not {head_width}"
+    return None if importlib.util.find_spec("triton") else "needs triton, which is not installed"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+TORCH_VARLEN = Kernel("torch varlen", torch_varlen, _torch_varlen_obstacle)
+FLASH_ATTN = Kernel("flash-attn", flash_attn, _flash_attn_obstacle)
+FLEX = Kernel("flex", flex, _flex_obstacle)
+SDPA = Kernel("sdpa", sdpa, lambda device, dtype, head_width: None)
+KERNELS: dict[Attention, tuple[Kernel, ...]] = {
+    "auto": (TORCH_VARLEN, FLASH_ATTN, FLEX, SDPA),
+    "varlen": (TORCH_VARLEN, FLASH_ATTN),
+    "flex": (FLEX,),
+    "sdpa": (SDPA,),
+    "eager": (SDPA,),
+}
+"""Kernels of each `ModelConfig.attention`, the preferred one first. With "eager" decoder-only models run transformers'
+own attention under a mask, so this is Whisper's only."""
