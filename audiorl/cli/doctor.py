@@ -192,7 +192,9 @@ def check_attention(device: torch.device, dtype: torch.dtype, head_width: int = 
     from audiorl.algos.varlen import SDPA, choose_kernel, obstacles
 
     kernel = choose_kernel("auto", device, dtype, head_width)
-    reasons = [f"{other} {reason}" for other, reason in obstacles("auto", device, dtype, head_width).items()]
+    reasons = []
+    if device.type == "cuda":
+        reasons = [f"{other} {reason}" for other, reason in obstacles("auto", device, dtype, head_width).items()]
     slow = device.type == "cuda" and kernel is SDPA
     detail = f"{kernel.name} in {str(dtype).removeprefix('torch.')} at a head width of {head_width}"
     return Check("accelerator", "attention", "missing" if slow else "ok", detail, "; ".join(reasons))

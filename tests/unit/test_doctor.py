@@ -7,12 +7,14 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from audiorl.cli.doctor import (
     Check,
     Package,
     check_assets,
+    check_attention,
     check_optional,
     check_required,
     check_self_test,
@@ -82,9 +84,21 @@ def test_the_package_has_its_assets():
 
 
 def test_only_what_runs_is_reported():
-    """Nothing in audiorl uses flash-attn, flex_attention or Liger kernels."""
+    """Without a GPU nothing uses FlashAttention or FlexAttention; nothing at all uses Liger kernels."""
     _, text = printed()
     assert not re.search("flash|flex|liger", text)
+    assert "sdpa in float32" in text
+
+
+def test_the_attention_of_a_gpu_is_named_with_what_keeps_faster_kernels_off(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    gpu = torch.device("cuda", 0)
+    best = check_attention(gpu, torch.bfloat16)
+    assert (best.state, best.detail, best.advice) == ("ok", "torch varlen in bfloat16 at a head width of 128", "")
+    flex = check_attention(gpu, torch.float32)
+    assert flex.detail.startswith("flex in float32") and "computes in bfloat16 or float16" in flex.advice
+    slow = check_attention(gpu, torch.float32, head_width=8)
+    assert slow.state == "missing" and slow.detail.startswith("sdpa") and "at least 16, not 8" in slow.advice
 
 
 def test_assets(tmp_path):
