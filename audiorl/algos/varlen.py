@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -228,8 +228,10 @@ def torch_varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, 
     from torch.nn.attention.varlen import varlen_attn
 
     key, value = segments.gather(key, value)
-    grouped = {"enable_gqa": True} if _takes_enable_gqa() else {}  # torch 2.11 reads grouped keys without being told
-    out: Tensor = varlen_attn(
+    grouped: dict[str, Any] = (
+        {"enable_gqa": True} if _takes_enable_gqa() else {}
+    )  # torch 2.11 reads grouped keys without being told
+    out: Any = varlen_attn(
         query,
         key,
         value,
@@ -241,7 +243,7 @@ def torch_varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, 
         window_size=(-1, 0) if segments.causal else (-1, -1),
         **grouped,
     )
-    return out
+    return cast(Tensor, out)
 
 
 @cache

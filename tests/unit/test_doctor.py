@@ -145,14 +145,14 @@ def test_low_room_is_said(monkeypatch, tmp_path):
 
 
 def test_cuda_devices_are_listed(monkeypatch):
-    import torch
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10 * 10**9, 80 * 10**9))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Big GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     checks = {c.name: c for c in doctor.check_accelerator()}
     assert checks["cuda:1"].detail == "Big GPU, 10.0 GB of 80.0 GB free"
     assert checks["bf16"].state == "missing"
-    assert checks["attention"].detail == "SDPA"
+    assert checks["attention"].detail.startswith("flex in float32")
+    assert "compute capability 8.0, Big GPU has less" in checks["attention"].advice
