@@ -18,6 +18,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -39,12 +40,14 @@ from audiorl.rewards import (
     Term,
     ThinkFormat,
     ThinkTranscript,
+    ThoughtConsistency,
+    ThoughtGrounding,
     WeightedSum,
 )
 from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
 from audiorl.train.sft import sft
-from audiorl.types import Rollout, Sample
+from audiorl.types import Reward, Rollout, Sample
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,11 @@ class Config:
     """Think before answering; without, the answer comes at once."""
     thought_words: int = 2
     """Words of the phrase that a thought repeats, in the supervised start and for the reward."""
+    thought_reward: Literal["transcript", "grounding", "consistency"] = "transcript"
+    """What is rewarded in a thought: that it repeats what is said, that it is more probable with the audio than in
+    silence, or that the answer follows from it. The last two ask the model of the supervised start."""
     thought_weight: float = 1.0
-    """Weight of the reward for thoughts that repeat what is said; 0 only measures them."""
+    """Weight of that reward; 0: none."""
     control: bool = True
     """Also train the control: further SFT for as long as GRPO took."""
     max_phrases: int | None = None
@@ -108,18 +114,14 @@ def main(config: Config, run: Run) -> None:
     measured = bundled_languages("test", config.max_seconds, config.held_out, config.max_phrases)
     policy = tiny_qwen_omni([u.text for u in human] + [LANGUAGE_QUESTION] * 100, seed=config.seed, config=config.model)
     policy.model.to(torch_device(config.model.device))
-    terms = [Term("accuracy", AnswerAccuracy(), 2.0), Term("format", ThinkFormat() if config.think else AnswerFormat())]
-    if config.think:
-        terms.append(Term("thought", ThinkTranscript(config.thought_words), config.thought_weight))
-    reward = WeightedSum(tuple(terms))
-    sets = {UNSEEN: strangers(config)} if config.unseen else {}
-    outside = WeightedSum.of(said=FunctionReward(said, "said")) if config.think else None
-    evaluation = Evaluation(reward, measured, config.sampling.max_new_tokens, sets, outside)
-
     supervised = ["sft", "control_sft"] if config.control else ["sft"]
     learned = all(run.finished(phase) for phase in supervised) and not config.grpo.ptx_coef
     examples = [] if learned else synthetic(human, config)
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
+    reward = rewarded(config, run)
+    sets = {UNSEEN: strangers(config)} if config.unseen else {}
+    outside = WeightedSum.of(said=FunctionReward(said, "said")) if config.think else None
+    evaluation = Evaluation(reward, measured, config.sampling.max_new_tokens, sets, outside)
     evaluation.measure(run, "before", policy)
     train_rl(
         policy,
@@ -151,6 +153,20 @@ def main(config: Config, run: Run) -> None:
         )
         evaluation.measure(run, "control", policy)
     print(write_report(run.dir))
+
+
+def rewarded(config: Config, run: Run) -> WeightedSum:
+    """Accuracy and format, 2 to 1, and the reward of thoughts. The judge of thoughts is the supervised start."""
+    terms = [Term("accuracy", AnswerAccuracy(), 2.0), Term("format", ThinkFormat() if config.think else AnswerFormat())]
+    if config.think and config.thought_weight:
+        judge = {"path": str(run.checkpoint("sft")), "view": "silence", "device": config.model.device}
+        thought: Reward = ThinkTranscript(config.thought_words)
+        if config.thought_reward == "grounding":
+            thought = ThoughtGrounding(**judge)
+        elif config.thought_reward == "consistency":
+            thought = ThoughtConsistency(**judge)
+        terms.append(Term("thought", thought, config.thought_weight))
+    return WeightedSum(tuple(terms))
 
 
 def strangers(config: Config) -> list[Sample]:

@@ -91,6 +91,11 @@ def view_named(name: str) -> View:
     return load_function(file, function, "view")
 
 
+def view_of(sample: Sample, name: str) -> Sample:
+    """One sample under the view of that name, checked like `views_of`; "swap" needs several samples."""
+    return views_of([sample], name)[0]
+
+
 def views_of(samples: Sequence[Sample], name: str) -> list[Sample]:
     """Every sample under the view of that name.
 

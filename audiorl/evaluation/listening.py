@@ -18,10 +18,9 @@ import torch
 from audiorl.audio import AudioClip
 from audiorl.audio import name as clip_name
 from audiorl.data.views import SWAP, views_of
-from audiorl.evaluation.text import answer_logprobs
 from audiorl.metrics.interval import bootstrap_interval
 from audiorl.models import AudioPolicy
-from audiorl.models.examples import Example, experience
+from audiorl.models.examples import Example, answer_logprobs, experience
 from audiorl.types import Experience, Rollout, Sample
 
 Answer = Example | Rollout

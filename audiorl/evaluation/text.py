@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.data.text import TextQuestion
 from audiorl.metrics.corpus import estimate, ratio
 from audiorl.models import AudioPolicy
-from audiorl.models.examples import Example, experience
+from audiorl.models.examples import Example, answer_logprobs, experience
 from audiorl.run.folder import Run
 from audiorl.types import Experience, Message, Rollout, Sample, Segment
 
@@ -95,20 +93,6 @@ def _passage(policy: AudioPolicy, text: str, name: str) -> Experience:
         raise ValueError(f"{name}: {text!r} is one token; a perplexity needs two or more")
     segment = Segment(ids[:1], ids[1:], torch.zeros(len(ids) - 1))
     return Experience.from_rollout(Rollout(Sample(name, ()), (segment,), name)).replace(engine_logprobs=None)
-
-
-@torch.no_grad()
-def answer_logprobs(
-    policy: AudioPolicy, experiences: Sequence[Experience], budget: int = BUDGET, share_prompts: bool = False
-) -> list[Tensor]:
-    """The log-probs [N] of each one's sampled tokens, in nats, on the CPU; `budget` row tokens in a pass."""
-    logprobs = [torch.zeros(0)] * len(experiences)
-    for indices in micro_batches(experiences, budget, share_prompts):
-        part = [experiences[i] for i in indices]
-        logprobs_N = policy.forward(pack_experiences(part, share_prompts)).logprobs.float().cpu()
-        for i, values in zip(indices, logprobs_N.split([e.num_sampled for e in part]), strict=True):
-            logprobs[i] = values
-    return logprobs
 
 
 def _logprobs(policy: AudioPolicy, experiences: Sequence[Experience]) -> list[float]:

@@ -1,12 +1,14 @@
-"""A prompt and an answer to learn from, as text, as speech, and as tokens."""
+"""A prompt and an answer, as text, as speech, as tokens, and how probable a policy finds it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.models import AudioPolicy
 from audiorl.models.prompts import wants_speech
@@ -99,3 +101,17 @@ def _answer(policy: AudioPolicy, text: str, speech: tuple[AudioClip, ...], opene
 def _tokens(ids: Tensor, codebooks: int) -> Tensor:
     """`code_mask` [N, Q] of text tokens: column 0."""
     return nn.functional.pad(torch.ones(len(ids), 1, dtype=torch.bool), (0, codebooks - 1))
+
+
+@torch.no_grad()
+def answer_logprobs(
+    policy: AudioPolicy, experiences: Sequence[Experience], budget: int = 8192, share_prompts: bool = False
+) -> list[Tensor]:
+    """The log-probs [N] of each one's sampled tokens, in nats, on the CPU; `budget` row tokens in a pass."""
+    logprobs = [torch.zeros(0)] * len(experiences)
+    for indices in micro_batches(experiences, budget, share_prompts):
+        part = [experiences[i] for i in indices]
+        logprobs_N = policy.forward(pack_experiences(part, share_prompts)).logprobs.float().cpu()
+        for i, values in zip(indices, logprobs_N.split([e.num_sampled for e in part]), strict=True):
+            logprobs[i] = values
+    return logprobs

@@ -14,7 +14,8 @@ from audiorl.rewards.model import ModelReward, ProcessModelReward
 from audiorl.rewards.remote import RemoteReward, RewardServerError
 from audiorl.rewards.repetition import Repetition
 from audiorl.rewards.tags import after_think, extract_answer, extract_think, final_text, strip_tags
-from audiorl.rewards.think import AnswerFormat, ThinkFormat, ThinkLength, ThinkTranscript
+from audiorl.rewards.think import AnswerFormat, ThinkFormat, ThinkLength, ThinkPresent, ThinkTranscript
+from audiorl.rewards.thought import ThoughtConsistency, ThoughtGrounding
 
 __all__ = [
     "AnswerAccuracy",
@@ -34,7 +35,10 @@ __all__ = [
     "Term",
     "ThinkFormat",
     "ThinkLength",
+    "ThinkPresent",
     "ThinkTranscript",
+    "ThoughtConsistency",
+    "ThoughtGrounding",
     "WeightedSum",
     "WordAccuracy",
     "after_think",

@@ -47,6 +47,24 @@ class AnswerFormat:
 
 
 @dataclass(frozen=True)
+class ThinkPresent:
+    """1 if the response has a closed thought of at least `min_words` words, else 0, whatever else it contains.
+
+    Step-Audio-R1 (arXiv 2511.15848) rewards 0.8 times accuracy plus 0.2 times this, so that a model does not stop
+    thinking: `WeightedSum.of(accuracy=(AnswerAccuracy(), 0.8), think=(ThinkPresent(), 0.2))`.
+    """
+
+    min_words: int = 1
+
+    def __post_init__(self) -> None:
+        if self.min_words < 1:
+            raise ValueError(f"ThinkPresent: min_words must be at least 1, got {self.min_words}")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(float(len(units(extract_think(r.text) or "")) >= self.min_words)) for r in rollouts]
+
+
+@dataclass(frozen=True)
 class ThinkLength:
     """Soft reward for thinking within [min_words, max_words].
 

@@ -1,6 +1,6 @@
 import pytest
 
-from audiorl.rewards import AnswerFormat, ThinkFormat, ThinkLength, ThinkTranscript
+from audiorl.rewards import AnswerFormat, ThinkFormat, ThinkLength, ThinkPresent, ThinkTranscript
 
 GOOD = "<think>a dog\nbarks</think>\n<answer>B</answer>"
 
@@ -86,3 +86,12 @@ def test_think_transcript_needs_a_closed_thought_and_a_transcript(make_rollout) 
             ThinkTranscript()([make_rollout(GOOD, **metadata)])
     with pytest.raises(ValueError, match="words must be at least 1"):
         ThinkTranscript(0)
+
+
+def test_a_thought_is_there(make_rollout) -> None:
+    texts = ("<think>a dog</think>B", "<think> </think><answer>B</answer>", "<answer>B</answer>", "<think>a dog barks")
+    rollouts = [make_rollout(text) for text in texts]
+    assert [s.total for s in ThinkPresent()(rollouts)] == [1, 0, 0, 0]
+    assert [s.total for s in ThinkPresent(min_words=3)(rollouts)] == [0, 0, 0, 0]
+    with pytest.raises(ValueError, match="min_words must be at least 1"):
+        ThinkPresent(min_words=0)
