@@ -49,6 +49,7 @@ SLOW = (
     "unit/rollout/test_vllm",
     "unit/runtime/test_cluster",
     "unit/runtime/test_engines",
+    "unit/runtime/test_pretend_device",
     "unit/runtime/test_ranks",
     "unit/runtime/test_zero",
     "unit/simulst/test_simulst_agent",

@@ -13,10 +13,11 @@ from audiorl.audio import AudioClip
 from audiorl.config import (
     OptimConfig,
 )
-from audiorl.data.preferences import Pair
+from audiorl.data.preferences import Pair, pairs_to_judged
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.models.value import ValueModel
+from audiorl.train.preference import Contrasted, Referenced
 from audiorl.types import Sample
 from tests.conftest import Make
 from tests.support.gradients import gradients_of
@@ -86,6 +87,33 @@ def pairs_of(samples: Sequence[Sample]) -> list[Pair]:
     """Chosen longer, rejected longer, equally long; the last shares its prompt with the first."""
     texts = [("yes", "no why English"), ("English Spanish French", "who"), ("no why", "who yes"), ("French", "no yes")]
     return [Pair(samples[i % 3], *both) for i, both in enumerate(texts)]
+
+
+def referenced(pairs: Sequence[Pair], reference: AudioPolicy | None) -> list[Referenced]:
+    with torch.no_grad():
+        return [
+            Referenced(
+                p,
+                *(
+                    alone(reference, p.sample, t).float() if reference else torch.empty(0)
+                    for t in (p.chosen, p.rejected)
+                ),
+            )
+            for p in pairs
+        ]
+
+
+def contrasted(pairs: Sequence[Pair], reference: AudioPolicy, drift: float = 0.0) -> list[Contrasted]:
+    """`drift`: by how much more likely than the reference does the policy find a token of a mismatched answer."""
+    judged = pairs_to_judged(pairs)
+    others = [judged[(i + 2) % len(judged)].answer for i in range(len(judged))]
+    with torch.no_grad():
+        return [
+            Contrasted(
+                j, o, alone(reference, j.sample, j.answer).float(), alone(reference, j.sample, o).float() - drift
+            )
+            for j, o in zip(judged, others, strict=True)
+        ]
 
 
 def log_sigma(x: Tensor) -> Tensor:

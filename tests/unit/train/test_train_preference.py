@@ -42,9 +42,11 @@ from tests.support.data_trainers import (
     alone,
     assert_hears,
     assert_same_gradients,
+    contrasted,
     gradients,
     log_sigma,
     pairs_of,
+    referenced,
     times_heard,
 )
 
@@ -63,33 +65,6 @@ OPTIONS: dict[str, dict[str, float]] = {
 """All options of every loss, none at its default."""
 NAMES = {name for options in OPTIONS.values() for name in options}
 PAIRED = [name for name in OPTIONS if name != "kto"]
-
-
-def referenced(pairs: Sequence[Pair], reference: AudioPolicy | None) -> list[Referenced]:
-    with torch.no_grad():
-        return [
-            Referenced(
-                p,
-                *(
-                    alone(reference, p.sample, t).float() if reference else torch.empty(0)
-                    for t in (p.chosen, p.rejected)
-                ),
-            )
-            for p in pairs
-        ]
-
-
-def contrasted(pairs: Sequence[Pair], reference: AudioPolicy, drift: float = 0.0) -> list[Contrasted]:
-    """`drift`: by how much more likely than the reference does the policy find a token of a mismatched answer."""
-    judged = pairs_to_judged(pairs)
-    others = [judged[(i + 2) % len(judged)].answer for i in range(len(judged))]
-    with torch.no_grad():
-        return [
-            Contrasted(
-                j, o, alone(reference, j.sample, j.answer).float(), alone(reference, j.sample, o).float() - drift
-            )
-            for j, o in zip(judged, others, strict=True)
-        ]
 
 
 def items_of(loss: str, samples: Sequence[Sample], make: Make) -> Sequence[Any]:
