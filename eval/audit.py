@@ -1,7 +1,7 @@
 """Does a model listen? What the right audio adds to its answers, over silence, noise and the audio of other prompts.
 
     python -m eval.audit --model MODEL --data held_out.jsonl --out audits/model
-    python -m eval.audit --model MODEL --data questions.jsonl --out audits/model --views silence text --filter 4
+    python -m eval.audit --model MODEL --data questions.jsonl --out audits/model --views silence text --filter 8
 
 The answers are the references of the data, or with --answers model the model's own greedy ones. For each view the table
 shows how many nats per token of the answer are lost when the audio is replaced, with a 95 % interval. The verdict is
@@ -10,14 +10,17 @@ listens, deaf or unclear. Every clip must also become as many audio tokens as it
 Writes to --out: scores.json, results.jsonl (a row for each answer) and examples.html (the answers that gain least and
 most, to listen to).
 
---filter N answers every question N times with and without its audio, and writes listening.jsonl: the rows whose answers
-are right more often with the audio, with both shares. A question that is answered as well without it does not test
-listening, and teaches none.
+--filter N answers every question N times with and without its audio. filter.jsonl has a row for each question with the
+shares of right answers and one of three words: `text` (right without the audio in --max-blind of the answers or more),
+`listening` (not so, and right more often with the audio) or `unanswered`. listening.jsonl holds the rows of the data
+that need listening and whose share of right answers lies between --min-pass and --max-pass: a manifest to train on or
+to measure with. The answers are kept, so the same command with other bounds selects without asking again.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -42,12 +45,19 @@ from audiorl.evaluation.listening import (
 )
 from audiorl.evaluation.options import InferenceOptions, run_script, write_scores
 from audiorl.evaluation.pages import article, page
+from audiorl.evaluation.questions import (
+    question_policy,
+    read_questions,
+    right_answers,
+    sample_answers,
+    write_manifest,
+)
+from audiorl.evaluation.summaries import summarize
 from audiorl.metrics.interval import bootstrap_interval
-from audiorl.models import AudioPolicy, load_policy
+from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
-from audiorl.rewards import AnswerAccuracy
 from audiorl.rollout.hf import HFEngine
-from audiorl.types import Request, Rollout, Sample
+from audiorl.types import Request, Sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +78,13 @@ class Options(InferenceOptions):
     filter: int = 0
     """Answers per question and view, sampled at temperature 1, by which questions that need listening are selected; 0:
     none are selected."""
+    max_blind: float = 0.5
+    """With --filter: a question needs no listening if this share of its answers, or more, is right under some view."""
+    min_pass: float = 0.0
+    """With --filter: select questions with at least this share of right answers with their audio."""
+    max_pass: float = 1.0
+    """With --filter: select questions with at most this share of right answers with their audio; 0.9 leaves out what
+    the model can do already."""
 
 
 def run(options: Options, policy: AudioPolicy | None = None) -> dict[str, Any]:
@@ -75,12 +92,19 @@ def run(options: Options, policy: AudioPolicy | None = None) -> dict[str, Any]:
     for name in ("filter", "examples"):
         if getattr(options, name) < 0:
             raise ValueError(f"--{name}: give 0 or more")
+    if not 0 < options.max_blind <= 1:
+        raise ValueError(f"--max-blind {options.max_blind:g}: give a share above 0, at most 1")
+    if not 0 <= options.min_pass <= options.max_pass <= 1:
+        raise ValueError(
+            f"--min-pass {options.min_pass:g} --max-pass {options.max_pass:g}: give shares with 0 <= min <= max <= 1"
+        )
     if not options.views:
         raise ValueError("--views: give at least one")
-    samples = options.read().samples
+    options.check()
     assert options.out is not None and options.model is not None
+    samples = read_questions(options, need_answer=bool(options.filter) or options.answers == "reference")
     check_settings(options.out / "audit.json", {"views": options.views, "answers": options.answers})
-    policy = policy or load_policy(options.model, ModelConfig(device=options.device))
+    policy = policy or question_policy(options.model, ModelConfig(device=options.device))
     check_frames(policy, [clip for s in samples for clip in s.audio])
     answers = answers_of(policy, samples, options)
     gains = audio_gains(policy, answers, options.views)
@@ -100,6 +124,9 @@ def run(options: Options, policy: AudioPolicy | None = None) -> dict[str, Any]:
     (options.out / "results.jsonl").write_text(lines, encoding="utf-8")
     Console().print(table(gains, f"{options.model} · {options.data} · {len(answers)} answers"))
     print(f"{result.word}: {result.reason}")
+    if options.filter:
+        Console().print(filter_table(scores["filter"]))
+        print(f"{scores['filter']['selected']} of {len(samples)} rows: {options.out / 'listening.jsonl'}")
     return scores
 
 
@@ -113,37 +140,61 @@ def answers_of(policy: AudioPolicy, samples: Sequence[Sample], options: Options)
 
 
 def select(policy: AudioPolicy, samples: Sequence[Sample], options: Options) -> dict[str, Any]:
-    """Write the rows that are answered better with their audio. Returns shares of right answers, and how many rows."""
+    """Write filter.jsonl and listening.jsonl. Returns shares of right answers, and how many questions are of each kind.
+
+    What is text-answerable is so for this model. A model that guesses is right by luck in the share `chance`.
+    """
     assert options.out is not None
     engine = HFEngine(policy, SamplingConfig(max_new_tokens=options.max_new_tokens))
-    accuracy = AnswerAccuracy()
 
-    def shares(prompts: Sequence[Sample]) -> list[float]:
-        rollouts: list[Rollout] = []
-        for start in range(0, len(prompts), options.batch_size):
-            batch = prompts[start : start + options.batch_size]
-            rollouts += engine.generate([Request(s, options.filter) for s in batch])
-        right = [score.total for score in accuracy(rollouts)]
-        return [sum(right[i : i + options.filter]) / options.filter for i in range(0, len(right), options.filter)]
+    def shares(name: str, prompts: Sequence[Sample]) -> list[float]:
+        path = options.out / f"answers-{name}.jsonl"  # type: ignore[operator]
+        answers = sample_answers(engine, prompts, options.filter, path, options.batch_size)
+        return [sum(right) / options.filter for right in right_answers(prompts, answers)]
 
-    with_audio = shares(samples)
-    without = {view: shares(views_of(samples, view)) for view in options.views}
-    rows = []
+    with_audio = shares("audio", samples)
+    views = {view.rsplit(":")[-1]: views_of(samples, view) for view in options.views}
+    without = {name: shares(name, prompts) for name, prompts in views.items()}
+    rows: dict[str, dict[str, Any]] = {}
+    selected = []
     for i, sample in enumerate(samples):
         blind = max(share[i] for share in without.values())
-        if with_audio[i] > blind:
-            rows.append({"id": sample.id, "with_audio": with_audio[i], "without_audio": blind})
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (options.out / "listening.jsonl").write_text(lines, encoding="utf-8")
+        kind = "text" if blind >= options.max_blind else "listening" if with_audio[i] > blind else "unanswered"
+        rows[sample.id] = {"kind": kind, "with_audio": with_audio[i], "without_audio": blind}
+        if kind == "listening" and options.min_pass <= with_audio[i] <= options.max_pass:
+            selected.append(sample)
+    lines = "".join(json.dumps({"id": id, **row}, ensure_ascii=False) + "\n" for id, row in rows.items())
+    (options.out / "filter.jsonl").write_text(lines, encoding="utf-8")
+    write_manifest(options.out / "listening.jsonl", options, selected, rows)
     count = len(samples)
+    kinds = Counter(row["kind"] for row in rows.values())
     return {
         "answers_each": options.filter,
         "with_audio": sum(with_audio) / count,
         "interval": bootstrap_interval(with_audio),
         "without_audio": {view: sum(share) / count for view, share in without.items()},
-        "need_listening": len(rows),
-        "share": len(rows) / count,
+        "chance": sum(1 / len(s.choices) if s.choices else 0 for s in samples) / count,
+        **{
+            name: {**summarize([float(row["kind"] == kind) for row in rows.values()], "share"), "n": kinds[kind]}
+            for name, kind in (("text_answerable", "text"), ("need_listening", "listening"), ("rest", "unanswered"))
+        },
+        "selected": len(selected),
     }
+
+
+def filter_table(result: Mapping[str, Any]) -> Table:
+    shown = Table(title=f"questions by what answers them, {result['answers_each']} answers each")
+    for column in ("", "questions", "share", "95 % interval"):
+        shown.add_column(column, justify="right" if column else "left")
+    for label, name in (
+        ("text-answerable", "text_answerable"),
+        ("need listening", "need_listening"),
+        ("neither", "rest"),
+    ):
+        cell = result[name]
+        interval = f"{cell['low']:.1%} to {cell['high']:.1%}"
+        shown.add_row(label, str(cell["n"]), f"{cell['share']:.1%}", interval)
+    return shown
 
 
 def table(gains: Sequence[Gain], title: str) -> Table:

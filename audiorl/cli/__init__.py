@@ -190,6 +190,22 @@ def _eval(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
+class Audit:
+    """Does a model use its audio, and the right audio? The short form of audiorl eval audit --model MODEL."""
+
+    model: Positional[str]
+    """A Hugging Face model folder or hub id, or a checkpoint. `audiorl audit --help` lists more options."""
+
+
+def _audit(args: list[str]) -> int:
+    if args and args[0] in HELP:
+        return _eval(["audit", *args])
+    if not args or args[0].startswith("-"):
+        raise ValueError("audit: name a model first: audiorl audit MODEL --data held_out.jsonl --out audits/one")
+    return _eval(["audit", "--model", *args])
+
+
+@dataclass(frozen=True)
 class Rewards:
     """Score recorded rollouts with a reward file, or serve it over HTTP: rewards score | serve."""
 
@@ -330,6 +346,7 @@ COMMANDS: dict[str, tuple[type, Callable[[list[str]], int]]] = {
     "resume": (Resume, _resume),
     "report": (Report, _report),
     "eval": (Eval, _eval),
+    "audit": (Audit, _audit),
     "rewards": (Rewards, _rewards),
     "codec": (Codec, _codec),
     "data": (Data, _data),

@@ -24,9 +24,10 @@ class InferenceOptions:
     """Of evaluations that let a model answer a data set."""
 
     data: Path | None = None
-    """What `audiorl.data.manifest.read_samples` reads."""
+    """What `audiorl.data.manifest.read_samples` reads. Evaluations of questions (audit, gap, passk) also take the
+    bundled questions by name: `bundled` or `bundled:languages/test`."""
     model: str | None = None
-    """A Hugging Face model folder or hub id."""
+    """A Hugging Face model folder or hub id. Evaluations of questions also take `tiny`, a small random model."""
     out: Path | None = None
     """Folder for predictions and scores."""
     kind: str = "auto"
@@ -49,6 +50,13 @@ class InferenceOptions:
         if not (self.data and self.model and self.out):
             raise ValueError("give --data, --model and --out to run a model, or --score FILE to score what one said")
 
+    def check_settings(self, question: str | None = None) -> None:
+        """Write out/settings.json, or raise ValueError where a run with other settings left one."""
+        assert self.data and self.out
+        settings = {"model": self.model, "data": self.data.name, "kind": self.kind, "think": self.think}
+        settings |= {"question": question} if question else {}
+        check_settings(self.out / "settings.json", {**settings, "max_new_tokens": self.max_new_tokens})
+
     def read(self, question: str | None = None) -> Loaded:
         """The usable samples, every clip decoded once; what is skipped goes to stderr, a line each.
 
@@ -57,10 +65,8 @@ class InferenceOptions:
         The settings are kept in out/settings.json: see `check_settings` for an `out` that a run left.
         """
         self.check()
-        assert self.data and self.out
-        settings = {"model": self.model, "data": self.data.name, "kind": self.kind, "think": self.think}
-        settings |= {"question": question} if question else {}
-        check_settings(self.out / "settings.json", {**settings, "max_new_tokens": self.max_new_tokens})
+        self.check_settings(question)
+        assert self.data
         loaded = manifest.read_samples(
             self.data,
             kind=self.kind,

@@ -123,6 +123,8 @@ def check_audiorl(command: str, *args: str) -> None:
     elif command == "eval":
         find_script("eval", args[0])
         parse(importlib.import_module(f"eval.{args[0]}").Options, args[1:], prog=args[0])
+    elif command == "audit":
+        check_audiorl("eval", "audit", "--model", *args)
     elif command == "rewards":
         parse(cli._union({"score": cli.Score, "serve": cli.Serve}), args, prog="rewards")
     elif command == "codec":

@@ -15,8 +15,11 @@ from torch import Tensor
 
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
+from audiorl.cli import main
 from audiorl.config import ModelConfig, RLConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
+from audiorl.data.manifest import read_samples
+from audiorl.data.views import silence, swapped
 from audiorl.evaluation.listening import Verdict, audio_gains, check_frames, gain_metrics, verdict
 from audiorl.models import AudioPolicy, qwen_omni
 from audiorl.models import policy as policy_module
@@ -39,15 +42,19 @@ def questions(speech: list[Utterance]) -> list[Sample]:
     ]
 
 
-def learned(questions: Sequence[Sample], view: Callable[[Sample], Sample] = lambda s: s) -> AudioPolicy:
-    """A tiny model with Whisper's encoder that learned the answers by heart; `view` is what it is given in training."""
-    policy = qwen_omni.tiny(TEXTS, hidden=64, layers=2, vocab_size=400, config=ModelConfig(audio="projector"))
-    lesson = pack_experiences([experience(policy, Example(view(s), s.references[0])) for s in questions])
+def train(policy: AudioPolicy, examples: Sequence[Example], steps: int) -> None:
+    lesson = pack_experiences([experience(policy, example) for example in examples])
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=3e-3)
-    for _ in range(50):
+    for _ in range(steps):
         (-policy.forward(lesson).logprobs.mean()).backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def learned(questions: Sequence[Sample], view: Callable[[Sample], Sample] = lambda s: s) -> AudioPolicy:
+    """A tiny model with Whisper's encoder that learned the answers by heart; `view` is what it is given in training."""
+    policy = qwen_omni.tiny(TEXTS, hidden=64, layers=2, vocab_size=400, config=ModelConfig(audio="projector"))
+    train(policy, [Example(view(s), s.references[0]) for s in questions], steps=50)
     return policy
 
 
@@ -172,10 +179,99 @@ def test_the_command(listener: AudioPolicy, questions: list[Sample], tmp_path: P
     assert [row["id"] for row in written] == [s.id for s in questions] and "gain_swap" in written[0]
     page = (tmp_path / "out" / "examples.html").read_text()
     assert page.count("<audio") == 6 and scores["reason"] in page
-    selected = (tmp_path / "out" / "listening.jsonl").read_text().splitlines()
-    assert len(selected) == scores["filter"]["need_listening"]
+    selected = read_samples(tmp_path / "out" / "listening.jsonl", think=False, check_audio=True).samples
+    by_id = {s.id: s for s in read_samples(tmp_path / "rows.jsonl", think=False).samples}
+    assert len(selected) == scores["filter"]["selected"] == scores["filter"]["need_listening"]["n"]
+    for s in selected:
+        assert s.references == by_id[s.id].references
+        assert s.messages[0].content[1:] == by_id[s.id].messages[0].content[1:]
+    shares = [json.loads(line) for line in (tmp_path / "out" / "filter.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in shares] == [s.id for s in questions]
+    sum_of_kinds = sum(scores["filter"][name]["n"] for name in ("text_answerable", "need_listening", "rest"))
+    assert sum_of_kinds == 6
     with pytest.raises(ValueError, match="belongs to a run with other settings"):
         run(Options(**data, views=("silence",)), policy=listener)
+
+
+def command(*words: object) -> int:
+    """The exit code of `audiorl WORDS`."""
+    try:
+        return main([str(word) for word in words])
+    except SystemExit as end:
+        assert isinstance(end.code, int)
+        return end.code
+
+
+def test_the_short_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--data", "bundled", "--limit", "4", "--views", "silence", "--device", "cpu", "--max-new-tokens", "4")
+    assert command("audit", "tiny", *words, "--out", tmp_path / "short", "--filter", "2") == 0
+    assert "nats per token" in capsys.readouterr().out
+    assert command("eval", "audit", "--model", "tiny", *words, "--out", tmp_path / "long", "--filter", "2") == 0
+    assert (tmp_path / "short" / "scores.json").read_text() == (tmp_path / "long" / "scores.json").read_text()
+    answers = (tmp_path / "short" / "answers-audio.jsonl").read_bytes()
+    selects_all = ("--min-pass", "0", "--max-pass", "1", "--max-blind", "0.25")
+    assert command("audit", "tiny", *words, "--out", tmp_path / "short", "--filter", "2", *selects_all) == 0
+    assert (tmp_path / "short" / "answers-audio.jsonl").read_bytes() == answers  # not asked again
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "audit: name a model first"),
+        (("--data", "bundled"), "audit: name a model first"),
+        (("tiny", "--data", "bundled"), "give --data, --model and --out"),
+        (("tiny", "--data", "bundled:nothing", "--out", "OUT"), "no bundled set is called 'bundled:nothing'"),
+        (("tiny", "--data", "bundled", "--out", "OUT", "--max-blind", "0"), "--max-blind 0: give a share above 0"),
+        (("tiny", "--data", "bundled", "--out", "OUT", "--min-pass", "0.9", "--max-pass", "0.1"), "min <= max"),
+        (("tiny", "--data", "bundled", "--out", "OUT", "--filter", "-1"), "--filter: give 0 or more"),
+        (("tiny", "--data", "bundled", "--out", "OUT", "--limit", "0"), "limit"),
+    ],
+)
+def test_bad_options(words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("audit", *(str(tmp_path / "out") if word == "OUT" else word for word in words)) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_planted_questions_that_their_text_answers(speech: list[Utterance], tmp_path: Path) -> None:
+    """What is said in 12 bundled recordings, and 12 questions about others whose text names the answer.
+
+    The model learned the planted answers under other audio as well, so it has them from the text.
+    """
+    short = list({u.text: u for u in speech if len(u.text) <= 10}.values())[::3][:24]
+    rows = []
+    for i, u in enumerate(short):
+        planted = i >= 12
+        soundfile.write(tmp_path / f"{i}.wav", u.clip.load(16_000), 16_000)
+        answer = short[i - 12].text if planted else u.text
+        question = f"The answer is {answer} What is the answer?" if planted else "What is said?"
+        task = "planted" if planted else "audio"
+        rows.append({"id": i, "audio": f"{i}.wav", "question": question, "answer": answer, "task": task})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    samples = list(read_samples(tmp_path / "rows.jsonl", think=False).samples)
+    texts = [
+        " ".join(
+            [
+                *(c for s in samples for c in s.messages[0].content if isinstance(c, str)),
+                *(s.references[0] for s in samples),
+            ]
+        )
+    ]
+    policy = qwen_omni.tiny(texts, hidden=64, layers=2, vocab_size=400, config=ModelConfig(audio="projector"))
+    planted_samples = samples[12:]
+    lesson = [*samples, *map(silence, planted_samples), *swapped(planted_samples)]
+    train(policy, [Example(s, f"<answer>{s.references[0]}</answer>") for s in lesson], steps=100)
+    paths = {"data": tmp_path / "rows.jsonl", "model": "m", "out": tmp_path / "out", "max_new_tokens": 24}
+    scores = run(Options(**paths, filter=8), policy=policy)
+    shares = [json.loads(line) for line in (tmp_path / "out" / "filter.jsonl").read_text().splitlines()]
+    named = {row["id"] for row in shares if row["kind"] == "text"}
+    planted_ids = {s.id for s in planted_samples}
+    precision, recall = len(named & planted_ids) / len(named), len(named & planted_ids) / len(planted_ids)
+    print(f"planted questions: precision {precision:.2f}, recall {recall:.2f}, of {len(named)} named")
+    assert precision >= 0.9 and recall >= 0.9
+    assert scores["filter"]["text_answerable"]["n"] == len(named) and scores["filter"]["with_audio"] > 0.9
+    listening = [json.loads(line) for line in (tmp_path / "out" / "listening.jsonl").read_text().splitlines()]
+    assert {row["id"] for row in listening} == {row["id"] for row in shares if row["kind"] == "listening"}
 
 
 @pytest.mark.parametrize("least", [-0.1, float("nan"), float("inf")])
