@@ -1,4 +1,5 @@
-"""What transformers' decoders run in place of "sdpa": packed rows by `varlen`, everything else as "sdpa" does.
+"""What transformers' decoders run in place of "sdpa": packed rows by `audiorl.algos.varlen`, everything else as "sdpa"
+does; and audio encoders that attend within chunks.
 
 A decoder gets the name `VARLEN` once, when its policy is made. A forward pass over a packed row gives every layer a
 `SegmentAttention` as the argument `packed`. Both still hold when checkpointed layers run again in the backward pass.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +21,28 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from audiorl.algos.varlen import Attention, SegmentAttention, Segments, Spans, choose_kernel, compute_dtype
+from audiorl.algos.varlen import (
+    KERNELS,
+    Attention,
+    SegmentAttention,
+    Segments,
+    Spans,
+    choose_kernel,
+    compute_dtype,
+)
 
 VARLEN, UNGROUPED = "audiorl_varlen", "audiorl_ungrouped"
+
+
+CHUNKS = "audiorl_flash_chunks_"
+"""With "flash" in its name transformers calls an attention once for all chunks, otherwise once for each. What follows
+is `ModelConfig.attention`."""
+
+
+def set_chunk_attention(encoder: Any, attention: Attention) -> None:
+    """Make an audio encoder that attends within chunks (Qwen-Omni's) compute all of them in one call."""
+    if hasattr(encoder, "n_window") and attention != "eager" and encoder.config._attn_implementation == "sdpa":
+        encoder.config._attn_implementation = CHUNKS + attention
 
 
 def set_attention(decoder: Any, attention: Attention) -> None:
@@ -121,6 +142,27 @@ def _varlen(
     return packed(query, key, value, kwargs.get("scaling")).contiguous(), None
 
 
+def _chunks(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    attention: Attention,
+    cu_seq_lens_q: Tensor,
+    max_length_q: int,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    longest = int(max_length_q)
+    segments = Segments(cu_seq_lens_q, cu_seq_lens_q, longest, longest, causal=False)
+    kernel = choose_kernel(attention, query.device, compute_dtype(query), query.shape[-1])
+    return SegmentAttention(kernel, segments)(query, key, value, scaling), None
+
+
+for _attention in KERNELS:
+    AttentionInterface.register(CHUNKS + _attention, partial(_chunks, attention=_attention))
 AttentionInterface.register(VARLEN, _varlen)
 AttentionMaskInterface.register(VARLEN, sdpa_mask)
 AttentionInterface.register(UNGROUPED, _ungrouped)

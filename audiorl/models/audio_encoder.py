@@ -17,12 +17,25 @@ from transformers import PreTrainedModel, WhisperFeatureExtractor
 from audiorl.audio import AudioClip, seconds
 from audiorl.audio import name as clip_name
 from audiorl.config import ModelConfig
+from audiorl.models.attention import set_chunk_attention
 from audiorl.models.backbone import Backbone
 from audiorl.models.features import log_mel
 
+TOGETHER_SECONDS = 120.0
+"""Audio that goes through an encoder on a GPU in one pass."""
+
+
+def seconds_together(device: torch.device) -> float:
+    """Seconds of audio in one pass of the encoder; 0: one clip at a time.
+
+    On the CPU a clip's output shall have the same bits in every batch, so that a resumed run repeats the first. A GPU
+    repeats no bits anyway, and short clips leave it idle.
+    """
+    return 0.0 if device.type == "cpu" else TOGETHER_SECONDS
+
 
 class AudioEncoder:
-    """Encodes clips one at a time, so that a result never depends on its batch.
+    """Encodes clips: on the CPU one at a time, so that a result never depends on its batch, on a GPU several at once.
 
     The output of a frozen audio encoder is cached (up to `ModelConfig.audio_cache_mb`) for rollouts, log-probs and all
     epochs; that of a trained one is cached until the weights change.
@@ -33,6 +46,8 @@ class AudioEncoder:
     ):
         self.model, self.extractor, self.backbone, self.config = model, extractor, backbone, config
         self.cache = ClipCache(config.audio_cache_mb * 2**20)
+        if extractor is not None:
+            set_chunk_attention(backbone.audio_encoder(model), config.attention)
         self._update: dict[str, tuple[Tensor, Tensor]] | None = None
         """During an update: by clip, the encoder output with its graph, and the leaf that the passes differentiate."""
 
@@ -42,13 +57,10 @@ class AudioEncoder:
 
     def encode(self, clips: Sequence[AudioClip]) -> list[Tensor]:
         """One [tokens, H] per clip, as the decoder receives it; differentiable where the config trains it."""
-        embeddings = []
-        for clip in clips:
-            encoder_output = self.encoder_output(clip)
-            trained = self.config.audio != "frozen" and torch.is_grad_enabled()
-            with nullcontext() if trained else torch.no_grad():
-                embeddings.append(self.backbone.project(self.model, encoder_output))
-        return embeddings
+        trained = self.config.audio != "frozen" and torch.is_grad_enabled()
+        outputs = self.encoder_outputs(clips)
+        with nullcontext() if trained else torch.no_grad():
+            return [self.backbone.project(self.model, output) for output in outputs]
 
     def num_tokens(self, clip: AudioClip) -> int:
         """How many audio tokens the clip becomes. Encodes it, unless the model has no weights (device "meta")."""
@@ -101,26 +113,52 @@ class AudioEncoder:
 
     def encoder_output(self, clip: AudioClip) -> Tensor:
         """[tokens, D] of the clip, from the cache where it is there."""
-        key = clip.key
+        return self.encoder_outputs([clip])[0]
+
+    def encoder_outputs(self, clips: Sequence[AudioClip]) -> list[Tensor]:
+        """One [tokens, D] per clip. Those that no cache has are encoded, each once."""
         if self.config.audio == "full" and torch.is_grad_enabled():
             if self._update is None:
-                return self._run(clip)
-            if key not in self._update:
-                output = self._run(clip)
+                return self._run(clips)
+            missing = {clip.key: clip for clip in clips if clip.key not in self._update}
+            for key, output in zip(missing, self._run(list(missing.values())), strict=True):
                 self._update[key] = output, output.detach().requires_grad_()
-            return self._update[key][1]
-        cached = self.cache.get(key)
-        if cached is None:
-            with torch.no_grad():
-                cached = self._run(clip)
-            self.cache.put(key, cached.cpu())
-        return cached.to(self._device)
+            return [self._update[clip.key][1] for clip in clips]
+        cached = {clip.key: self.cache.get(clip.key) for clip in clips}
+        missing = {clip.key: clip for clip in clips if cached[clip.key] is None}
+        with torch.no_grad():
+            for key, output in zip(missing, self._run(list(missing.values())), strict=True):
+                cached[key] = output.cpu()
+                self.cache.put(key, output.cpu())
+        return [output.to(self._device) for clip in clips if (output := cached[clip.key]) is not None]
 
-    def _run(self, clip: AudioClip) -> Tensor:
-        """[tokens, D] of the clip itself; its context is encoded with it and then cut off."""
-        mel, context_tokens = self.mel(clip)
+    def _run(self, clips: Sequence[AudioClip]) -> list[Tensor]:
+        """One [tokens, D] per clip; its context is encoded with it and then cut off."""
         weight = next(self.backbone.audio_encoder(self.model).parameters())
-        output = self.backbone.encode_audio(self.model, [mel.to(device=weight.device, dtype=weight.dtype)])[0]
+        mels = [self.mel(clip) for clip in clips]
+        outputs: list[Tensor] = []
+        for part in self._passes([mel.shape[1] for mel, _ in mels]):
+            batch = [mel.to(device=weight.device, dtype=weight.dtype) for mel, _ in mels[part]]
+            outputs += self.backbone.encode_audio(self.model, batch)
+        contexts = [context_tokens for _, context_tokens in mels]
+        return [self._without_context(*item) for item in zip(clips, outputs, contexts, strict=True)]
+
+    def _passes(self, frames: Sequence[int]) -> list[slice]:
+        """Neighbouring clips that go through the encoder together."""
+        assert self.extractor is not None
+        limit = seconds_together(self._device) * self.extractor.sampling_rate / self.extractor.hop_length
+        passes: list[slice] = []
+        total = 0
+        for i, count in enumerate(frames):
+            if passes and total + count <= limit:
+                passes[-1] = slice(passes[-1].start, i + 1)
+                total += count
+            else:
+                passes.append(slice(i, i + 1))
+                total = count
+        return passes
+
+    def _without_context(self, clip: AudioClip, output: Tensor, context_tokens: int) -> Tensor:
         if not clip.context:
             return output
         tokens = self._tokens_in(seconds(clip))

@@ -31,8 +31,9 @@ def log_mel(extractor: WhisperFeatureExtractor, wav: np.ndarray) -> Tensor:
 def padded_mel(mel: Tensor, frames: int) -> Tensor:
     """[mel bins, frames]: the clip's frames and then what the extractor gives for silence, as with padded samples."""
     # That is 10^-10, at most 8 decades below the loudest bin, then (x + 4) / 4.
-    silence = max(float(mel.max()) - 2.0, -1.5)
-    return torch.nn.functional.pad(mel, (0, frames - mel.shape[1]), value=silence)
+    padded = (mel.max() - 2.0).clamp(min=-1.5).repeat(mel.shape[0], frames)
+    padded[:, : mel.shape[1]] = mel
+    return padded
 
 
 def log_mels(extractor: WhisperFeatureExtractor, wavs: Sequence[np.ndarray]) -> list[Tensor]:

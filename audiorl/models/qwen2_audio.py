@@ -84,18 +84,16 @@ class Qwen2Audio:
     def encode_audio(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
         audio_encoder = self.audio_encoder(model)
         window = self._window(model)
-        out = []
-        for mel in mels:
-            frames = mel.shape[1]
-            after_conv, tokens = self._lengths(model, frames)
+        lengths = [self._lengths(model, mel.shape[1]) for mel in mels]
+        for mel, (_, tokens) in zip(mels, lengths, strict=True):
             if tokens < 1:
-                raise ValueError(f"audio of {frames * 10} ms is too short; at least 30 ms")
-            padded = padded_mel(mel, window)
-            valid = torch.arange(window // 2, device=mel.device) < after_conv
-            mask = valid[None, None, None, :].expand(1, 1, window // 2, -1)
-            hidden = audio_encoder(padded[None], attention_mask=mask)
-            out.append(hidden.last_hidden_state[0, :tokens])
-        return out
+                raise ValueError(f"audio of {mel.shape[1] * 10} ms is too short; at least 30 ms")
+        padded = torch.stack([padded_mel(mel, window) for mel in mels])
+        after_conv = torch.tensor([frames for frames, _ in lengths]).to(padded.device)
+        valid = torch.arange(window // 2, device=padded.device) < after_conv[:, None]
+        mask = valid[:, None, None, :].expand(-1, 1, window // 2, -1)
+        hidden = audio_encoder(padded, attention_mask=mask).last_hidden_state
+        return [h[:tokens] for h, (_, tokens) in zip(hidden, lengths, strict=True)]
 
     def project(self, model: Any, encoder_output: Tensor) -> Tensor:
         return model.model.multi_modal_projector(encoder_output)

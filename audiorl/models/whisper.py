@@ -109,11 +109,8 @@ class Whisper:
 
     def encode_audio(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
         encoder = self.audio_encoder(model)
-        out = []
-        for mel in mels:
-            padded = padded_mel(mel, 2 * self.tokens(model, mel.shape[1]))
-            out.append(encoder(padded[None]).last_hidden_state[0])
-        return out
+        padded = [padded_mel(mel, 2 * self.tokens(model, mel.shape[1])) for mel in mels]
+        return list(encoder(torch.stack(padded)).last_hidden_state)
 
     def project(self, model: Any, encoder_output: Tensor) -> Tensor:
         return encoder_output

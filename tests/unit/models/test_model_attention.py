@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -32,8 +33,10 @@ from audiorl.algos.varlen import (
     flex,
     sdpa,
 )
+from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models import AudioPolicy, higgs
+from audiorl.data.corpus import Utterance
+from audiorl.models import AudioPolicy, audio_encoder, higgs
 from audiorl.models.attention import UNGROUPED, VARLEN, set_attention, spans_of, takes_segments, ungrouped
 from audiorl.types import Experience, Sample
 from tests.conftest import (
@@ -132,6 +135,50 @@ def test_kernels_equal_the_mask(
     logprobs, grads = gradients(model, [experiences], shared)
     expected, expected_grads = gradients(reference, [[e] for e in experiences], False)
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
+    assert grads.keys() == expected_grads.keys()
+    for name, gradient in expected_grads.items():
+        scale = max(float(gradient.abs().max()), 1.0)
+        torch.testing.assert_close(grads[name] / scale, gradient / scale, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("make", [make_omni, make_qwen3_omni, make_qwen2_audio, make_whisper])
+@pytest.mark.parametrize("run", [sdpa, flex], ids=["sdpa", "flex"])
+def test_clips_are_encoded_together(
+    make: Make,
+    run: Callable[..., Tensor],
+    speech: list[Utterance],
+    monkeypatch: pytest.MonkeyPatch,
+    flex_differentiates: None,
+) -> None:
+    """Features and gradients of many clips at once, all their chunks in one call, are those of transformers' encoder
+    for one clip after the other."""
+    monkeypatch.setitem(varlen.KERNELS, "flex", (Kernel("the kernel under test", run, lambda *_: None),))
+    together, stock = make(ModelConfig(audio="full", attention="flex")), make(ModelConfig(audio="full"))
+    stock.load_weights(together.weights())
+    stock.backbone.audio_encoder(stock.model).config._attn_implementation = "sdpa"
+    joined = np.concatenate([u.clip.load() for u in speech[:4]])  # longer than a chunk
+    clips = [AudioClip(array=joined, sample_rate=16_000), *(u.clip for u in speech[:5])]
+
+    def features(policy: AudioPolicy) -> tuple[Tensor, dict[str, Tensor]]:
+        with policy.encode_audio_once():
+            out = torch.cat(policy.encode_audio(clips + clips[:2]))
+            (out * torch.linspace(-1, 1, len(out))[:, None]).mean().backward()
+        named = policy.backbone.audio_encoder(policy.model).named_parameters()
+        return out.detach(), {n: p.grad for n, p in named if p.grad is not None}
+
+    expected, expected_grads = features(stock)
+    passes: list[int] = []
+    encode = type(together.backbone).encode_audio
+
+    def counted(self: Any, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
+        passes.append(len(mels))
+        return encode(self, model, mels)
+
+    monkeypatch.setattr(type(together.backbone), "encode_audio", counted)
+    monkeypatch.setattr(audio_encoder, "seconds_together", lambda device: 12.0)
+    out, grads = features(together)
+    assert sum(passes) == len(clips) and 1 < len(passes) < len(clips)  # each once
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
     assert grads.keys() == expected_grads.keys()
     for name, gradient in expected_grads.items():
         scale = max(float(gradient.abs().max()), 1.0)
