@@ -127,9 +127,9 @@ class AudioEncoder:
         cached = {clip.key: self.cache.get(clip.key) for clip in clips}
         missing = {clip.key: clip for clip in clips if cached[clip.key] is None}
         with torch.no_grad():
-            for key, output in zip(missing, self._run(list(missing.values())), strict=True):
-                cached[key] = output.cpu()
-                self.cache.put(key, output.cpu())
+            for key, encoded in zip(missing, self._run(list(missing.values())), strict=True):
+                cached[key] = encoded.cpu()
+                self.cache.put(key, encoded.cpu())
         return [output.to(self._device) for clip in clips if (output := cached[clip.key]) is not None]
 
     def _run(self, clips: Sequence[AudioClip]) -> list[Tensor]:
