@@ -124,13 +124,13 @@ class AudioEncoder:
             for key, output in zip(missing, self._run(list(missing.values())), strict=True):
                 self._update[key] = output, output.detach().requires_grad_()
             return [self._update[clip.key][1] for clip in clips]
-        cached = {clip.key: self.cache.get(clip.key) for clip in clips}
-        missing = {clip.key: clip for clip in clips if cached[clip.key] is None}
+        cached = {clip.key: output for clip in clips if (output := self.cache.get(clip.key)) is not None}
+        missing = {clip.key: clip for clip in clips if clip.key not in cached}
         with torch.no_grad():
             for key, encoded in zip(missing, self._run(list(missing.values())), strict=True):
                 cached[key] = encoded.cpu()
-                self.cache.put(key, encoded.cpu())
-        return [output.to(self._device) for clip in clips if (output := cached[clip.key]) is not None]
+                self.cache.put(key, cached[key])
+        return [cached[clip.key].to(self._device) for clip in clips]
 
     def _run(self, clips: Sequence[AudioClip]) -> list[Tensor]:
         """One [tokens, D] per clip; its context is encoded with it and then cut off."""
