@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import soxr
 import torch
 from torch import Tensor
 
@@ -35,6 +34,8 @@ def prepare(wav: Tensor | np.ndarray, sample_rate: int, codec: AudioTokenizer) -
         raise ValueError(f"samples reach {peak:.4g}, far beyond [-1, 1]; scale them (int16 by 1/32768)")
     mono = samples.astype(np.float32) if samples.ndim == 1 else samples.mean(axis=1, dtype=np.float32)
     if sample_rate != codec.sample_rate:
+        import soxr  # here: training on text needs torch and transformers only
+
         mono = soxr.resample(mono, sample_rate, codec.sample_rate)
         if len(mono) == 0:
             few = f"{len(samples)} samples at {sample_rate} Hz"

@@ -124,7 +124,7 @@ class AudioEncoder:
             for key, output in zip(missing, self._run(list(missing.values())), strict=True):
                 self._update[key] = output, output.detach().requires_grad_()
             return [self._update[clip.key][1] for clip in clips]
-        cached = {clip.key: output for clip in clips if (output := self.cache.get(clip.key)) is not None}
+        cached = {clip.key: tensor for clip in clips if (tensor := self.cache.get(clip.key)) is not None}
         missing = {clip.key: clip for clip in clips if clip.key not in cached}
         with torch.no_grad():
             for key, encoded in zip(missing, self._run(list(missing.values())), strict=True):
