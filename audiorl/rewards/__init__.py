@@ -2,15 +2,19 @@
 
 from audiorl.rewards.answer import AnswerAccuracy
 from audiorl.rewards.asr import CharAccuracy, WordAccuracy
+from audiorl.rewards.chat import ChatEndpoint, JudgeError
 from audiorl.rewards.check import check_scores
 from audiorl.rewards.choices import match_choice, normalize_text
 from audiorl.rewards.combine import StandardisedSum, Term, WeightedSum
 from audiorl.rewards.files import FileReward, FunctionReward, load_reward
 from audiorl.rewards.hallucination import Hallucination
+from audiorl.rewards.judge import OpenAIJudge, PairwiseJudge
+from audiorl.rewards.judge_prompt import JudgePrompt
 from audiorl.rewards.language import LanguageConsistency
 from audiorl.rewards.length import Overlong
 from audiorl.rewards.maths import maths_equal
 from audiorl.rewards.model import ModelReward, ProcessModelReward
+from audiorl.rewards.policy_judge import PolicyJudge
 from audiorl.rewards.remote import RemoteReward, RewardServerError
 from audiorl.rewards.repetition import Repetition
 from audiorl.rewards.tags import after_think, extract_answer, extract_think, final_text, strip_tags
@@ -21,12 +25,18 @@ __all__ = [
     "AnswerAccuracy",
     "AnswerFormat",
     "CharAccuracy",
+    "ChatEndpoint",
     "FileReward",
     "FunctionReward",
     "Hallucination",
+    "JudgeError",
+    "JudgePrompt",
     "LanguageConsistency",
     "ModelReward",
+    "OpenAIJudge",
     "Overlong",
+    "PairwiseJudge",
+    "PolicyJudge",
     "ProcessModelReward",
     "RemoteReward",
     "Repetition",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,9 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from audiorl.rewards.chat import JudgeError
 from audiorl.rewards.check import check_scores
+from audiorl.rewards.concurrency import gather_all, run_async
 from audiorl.rewards.remote import RewardServerError
 from audiorl.types import Reward, Rollout, Score
 from audiorl.user_files import load_name
@@ -23,13 +26,14 @@ class RewardError(RuntimeError):
 
 @contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Put `where` before the message of any error; a ValueError stays one, since it blames the rollouts."""
+    """Put `where` before the message of any error; a ValueError stays one, since it blames the rollouts, and a
+    JudgeError, since it is no fault of the file."""
     try:
         yield
     except RewardServerError:
         raise
     except Exception as error:
-        kind = ValueError if isinstance(error, ValueError) else RewardError
+        kind = next((kind for kind in (ValueError, JudgeError) if isinstance(error, kind)), RewardError)
         name = "" if type(error) is kind else f"{type(error).__name__}: "
         raise kind(f"{where}: {name}{error}") from error
 
@@ -38,19 +42,38 @@ def naming(where: str) -> Iterator[None]:
 class FunctionReward:
     """A plain function `f(rollout)` as a reward: it returns a float, a Score, or None to skip the rollout.
 
-    `name`: what errors call the file.
+    An `async def` is awaited for `concurrency` rollouts at a time. `name`: what errors call the file.
     """
 
     function: Callable[[Rollout], Any]
     name: str
+    concurrency: int = 32
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
+        if inspect.iscoroutinefunction(self.function):
+            return run_async(self._score_all(rollouts))
         return [self._score(r) for r in rollouts]
 
+    async def _score_all(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
+        gate = asyncio.Semaphore(self.concurrency)
+        return await gather_all(self._awaited(gate, r) for r in rollouts)
+
+    async def _awaited(self, gate: asyncio.Semaphore, rollout: Rollout) -> Score | None:
+        async with gate:
+            with naming(self._where(rollout)):
+                value = await self.function(rollout)
+        return self._as_score(value, rollout)
+
     def _score(self, rollout: Rollout) -> Score | None:
-        where = f"reward file {self.name!r}, function {self.function.__name__!r}, sample {rollout.name}"
-        with naming(where):
+        with naming(self._where(rollout)):
             value = self.function(rollout)
+        return self._as_score(value, rollout)
+
+    def _where(self, rollout: Rollout) -> str:
+        return f"reward file {self.name!r}, function {self.function.__name__!r}, sample {rollout.name}"
+
+    def _as_score(self, value: Any, rollout: Rollout) -> Score | None:
+        where = self._where(rollout)
         if value is None or isinstance(value, Score):
             return value
         if not isinstance(value, Real):
@@ -73,7 +96,9 @@ class FileReward:
         name = getattr(self.reward, "__name__", None)
         kind = f"function {name!r}" if name else type(self.reward).__name__
         with naming(f"reward file {self.path!r}, {kind}"):
-            scores = self.reward(rollouts)
+            scores: Any = self.reward(rollouts)
+            if inspect.iscoroutine(scores):
+                scores = run_async(scores)
         return check_scores(self.path, scores, rollouts)
 
 
@@ -81,8 +106,9 @@ def load_reward(path: str | Path) -> FileReward:
     """Import the Python file at `path` and return its module-level `reward`.
 
     `reward` may be a Reward object, a function `reward(rollout)` that returns a float, a Score or None (skip this
-    rollout), or a function whose one parameter is called `rollouts` and which returns a list of Score and None. An
-    exception that the file itself raises on import passes through.
+    rollout), or a function whose one parameter is called `rollouts` and which returns a list of Score and None. Both
+    may be `async def`; a function of one rollout then runs for up to 32 of them at a time. An exception that the file
+    itself raises on import passes through.
 
     Raises ValueError for a file that does not exist, is not Python or has no usable `reward`.
     """

@@ -9,13 +9,13 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlsplit
 
 from audiorl.data.serialization import AudioMode, deserialize_scores, digest, serialize_rollouts
 from audiorl.rewards.check import check_scores
+from audiorl.rewards.concurrency import gather_all, run_async
 from audiorl.types import Rollout, Score
 
 if TYPE_CHECKING:
@@ -101,13 +101,7 @@ class RemoteReward:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         size = self.batch_size or max(len(rollouts), 1)
         batches = [rollouts[i : i + size] for i in range(0, len(rollouts), size)]
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            answers = asyncio.run(self._request_all(batches))
-        else:  # a loop runs already (notebook, asynchronous worker): use a new loop in another thread
-            with ThreadPoolExecutor(1) as thread:
-                answers = thread.submit(asyncio.run, self._request_all(batches)).result()
+        answers = run_async(self._request_all(batches))
         return [score for answer in answers for score in answer]
 
     async def _request_all(self, batches: Sequence[Sequence[Rollout]]) -> list[list[Score | None]]:
@@ -117,13 +111,7 @@ class RemoteReward:
         gate = asyncio.Semaphore(self.concurrency)
         wait = httpx.Timeout(None, connect=min(self.timeout, 10.0))  # `_post` times the whole request
         async with httpx.AsyncClient(headers=self._headers(), timeout=wait, trust_env=False) as client:
-            tasks = [asyncio.create_task(self._request(client, step, gate, batch)) for batch in batches]
-            try:
-                return await asyncio.gather(*tasks)
-            finally:  # after an error the other requests are cancelled
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            return await gather_all(self._request(client, step, gate, batch) for batch in batches)
 
     def _headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}

@@ -29,6 +29,9 @@ from audiorl.cli.questions import BuildQuestions
 from audiorl.options import names, parse, parse_known
 from audiorl.recipe.loader import load_recipe, parse_config
 from audiorl.recipe.scripts import find_script, scripts
+from tests.conftest import make_omni
+from tests.support.chat_servers import ChatServer
+from tests.support.reward_servers import serving
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -213,16 +216,22 @@ def python_files() -> Iterator[tuple[str, str]]:
                 yield name[1], block
 
 
-def test_reward_files_of_the_text_give_scores(tmp_path: Path) -> None:
+def test_reward_files_of_the_text_give_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from audiorl.rewards.replay import replay
+
+    monkeypatch.chdir(tmp_path)
+    make_omni().save(tmp_path / "runs" / "sft" / "exported")
+    server = ChatServer(lambda answers: 1.0 + len(answers[0]) % 5)
 
     recorded = ROOT / "docs" / "recorded" / "rollouts" / "step_000001.jsonl"
     written = dict(python_files())
     assert {"brevity.py", "ranked.py", "transcribed.py"} <= set(written)
-    for name, source in written.items():
-        (tmp_path / name).write_text(source)
-        result = replay(tmp_path / name, recorded)
-        assert len({s.total for s in result.scores if s is not None}) > 1, name
+    with serving(server.app) as url:
+        for name, source in written.items():
+            (tmp_path / name).write_text(source.replace("http://127.0.0.1:8000", url))
+            result = replay(tmp_path / name, recorded)
+            assert len({s.total for s in result.scores if s is not None}) > 1, name
+    assert server.calls and list((tmp_path / "judge_cache").rglob("*.json"))
 
 
 # ------------------------------------------------------------------------------------------------------ running them

@@ -118,3 +118,45 @@ def test_missing_file_wrong_suffix_and_broken_import(tmp_path) -> None:
         load_reward(write(tmp_path, "", name="mine.txt"))
     with pytest.raises(ZeroDivisionError):
         load_reward(write(tmp_path, "1 / 0"))
+
+
+def test_an_asynchronous_function_runs_for_many_rollouts_at_a_time(tmp_path, make_rollout) -> None:
+    source = """
+        import asyncio
+        from audiorl.types import Score
+
+        running = most = 0
+
+        async def reward(rollout):
+            global running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.01)
+            running -= 1
+            if rollout.text == "bad":
+                raise KeyError("grade")
+            return None if not rollout.text else Score(len(rollout.text), {"most": most})
+        """
+    reward = load_reward(write(tmp_path, source))
+    scores = reward([make_rollout("x" * i) for i in range(40)])
+    assert [s and s.total for s in scores] == [None, *range(1, 40)]
+    assert max(s.parts["most"] for s in scores if s) == 32
+    with pytest.raises(RewardError, match=r"mine\.py', function 'reward', sample 'clip-7' .*KeyError: 'grade'"):
+        reward([make_rollout("bad"), make_rollout("good")])
+
+
+def test_an_asynchronous_function_of_all_rollouts_and_within_a_loop(tmp_path, make_rollout) -> None:
+    import asyncio
+
+    source = """
+        from audiorl.types import Score
+
+        async def reward(rollouts):
+            return [Score(len(rollouts)) for _ in rollouts]
+        """
+    reward = load_reward(write(tmp_path, source))
+
+    async def in_a_notebook():
+        return reward([make_rollout("a")] * 3)
+
+    assert reward([make_rollout("a")] * 2) == [Score(2)] * 2 and asyncio.run(in_a_notebook()) == [Score(3)] * 3
