@@ -13,7 +13,8 @@ The page of a run, top to bottom::
     audio.py       audio files as players inside the page; text.py: prompts, tags and rewards as HTML
 
 Other pictures: picture.py (a PNG of a run), tradeoff.py (quality against latency of scored translators), listening.py
-(a page of recordings by several systems). They draw with figures.py; theme.py and style.py hold colours and CSS.
+(a page of recordings by several systems), passk.py (pass@k of several models), eval_page.py (the frame of an
+evaluation's page). They draw with figures.py; theme.py and style.py hold colours and CSS.
 """
 
 from __future__ import annotations

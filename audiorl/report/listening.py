@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from audiorl.report.audio import Allowed, Players
-from audiorl.report.style import CSS
+from audiorl.report.eval_page import eval_page, number_table
 from audiorl.report.summary import show
 
 _STYLE = """
@@ -53,28 +53,10 @@ def listening_page(
     """A self-contained page: a table (`head`, `rows` of text), then the cards with players for files in `folder`."""
     everywhere = Allowed((Path("/"),))  # the cards name what this process has just read
     players = Players(folder, max_clips=400, max_bytes=max_bytes, max_file=1_500_000, allowed=everywhere)
-    table = (
-        "<div class='card scroll-x'><table class='numbers'><thead><tr>"
-        + "".join(f"<th>{escape(cell)}</th>" for cell in head)
-        + "</tr></thead><tbody>"
-        + "".join(_row(row) for row in rows)
-        + "</tbody></table></div>"
-    )
     body = "".join(_card(card, players) for card in cards)
     more = f" {players.skipped} more recordings lie in the folder." if players.skipped else ""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{CSS}{_STYLE}</style></head><body><main>"
-        f"<header><p class='over'>audiorl evaluation</p><h1>{escape(title)}</h1>"
-        f"<p class='sub'>{escape(lead)}</p></header><section>{table}</section>"
-        f"<section><h2>Listen</h2>{body}</section>"
-        f"<footer>Written by audiorl.{more}</footer></main></body></html>\n"
-    )
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"<tr><th>{escape(cells[0])}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells[1:]) + "</tr>"
+    sections = [number_table(head, rows), f"<h2>Listen</h2>{body}"]
+    return eval_page(title, lead, sections, style=_STYLE, note=more)
 
 
 def _card(card: Card, players: Players) -> str:

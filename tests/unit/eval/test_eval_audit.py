@@ -29,6 +29,7 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.types import Message, Request, Sample
 from eval.audit import Options, run
 from tests.conftest import TEXTS, ask
+from tests.support.learning import learn
 
 ANSWERS = ("yes", "no", "why", "yes why", "no no", "why no")
 
@@ -42,19 +43,10 @@ def questions(speech: list[Utterance]) -> list[Sample]:
     ]
 
 
-def train(policy: AudioPolicy, examples: Sequence[Example], steps: int) -> None:
-    lesson = pack_experiences([experience(policy, example) for example in examples])
-    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=3e-3)
-    for _ in range(steps):
-        (-policy.forward(lesson).logprobs.mean()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def learned(questions: Sequence[Sample], view: Callable[[Sample], Sample] = lambda s: s) -> AudioPolicy:
     """A tiny model with Whisper's encoder that learned the answers by heart; `view` is what it is given in training."""
     policy = qwen_omni.tiny(TEXTS, hidden=64, layers=2, vocab_size=400, config=ModelConfig(audio="projector"))
-    train(policy, [Example(view(s), s.references[0]) for s in questions], steps=50)
+    learn(policy, [Example(view(s), s.references[0]) for s in questions], steps=50)
     return policy
 
 
@@ -260,7 +252,7 @@ def test_planted_questions_that_their_text_answers(speech: list[Utterance], tmp_
     policy = qwen_omni.tiny(texts, hidden=64, layers=2, vocab_size=400, config=ModelConfig(audio="projector"))
     planted_samples = samples[12:]
     lesson = [*samples, *map(silence, planted_samples), *swapped(planted_samples)]
-    train(policy, [Example(s, f"<answer>{s.references[0]}</answer>") for s in lesson], steps=100)
+    learn(policy, [Example(s, f"<answer>{s.references[0]}</answer>") for s in lesson], steps=100)
     paths = {"data": tmp_path / "rows.jsonl", "model": "m", "out": tmp_path / "out", "max_new_tokens": 24}
     scores = run(Options(**paths, filter=8), policy=policy)
     shares = [json.loads(line) for line in (tmp_path / "out" / "filter.jsonl").read_text().splitlines()]
