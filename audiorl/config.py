@@ -199,6 +199,7 @@ Advantage = Literal[
     "reinforce++",
     "reinforce++-baseline",
     "gae",
+    "none",
 ]
 
 
@@ -226,6 +227,60 @@ class CriticConfig:
 
 
 @dataclass(frozen=True)
+class DistillConfig:
+    """On-policy distillation: a teacher reads the same question under a view, such as its transcript in place of the
+    audio, and says how it would have continued the policy's own answer, token by token (GKD, arXiv 2306.13649)."""
+
+    coef: float = 0.0
+    """Weight of the divergence in the loss, or with `sampled` of the advantage; 0: no distillation."""
+    divergence: Literal["reverse", "forward", "jsd", "sampled"] = "reverse"
+    """The loss between policy S and teacher T: KL(S ‖ T), KL(T ‖ S), or GKD's Jensen-Shannon divergence (reads `beta`).
+    `sampled` is no loss: log T - log S of each sampled token is added to its advantage, whatever the estimator."""
+    beta: float = 0.5
+    """β of `jsd`, between 0 and 1: close to 0 like `forward`, close to 1 like `reverse`, and smaller than both."""
+    top_k: int = 0
+    """Compare only so many tokens at each place, and all others as one; 0: the whole vocabulary."""
+    top_k_of: Literal["teacher", "student"] = "teacher"
+    """Whose most probable tokens these are."""
+    teacher: str = "reference"
+    """`reference` (the policy as the phase begins, the same as the KL's), `policy` (as each step begins), or the folder
+    or hub id of another model with the same tokenizer."""
+    view: str = "transcript"
+    """What the teacher reads: a view of `audiorl.data.views` by name, FILE.py:FUNCTION, or `none` for the prompt as it
+    is."""
+    tokens: Literal["all", "thought", "answer"] = "all"
+    """Which tokens of a response count: all, those up to `</think>`, or those after it."""
+    entropy_gate: float | None = None
+    """Skip tokens where the teacher's entropy is above this, in nats; None skips none."""
+    off_policy: float = 0.0
+    """Share of a step's prompts that are answered by their reference instead of the policy (GKD's 1 - λ); below 1."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, not_negative=("coef", "top_k", "entropy_gate"), prefix="distill.")
+        _require(0 < self.beta < 1, "distill.beta", self.beta, "between 0 and 1")
+        _require(0 <= self.off_policy < 1, "distill.off_policy", self.off_policy, "at least 0 and below 1")
+        for name in ("teacher", "view"):
+            _require(bool(getattr(self, name)), f"distill.{name}", getattr(self, name), "a name")
+        if self.divergence == "sampled" and (self.top_k or self.off_policy):
+            name = "top_k" if self.top_k else "off_policy"
+            raise ValueError(f"distill.{name} needs a distill.divergence over the vocabulary, not 'sampled'")
+        if self.coef and (self.teacher, self.view) == ("policy", "none"):
+            raise ValueError(
+                "distill: the policy under its own prompt is no teacher; give distill.view or another teacher"
+            )
+
+    @property
+    def loss_kind(self) -> Literal["reverse", "forward", "jsd"] | None:
+        """The divergence that is a term of the loss; None for `sampled`."""
+        return None if self.divergence == "sampled" else self.divergence
+
+    @property
+    def from_reference_process(self) -> bool:
+        """Whether the teacher lives with the reference, where references are processes of their own."""
+        return self.coef > 0 and self.teacher != "policy"
+
+
+@dataclass(frozen=True)
 class RLConfig:
     """Policy gradient training. The defaults are GRPO (arXiv 2402.03300) with Ke-Omni-R's choices.
 
@@ -233,7 +288,8 @@ class RLConfig:
     compares a group's streams turn by turn; `mean-relative` is MaxRL; `decoupled` is GDPO, which normalises each term
     of a `WeightedSum` within its group; `process` is GRPO with a reward for each step of an answer
     (`ProcessModelReward(credit="steps")`). Dr.GRPO is advantage_std False with aggregation
-    `sequence-mean-token-sum`; DAPO is clip_high 0.28, aggregation `token-mean`, kl_beta 0 and dynamic_sampling.
+    `sequence-mean-token-sum`; DAPO is clip_high 0.28, aggregation `token-mean`, kl_beta 0 and dynamic_sampling. `none`
+    has no advantages: distillation alone.
     """
 
     steps: int = 1000
@@ -260,6 +316,8 @@ class RLConfig:
     """Whiten the advantages of `reinforce` and `gae` over all sampled tokens of the step."""
     critic: CriticConfig = CriticConfig()
     """The critic of `gae`."""
+    distill: DistillConfig = DistillConfig()
+    """Distillation from a teacher, off by default."""
     score_clip: float | None = None
     """Clip scores to ± this first; None: no clipping."""
     score_normalize: bool = False
@@ -393,9 +451,10 @@ class RLConfig:
         _require(self.cov_fraction <= 1, "cov_fraction", self.cov_fraction, "at most 1")
         if not self.cov_low < self.cov_high:
             raise ValueError(f"cov_low {self.cov_low:g} must lie below cov_high {self.cov_high:g}")
-        if (self.prompts_per_step * self.group_size) % self.mini_batches:
+        self._check_distillation()
+        if (self.sampled_prompts * self.group_size) % self.mini_batches:
             raise ValueError(
-                f"mini_batches {self.mini_batches} does not divide the {self.prompts_per_step} x "
+                f"mini_batches {self.mini_batches} does not divide the {self.sampled_prompts} x "
                 f"{self.group_size} rollouts of a step"
             )
         if self.overlap and self.engine_cap is None:
@@ -404,6 +463,35 @@ class RLConfig:
             )
         if self.ema_decay is not None:
             _require(0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "between 0 and 1")
+
+    def _check_distillation(self) -> None:
+        distill = self.distill
+        if self.advantage == "none" and not distill.coef:
+            raise ValueError("advantage 'none' trains nothing without distillation: set distill.coef")
+        if self.advantage == "none" and self.kl_in == "reward" and self.kl_beta:
+            raise ValueError("advantage 'none' reads no rewards: set kl_in 'loss'")
+        if not distill.coef:
+            return
+        if self.kl_beta and (distill.teacher, distill.view) == ("reference", "none"):
+            raise ValueError(
+                "kl_beta and distill.coef both hold the policy to its reference under the same prompt: set kl_beta 0, "
+                "or give the teacher a distill.view"
+            )
+        if distill.off_policy and not 0 < self.reference_prompts < self.prompts_per_step:
+            raise ValueError(
+                f"distill.off_policy {distill.off_policy:g} of {self.prompts_per_step} prompts is "
+                f"{self.reference_prompts}; some must be answered by their reference, and some by the policy"
+            )
+
+    @property
+    def reference_prompts(self) -> int:
+        """Prompts of a step that are answered by their reference."""
+        return round(self.distill.off_policy * self.prompts_per_step) if self.distill.coef else 0
+
+    @property
+    def sampled_prompts(self) -> int:
+        """Prompts of a step that the policy answers."""
+        return self.prompts_per_step - self.reference_prompts
 
 
 @dataclass(frozen=True)

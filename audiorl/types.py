@@ -239,6 +239,10 @@ class Experience:
     """[L, Q] int64, -1 where a row is no frame."""
     code_mask: Tensor | None = None
     """[L, Q] bool: which codes were sampled."""
+    teacher_prompt: Sample | None = None
+    """The prompt as the teacher of distillation reads it; filled in by the driver."""
+    teacher: TeacherOutput | None = None
+    """Filled in by the trainer, or by processes that hold the teacher."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -409,6 +413,26 @@ class PolicyOutput:
     code_logprobs: Tensor | None = None
     """[N, Q] per codebook, a text token's in column 0, 0 where nothing was sampled; None when the batch has no
     frames."""
+    hidden: Tensor | None = None
+    """[N, H]: the decoder's states that predict the tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class TeacherOutput:
+    """What a teacher says of the N sampled tokens of one response; computed once, kept on the CPU."""
+
+    logprobs: Tensor
+    """[N] float32."""
+    entropy: Tensor
+    """[N] float32, in nats."""
+    counts: Tensor
+    """[N] bool: the tokens that `DistillConfig.tokens` selects."""
+    hidden: Tensor | None = None
+    """[N, H]: the teacher's states that predict the tokens, for divergences over the vocabulary."""
+    top_ids: Tensor | None = None
+    """[N, K] int64: its most probable tokens."""
+    top_logits: Tensor | None = None
+    """[N, K + 1]: the logits of these, and of all other tokens as one."""
 
 
 class Reward(Protocol):

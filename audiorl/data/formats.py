@@ -133,7 +133,7 @@ def asr(row: Row, style: Style) -> Sample:
         messages=asr_prompt(clip, columns.language or columns.lang or "", style.think, ask=style.question or ""),
         references=(transcript,),
         task=columns.task or "asr",
-        metadata=_rest(row, text),
+        metadata={**_rest(row, text), "text": transcript},
     )
 
 

@@ -307,7 +307,8 @@ class AudioPolicy(nn.Module):
                     hidden_NH, targets_N, batch, temperature, audio_temperature or temperature
                 )
                 logprobs_N = logprobs_NQ.sum(1)
-        return PolicyOutput(logprobs_N, entropy_N, None if value_head is None else value_head(hidden_NH), logprobs_NQ)
+        values_N = None if value_head is None else value_head(hidden_NH)
+        return PolicyOutput(logprobs_N, entropy_N, values_N, logprobs_NQ, hidden_NH)
 
     def _text_and_frames(
         self, hidden_NH: Tensor, targets_N: Tensor, batch: PackedBatch, temperature: float, audio_temperature: float

@@ -41,6 +41,11 @@ class Reference:
             raise ValueError("this reference is the model below an adapter, not a policy of its own")
         return self._frozen
 
+    @property
+    def runs_on(self) -> AudioPolicy:
+        """The frozen copy, or the policy whose adapter is switched off: with the reference's tokenizer and head."""
+        return self._frozen
+
     @torch.no_grad()
     def forward(
         self, batch: PackedBatch, temperature: float = 1.0, audio_temperature: float | None = None

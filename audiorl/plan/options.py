@@ -55,7 +55,9 @@ class PlanOptions:
             raise ValueError(
                 f"the run has {total} GPUs, which do not fill nodes of --gpus-per-node {self.gpus_per_node}"
             )
-        reference: Literal["auto", "none", "separate"] = "none" if rl.kl_beta == 0 else "auto"
+        reference: Literal["auto", "none", "separate"] = "none"
+        if rl.kl_beta or rl.distill.from_reference_process:
+            reference = "auto"
         critic: Literal["none", "shared", "own"] = "none"
         if rl.advantage == "gae":
             critic = "shared" if rl.critic.shared else "own"

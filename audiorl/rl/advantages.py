@@ -34,7 +34,7 @@ from audiorl.train.batches import widened
 from audiorl.types import Experience, Score
 
 Reduce = Callable[[Tensor], Tensor]
-GROUP_ESTIMATORS = ("group", "mean-relative", "decoupled", "process", "leave-one-out", "remax", "time-index")
+GROUP_ESTIMATORS = ("group", "mean-relative", "decoupled", "process", "leave-one-out", "remax", "time-index", "none")
 """Estimators that need the scores of one group and nothing else."""
 
 
@@ -128,6 +128,8 @@ def _group_advantages(
     experiences: Sequence[Experience], config: RLConfig, scores_B: Tensor, rewards_BT: Tensor, mask_BT: Tensor
 ) -> list[Experience]:
     groups = [e.group_id for e in experiences]
+    if config.advantage == "none":
+        return _filled(experiences, torch.zeros_like(rewards_BT))
     if config.advantage == "time-index":
         return _filled(experiences, _per_turn(experiences, rewards_BT, mask_BT, config))
     if config.advantage == "process":

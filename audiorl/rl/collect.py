@@ -68,7 +68,7 @@ class Collector:
 def collect(
     engine: RolloutEngine, samples: Sequence[Sample], reward: Reward, step: int, config: RLConfig, seed: int
 ) -> RolloutBatch:
-    """`group_size` answers to each of `prompts_per_step` prompts.
+    """`group_size` answers to each of the prompts that the policy answers, see `RLConfig.sampled_prompts`.
 
     With dynamic sampling (DAPO, arXiv 2503.14476) a group whose scores are all equal is dropped, and in up to
     `dynamic_sampling` more rounds other prompts are asked in its place. Groups still missing then stay missing; only
@@ -80,7 +80,7 @@ def collect(
     prompts: list[Sample] = []
     dropped = refilled = skipped = 0
     for attempt in range(1 + config.dynamic_sampling):
-        missing = config.prompts_per_step - len(groups)
+        missing = config.sampled_prompts - len(groups)
         if attempt:
             used = {s.id for s in prompts}
             unused = [s for s in samples if s.id not in used]
@@ -97,7 +97,7 @@ def collect(
         with_signal = [g for g in answered if _has_signal(g)] if config.dynamic_sampling else answered
         groups += with_signal
         dropped += len(answered) - len(with_signal)
-        if len(groups) >= config.prompts_per_step:
+        if len(groups) >= config.sampled_prompts:
             break
     groups = groups or first_round
     greedy: list[Score] = []

@@ -12,13 +12,22 @@ from audiorl.types import Experience
 
 
 def split_batch(
-    experiences: Sequence[Experience], supervised: Sequence[Experience], trainers: Group, config: RLConfig
+    experiences: Sequence[Experience],
+    supervised: Sequence[Experience],
+    trainers: Group,
+    config: RLConfig,
+    answers: Sequence[Experience] = (),
 ) -> tuple[list[TrainBatch], list[list[int]]]:
     """A batch for each trainer, and the indices of its experiences. Mini-batches are those of the whole step."""
     shares = split_groups(experiences, trainers.size)
     mini_batches = in_order(len(experiences), config.mini_batches)
     batches = [
-        TrainBatch([experiences[i] for i in share], supervised[rank :: trainers.size], [mini_batches[i] for i in share])
+        TrainBatch(
+            [experiences[i] for i in share],
+            supervised[rank :: trainers.size],
+            [mini_batches[i] for i in share],
+            answers[rank :: trainers.size],
+        )
         for rank, share in enumerate(shares)
     ]
     return batches, shares
@@ -44,14 +53,21 @@ def mean_advantages(outputs: Sequence[TrainOutput], shares: Sequence[Sequence[in
     return [by_index[i] for i in range(len(by_index))]
 
 
-def add_ref_logprobs(experiences: Sequence[Experience], references: Group | None) -> list[Experience]:
-    """Fill in `ref_logprobs` where processes of their own hold the reference, each for a part; else trainers do it."""
+def add_from_references(
+    experiences: Sequence[Experience], references: Group | None, config: RLConfig
+) -> list[Experience]:
+    """Fill in `ref_logprobs` and `teacher` where processes of their own hold these models, each for a part.
+
+    Without such processes the trainers fill them in.
+    """
     out = list(experiences)
     if references is None:
         return out
     shares = split_groups(out, references.size)
-    answers = references.each("logprobs", [[out[i] for i in share] for share in shares])
-    for share, logprobs in zip(shares, answers, strict=True):
-        for i, ref_logprobs in zip(share, logprobs, strict=True):
-            out[i] = out[i].replace(ref_logprobs=ref_logprobs)
+    wanted = {"ref_logprobs": config.kl_beta > 0, "teacher": config.distill.from_reference_process}
+    for field in (name for name, needed in wanted.items() if needed):
+        answers = references.each(field, [[out[i] for i in share] for share in shares])
+        for share, values in zip(shares, answers, strict=True):
+            for i, value in zip(share, values, strict=True):
+                out[i] = out[i].replace(**{field: value})
     return out

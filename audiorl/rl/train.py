@@ -14,9 +14,10 @@ from audiorl.models.examples import Example, experience
 from audiorl.models.reference import Reference
 from audiorl.rl.advantages import compute_advantages, scored_experiences
 from audiorl.rl.collect import Collector
+from audiorl.rl.distill import check_teacher_prompts, reference_answers, with_teacher_prompts
 from audiorl.rl.listening import check_listening
 from audiorl.rl.metrics import step_metrics
-from audiorl.rl.split import add_ref_logprobs, mean_advantages, split_batch
+from audiorl.rl.split import add_from_references, mean_advantages, split_batch
 from audiorl.rl.weight_sync import GroupEngine
 from audiorl.rl.workers import start_workers
 from audiorl.run.folder import Run
@@ -42,13 +43,15 @@ def train_rl(
     phase: str = "rl",
     evaluate: Evaluate | None = None,
     supervised: Sequence[Example] = (),
+    answers: Sequence[Example] = (),
     reference: Reference | None = None,
     speech_decoder: SpeechDecoder | None = None,
 ) -> None:
     """Policy gradient training of `policy` in place, from the phase's last checkpoint on; see `RLConfig`.
 
-    `supervised`: the examples of the ptx term. `reference`: what the KL is measured from, by default the policy as the
-    phase begins; a second phase may stay close to the start of the first. `speech_decoder`: turns
+    `supervised`: the examples of the ptx term. `answers`: the prompts with their reference answers, for the off-policy
+    share of distillation. `reference`: what the KL is measured from, by default the policy as the phase begins; a
+    second phase may stay close to the start of the first. `speech_decoder`: turns
     the codes of a policy that speaks into sound, which is saved with recorded rollouts.
     """
     if run.finished(phase):
@@ -56,6 +59,10 @@ def train_rl(
         return
     if config.ptx_coef and not supervised:
         raise ValueError("ptx_coef is set, but there are no supervised examples for it")
+    if config.distill.coef:
+        check_teacher_prompts([*samples, *(a.sample for a in answers)], config.distill)
+    if config.reference_prompts and not answers:
+        raise ValueError("distill.off_policy is set, but this recipe gives no reference answers; distill-speech does")
     # Reference and critic start as copies of the policy, so the workers are made before its weights are restored.
     trainers, engine, references = start_workers(run, phase, policy, config, optim, sampling, reference)
     collector = Collector(engine, samples, reward, config, seed)
@@ -66,10 +73,16 @@ def train_rl(
             engine.sync(version=step)
             rollouts = collector.collect(step)
             clock.lap("rollout")
-            experiences = add_ref_logprobs(scored_experiences(rollouts, config), references)
+            experiences = scored_experiences(rollouts, config)
+            given = reference_answers(answers, step, config, seed)
+            answered = [experience(policy, e) for e in given]
+            if config.distill.coef:
+                experiences = with_teacher_prompts(experiences, [r.sample for r in rollouts.rollouts], config.distill)
+                answered = with_teacher_prompts(answered, [e.sample for e in given], config.distill)
+            experiences, answered = (add_from_references(es, references, config) for es in (experiences, answered))
             experiences = compute_advantages(experiences, config)
             ptx = batch_of_step(supervised, step, config.ptx_batch, seed) if config.ptx_coef else []
-            batches, shares = split_batch(experiences, [experience(policy, e) for e in ptx], trainers, config)
+            batches, shares = split_batch(experiences, [experience(policy, e) for e in ptx], trainers, config, answered)
             engine.free_gpus()
             with collector.collect_ahead(step + 1, run.asked_to_stop):
                 outputs = trainers.each("step", batches)

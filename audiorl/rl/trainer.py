@@ -8,7 +8,7 @@ Shapes: L tokens of an experience, N sampled tokens of a pack, Q codebooks where
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from audiorl.models import AudioPolicy
 from audiorl.models.reference import Reference
 from audiorl.rl.advantages import compute_token_advantages, mean_advantage
 from audiorl.rl.critic import Critic
+from audiorl.rl.distill import Distillation, Teacher, load_teacher
 from audiorl.rl.losses import policy_loss
 from audiorl.rl.packs import MiniBatch, Pack, frame_fraction, means_by_modality
 from audiorl.run.checkpoint import load_checkpoint
@@ -53,6 +54,8 @@ class TrainBatch:
     supervised: Sequence[Experience] = ()
     mini_batches: Sequence[int] | None = None
     """Which mini-batch of the whole step each experience belongs to; None: in order, equally many in each."""
+    answers: Sequence[Experience] = ()
+    """Reference answers, for the off-policy share of distillation."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,13 @@ class Trainer:
         self.kl = _controller(config)
         self.has_kl = config.kl_beta > 0
         self.reference: Reference | None = None
-        if self.has_kl and reference != "separate":
+        distills = config.distill.coef > 0
+        if (self.has_kl or (distills and config.distill.teacher == "reference")) and reference != "separate":
             self.reference = reference or policy.reference()
+        self.distillation: Distillation | None = None
+        if distills:
+            teacher = self._teacher(reference == "separate")
+            self.distillation = Distillation(policy, config, self.temperature, self.world, teacher)
         updates = config.steps * config.epochs * config.mini_batches
         trained = policy.trainable()
         self.critic: Critic | None = None
@@ -107,20 +115,39 @@ class Trainer:
         self.optimizer = optimizer_for(policy, optim, updates, self.world)
         self.ema = None if config.ema_decay is None else EMA(trained, config.ema_decay)
 
+    def _teacher(self, separate: bool) -> Teacher | None:
+        """The teacher of distillation; None where a process of its own holds it."""
+        name = self.config.distill.teacher
+        if name == "policy":
+            model: AudioPolicy | Reference = self.policy
+        elif separate:
+            return None
+        else:
+            model = self.reference if name == "reference" and self.reference else load_teacher(name, self.policy)
+        return Teacher(model, self.policy, self.config, self.temperature)
+
     @changes_worker
     def step(self, batch: TrainBatch) -> TrainOutput:
         """Log-probs and values, advantages, then `epochs` passes over `mini_batches` updates."""
         config = self.config
-        experiences = compute_token_advantages(self.prepare(batch.experiences), config, self.kl.beta, self.world.sum)
+        experiences, answers = self.prepare(batch.experiences), list(batch.answers)
+        if self.distillation is not None:
+            both = self.distillation.prepare([*experiences, *answers])
+            experiences, answers = both[: len(experiences)], both[len(experiences) :]
+        experiences = compute_token_advantages(experiences, config, self.kl.beta, self.world.sum)
+        if self.distillation is not None:
+            experiences = self.distillation.add_advantages(experiences)
         totals: dict[str, float] = defaultdict(float)
         mini_batches = self._mini_batches(experiences, batch.mini_batches)
         for mini_batch in mini_batches * config.epochs:
-            with self._update(mini_batch, batch.supervised, totals) as (packs, sums):
+            with self._update(mini_batch, batch.supervised, answers, totals) as (packs, sums):
                 for pack in packs:
                     output = self._forward(pack.batch, pack.experiences)
                     losses: list[Loss] = []
                     if not self.critic_warms_up:
                         losses.append(policy_loss(pack, output, config, self.kl.beta))
+                        if self.distillation is not None and config.distill.loss_kind:
+                            losses.append(self.distillation.loss(pack, output))
                     if self.critic is not None:
                         losses.append(self.critic.loss(pack, output.values, with_policy=not self.critic_warms_up))
                     self._backward(pack, losses, sums)
@@ -146,12 +173,13 @@ class Trainer:
         assert engine is not None
         check_finite(experiences, engine, "the engine's log-prob")
         temperatures = self.temperature, self.audio_temperature
-        if self.reference is not None and _missing(prepared, "ref_logprobs"):
+        if self.has_kl and self.reference is not None and _missing(prepared, "ref_logprobs"):
             prepared = with_logprobs(prepared, "ref_logprobs", self.reference, config, *temperatures)
         assert not self.has_kl or not _missing(prepared, "ref_logprobs"), "the reference is a process of its own"
         # With a single update the old policy is the current one: its log-probs come with the loss.
-        several_updates = config.epochs * config.mini_batches > 1
-        if (several_updates or (config.kl_in == "reward" and self.has_kl)) and _missing(prepared, "old_logprobs"):
+        needs_old = config.epochs * config.mini_batches > 1 or (config.kl_in == "reward" and self.has_kl)
+        needs_old = needs_old or (self.distillation is not None and config.distill.loss_kind is None)
+        if needs_old and _missing(prepared, "old_logprobs"):
             prepared = with_logprobs(prepared, "old_logprobs", self.policy, config, *temperatures)
         if self.critic is not None and _missing(prepared, "values"):
             prepared = fill(prepared, "values", self.critic.model, config.micro_batch_tokens, config.share_prompts)
@@ -171,7 +199,11 @@ class Trainer:
 
     @contextmanager
     def _update(
-        self, mini_batch: MiniBatch, supervised: Sequence[Experience], totals: dict[str, float]
+        self,
+        mini_batch: MiniBatch,
+        supervised: Sequence[Experience],
+        answers: Sequence[Experience],
+        totals: dict[str, float],
     ) -> Iterator[tuple[Iterator[Pack], dict[str, float]]]:
         """One optimizer update around the passes of a mini-batch: gives its packs and a place for their metrics.
 
@@ -194,7 +226,11 @@ class Trainer:
                     0 * torch.cat([x for x in (output.logprobs, output.values) if x is not None]).sum(), *optimizers
                 )
             if self.config.ptx_coef and not self.critic_warms_up:
-                sums["ptx/loss"] += self._supervised(supervised)
+                sums["ptx/loss"] += self._on_given(supervised, self.config.ptx_coef, _negative_log_likelihood, 1.0)
+            if self.distillation is not None and self.distillation.reference_share and not self.critic_warms_up:
+                coef = self.config.distill.coef * self.distillation.reference_share
+                loss = self._on_given(answers, coef, self.distillation.answer_loss, self.temperature)
+                sums["distill/divergence_off_policy"] += loss
         metrics = self.world.add_up(sums)
         for optimizer in optimizers:
             optimizer.gather_gradients()
@@ -236,8 +272,17 @@ class Trainer:
         optimizers = [] if self.critic_warms_up else [self.optimizer]
         return optimizers if self.critic is None else [*optimizers, self.critic.optimizer]
 
-    def _supervised(self, examples: Sequence[Experience]) -> float:
-        """Add the gradient of ptx_coef x the mean negative log-likelihood of the examples' target tokens."""
+    def _on_given(
+        self,
+        examples: Sequence[Experience],
+        coef: float,
+        loss_of: Callable[[Sequence[Experience], PolicyOutput], Tensor],
+        temperature: float,
+    ) -> float:
+        """Add the gradient of coef x `loss_of` given answers, a sum over tokens, divided by their number.
+
+        Returns this rank's share of that mean.
+        """
         lengths_of_all, _ = self.world.gather_list(counts(examples))
         weight = token_weights(lengths_of_all, "token-mean")[0] if lengths_of_all else 0.0
         optimizers = self._optimizers()
@@ -246,9 +291,10 @@ class Trainer:
         idle = idle_passes(len(packs), self.world, *optimizers)
         for indices in packs:
             members = [examples[i] for i in indices]
-            loss = -weight * self.policy.forward(pack_experiences(members, share_prompts=False)).logprobs.sum()
+            output = self.policy.forward(pack_experiences(members, share_prompts=False), temperature)
+            loss = weight * loss_of(members, output)
             check_loss(members, loss.detach())
-            backward(self.config.ptx_coef * loss, *optimizers)
+            backward(coef * loss, *optimizers)
             total += float(loss.detach())
         for _ in range(idle):
             backward(0 * self.policy.forward(idle_batch(self.policy)).logprobs.sum(), *optimizers)
@@ -261,6 +307,8 @@ class Trainer:
         out: dict[str, float] = {}
         if self.critic is not None:
             out |= self.critic.metrics(experiences, self.world)
+        if self.distillation is not None:
+            out |= self.distillation.metrics(experiences, metrics)
         if self.has_kl:
             if self.config.kl_in == "reward":
                 out |= self._mean_kl(experiences)
@@ -362,6 +410,10 @@ def _controller(config: RLConfig) -> FixedKL | HorizonKL | LogSpaceKL:
     if config.kl_control == "log-space":
         return LogSpaceKL(config.kl_beta, config.kl_target, config.kl_gain)
     return FixedKL(config.kl_beta)
+
+
+def _negative_log_likelihood(examples: Sequence[Experience], output: PolicyOutput) -> Tensor:
+    return -output.logprobs.sum()
 
 
 def _missing(experiences: Sequence[Experience], name: str) -> bool:

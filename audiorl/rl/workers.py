@@ -12,10 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from audiorl.config import OptimConfig, RLConfig, SamplingConfig
+from audiorl.config import DistillConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.reference import Reference
 from audiorl.models.weights import Weights, named
+from audiorl.rl.distill import Teacher, load_teacher
 from audiorl.rl.trainer import State, Trainer, with_logprobs
 from audiorl.rl.weight_sync import EngineWorker, GroupEngine, WeightSource, free_cached, node_address
 from audiorl.rollout.hf import HFEngine
@@ -27,7 +28,7 @@ from audiorl.runtime.config import current
 from audiorl.runtime.local import Group, changes_worker
 from audiorl.runtime.placement import check_engine, separate_group, trainer_group
 from audiorl.runtime.world import World
-from audiorl.types import Experience, Request, Rollout
+from audiorl.types import Experience, Request, Rollout, TeacherOutput
 
 
 class Actor(Trainer):
@@ -126,13 +127,25 @@ class Actor(Trainer):
 
 
 class ReferenceWorker:
-    """Holds the reference model of the KL for trainers that do not. It shares no weights with the trained policy."""
+    """Holds the reference model of the KL, and the teacher of distillation, for trainers that do not. They share no
+    weights with the trained policy. Methods are named like the fields of `Experience` that they fill in."""
 
-    def __init__(self, model: AudioPolicy | Reference, config: RLConfig, sampling: SamplingConfig):
-        self._model, self._config, self._sampling = model, config, sampling
+    def __init__(
+        self,
+        model: AudioPolicy | Reference,
+        config: RLConfig,
+        sampling: SamplingConfig,
+        teacher: Teacher | None = None,
+    ):
+        self._model, self._config, self._sampling, self._teacher = model, config, sampling, teacher
 
-    def logprobs(self, experiences: Sequence[Experience]) -> list[Tensor]:
-        """`ref_logprobs` of each experience: [L], or [L, Q] where it holds codec frames."""
+    def teacher(self, experiences: Sequence[Experience]) -> list[TeacherOutput]:
+        """The outputs of the teacher, see `Teacher.outputs`."""
+        assert self._teacher is not None
+        return self._teacher.outputs(experiences)
+
+    def ref_logprobs(self, experiences: Sequence[Experience]) -> list[Tensor]:
+        """Of each experience [L], or [L, Q] where it holds codec frames."""
         temperatures = self._sampling.temperature, self._sampling.audio_temperature
         scored = with_logprobs(experiences, "ref_logprobs", self._model, self._config, *temperatures)
         return [e.ref_logprobs for e in scored if e.ref_logprobs is not None]
@@ -172,11 +185,13 @@ def start_workers(
         return Actor(policy, config, optim, sampling, reference, world, vllm)
 
     check_engine()
+    if current().references:
+        check_separate_teacher(config.distill)
     trainers = trainer_group(local_trainer, trainer)
     engines = separate_group("engine", lambda: (_engine, start(), sampling))
     colocated = engines is not None and current().shares_gpus
     references = None
-    if config.kl_beta > 0:
+    if config.kl_beta > 0 or config.distill.from_reference_process:
         references = separate_group("reference", lambda: (_reference, start(), config, sampling, reference_source()))
     return trainers, GroupEngine(trainers, engines, config.overlap, colocated), references
 
@@ -201,7 +216,24 @@ def _reference(
     start: ModelFile[AudioPolicy], config: RLConfig, sampling: SamplingConfig, source: ReferenceSource
 ) -> ReferenceWorker:
     policy = source.load() if isinstance(source, ModelFile) else start.load()
-    return ReferenceWorker(Reference(policy, base=True) if source == "base" else policy, config, sampling)
+    reference = Reference(policy, base=True) if source == "base" else policy
+    teacher = None
+    if config.distill.from_reference_process:
+        name = config.distill.teacher
+        model = reference if name == "reference" else load_teacher(name, policy)
+        teacher = Teacher(model, policy, config, sampling.temperature or 1.0)
+    return ReferenceWorker(reference, config, sampling, teacher)
+
+
+def check_separate_teacher(config: DistillConfig) -> None:
+    """Raise ValueError for a divergence whose teacher cannot be a process of its own."""
+    whole = config.loss_kind is not None and (not config.top_k or config.top_k_of == "student")
+    if config.from_reference_process and whole:
+        raise ValueError(
+            "runtime.references: this distill.divergence needs the teacher's hidden states and head in the trainer; "
+            "from a process of its own it can send its top tokens (distill.top_k 64, top_k_of teacher) or log-probs "
+            "(distill.divergence sampled)"
+        )
 
 
 def _engine(start: ModelFile[AudioPolicy], sampling: SamplingConfig) -> EngineWorker:

@@ -395,6 +395,27 @@ def test_align_speech(tmp_path: Path) -> None:
     assert load_policy(tmp_path / "merged").adapter is None
 
 
+@pytest.mark.smoke
+def test_distill_speech(tmp_path: Path) -> None:
+    run = train("distill_speech", tmp_path / "run", "--control", "--grpo.distill.off-policy", "0.5")
+    wanted = {"before", "after", "control", "view_before", "view_after", "view_control"}
+    assert set(read_json(run / "eval.json")) == wanted
+    steps = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "distill"]
+    assert [m["step"] for m in steps] == [1, 2] and all(m["policy/loss"] == 0 for m in steps)
+    assert all(m["distill/divergence"] > 0 and m["distill/divergence_off_policy"] > 0 for m in steps)
+    load_policy(last_checkpoint(run, "distill"))
+
+
+def test_distill_speech_on_transcripts_with_grpo(tmp_path: Path) -> None:
+    """The teacher is another model, by its folder; its log-ratio is added to GRPO's advantages."""
+    first = train("distill_speech", tmp_path / "first", "--task", "transcripts")
+    options = ("--task", "transcripts", "--path", str(last_checkpoint(first, "distill")), "--grpo.advantage", "group")
+    teacher = ("--grpo.distill.teacher", str(last_checkpoint(first, "distill")), "--grpo.kl-beta", "0.01")
+    run = train("distill_speech", tmp_path / "run", *options, *teacher, "--grpo.distill.divergence", "sampled")
+    steps = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "distill"]
+    assert len(steps) == 2 and all("kl" in m and m["distill/divergence"] != 0 for m in steps)
+
+
 def test_opa_dpo(tmp_path: Path) -> None:
     """From a checkpoint, so that the adapters have a base to be loaded on."""
     make_omni().save(tmp_path / "model")

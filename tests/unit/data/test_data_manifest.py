@@ -17,6 +17,7 @@ import soundfile
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance, bundled_speech
 from audiorl.data.manifest import Loaded, read_samples
+from audiorl.data.views import views_of
 from audiorl.types import Sample
 
 UTTERANCES = bundled_speech(("en",), min_seconds=0.5, max_seconds=2)[:4]
@@ -260,7 +261,8 @@ def test_librispeech_folder(folder: Path, kind: str) -> None:
         ("1089-134686-0000", ("HE HOPED",)),
         ("1089-134686-0001", ("STUFF IT",)),
     ]
-    assert samples[0].metadata == {"language": "en", "speaker": "1089"} and samples[0].task == "asr"
+    assert samples[0].metadata == {"language": "en", "speaker": "1089", "text": "HE HOPED"}
+    assert samples[0].task == "asr" and views_of(samples, "transcript")[0].messages[-1].content[0] == "HE HOPED\n"
     assert_hears(samples[1].audio[0], UTTERANCES[1])
     (chapter / "1089-134686-0001.flac").unlink()
     with pytest.raises(ValueError, match=r"trans\.txt: row 2, field 'audio': no 1089-134686-0001\.flac"):
