@@ -1,14 +1,15 @@
 """Rollouts with the transformers model itself: the engine that runs everywhere.
 
-Each prompt is encoded and prefilled once; its key-value cache then serves all n samples. Rows that have finished leave
-the batch as soon as half of it is idle. A sampler decides what each row gets next, a token or a frame (`samplers.py`).
+Each prompt is encoded and prefilled once; its key-value cache then serves all n samples. Rows that have ended make room
+for the next prompts as soon as these fit, and leave the batch at the latest when half of it is idle. A sampler decides
+what each row gets next, a token or a frame (`samplers.py`). A step waits for the device once, to read what was sampled.
 
-Shapes: R prompts, B = sum of n rows, S cached length, H decoder width.
+Shapes: R prompts, B rows of the batch, S columns of a cache, H decoder width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 from audiorl.config import SamplingConfig
 from audiorl.models.attention import ungrouped
@@ -24,8 +24,9 @@ from audiorl.models.policy import AudioPolicy
 from audiorl.models.prompts import Prompt, wants_speech
 from audiorl.models.speech import padded_codes
 from audiorl.models.weights import Weights
-from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, max_rows, sampler_for
-from audiorl.rollout.streams import StreamDecoder, side_by_side
+from audiorl.rollout.cache import RowCache
+from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, StepOutput, sampler_for
+from audiorl.rollout.streams import StreamDecoder
 from audiorl.types import Request, Rollout, Segment, StopReason
 
 
@@ -44,33 +45,87 @@ class _Row:
         return RolloutKey(r.seed, r.sample.id, self.index, r.greedy, wants_speech(r.sample))
 
 
-class _RoomyLayer(DynamicLayer):
-    """Keys and values [B, heads, S, D] in larger buffers: new tokens are written after the last one without a copy."""
+@dataclass
+class _Batch:
+    """The rows that are decoded side by side. A row fills the columns of the cache from `first` to `last`."""
 
-    def __init__(self, prefilled: DynamicLayer, rows: Tensor, room: int):
-        super().__init__()
-        keys, values = prefilled.keys, prefilled.values
-        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
-        self._length = keys.shape[-2]
-        self._buffers = [x.new_empty(len(rows), x.shape[1], self._length + room, x.shape[3]) for x in (keys, values)]
-        for buffer, x in zip(self._buffers, (keys, values), strict=True):
-            buffer[:, :, : self._length] = x[rows]
-        self._show()
+    policy: AudioPolicy
+    cache: RowCache
+    rollouts: list[int] = field(default_factory=list)
+    """Which rollout each row belongs to."""
+    ends: list[int] = field(default_factory=list)
+    """The columns up to each row's last one, as `last` says on the device."""
+    room: int = 0
+    """Columns that the longest row may come to."""
+    hidden: Tensor = field(default_factory=lambda: torch.zeros(0))
+    """[B, H]: what the next token is sampled from."""
+    first: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    """[B], on the device."""
+    last: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    """[B], on the device."""
 
-    def _show(self) -> None:
-        self.keys, self.values = (b[:, :, : self._length] for b in self._buffers)
+    def keep(self, rows: Tensor) -> None:
+        """Drop all other rows. rows: [n] int64 on the CPU."""
+        if not len(rows):
+            self.cache, self.rollouts, self.ends, self.room = RowCache(self.policy.new_cache()), [], [], 0
+            return
+        chosen = rows.tolist()
+        self.rollouts, self.ends = [self.rollouts[b] for b in chosen], [self.ends[b] for b in chosen]
+        rows = rows.to(self.first.device)
+        self.first, self.last = self.first[rows], self.last[rows]
+        self.cache.keep(rows)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        end = self._length + key_states.shape[-2]
-        for buffer, x in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, self._length : end] = x
-        self._length = end
-        self._show()
-        return self.keys, self.values
+    def join(self, prefill: _Prefill, repeat: Sequence[int], rollouts: Sequence[int], max_rows: int) -> None:
+        """Append a row for each of `rollouts`, the samples of prompts `repeat`."""
+        rows = torch.tensor(repeat, device=prefill.hidden.device)
+        columns = prefill.mask.shape[1]
+        new = prefill.hidden[rows], columns - prefill.lengths[rows], torch.full_like(rows, columns - 1)
+        if self.rollouts:
+            before = self.hidden, self.first, self.last
+            self.hidden, self.first, self.last = (torch.cat(pair) for pair in zip(before, new, strict=True))
+        else:
+            self.hidden, self.first, self.last = new
+        self.rollouts += rollouts
+        self.ends += [columns] * len(rollouts)
+        self.room = max(self.room, columns + max_rows)
+        self.cache.join(prefill.cache, rows, self.room)
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self._buffers = [b[indices] for b in self._buffers]
-        self._show()
+    def forward(self, inputs: dict[str, Any]) -> None:
+        """One token of every row through the decoder."""
+        # A row that has ended may go on beyond its room; what it writes there is never read.
+        self.last = (self.last + 1).clamp(max=self.room - 1)
+        self.ends = [min(end + 1, self.room) for end in self.ends]
+        width = max(self.ends)
+        columns = torch.arange(width, device=self.first.device)
+        mask = columns >= self.first[:, None]
+        if self.cache.aligned:
+            self.cache.after_all()
+            mask = mask.long()
+        else:
+            self.cache.at(self.last[:, None], width, together=min(self.ends) == width)
+            mask = (mask & (columns <= self.last[:, None]))[:, None, None]
+        decoder = self.policy.backbone.decoder(self.policy.model)
+        out = decoder(
+            **inputs,
+            attention_mask=mask,
+            position_ids=(self.last - self.first)[:, None],
+            past_key_values=self.cache.layers,
+            use_cache=True,
+        )
+        self.hidden = out.last_hidden_state[:, -1]
+
+
+@dataclass
+class _Prefill:
+    """Prompts that went through the decoder, padded on the left: R rows of S columns."""
+
+    cache: DynamicCache
+    hidden: Tensor
+    """[R, H]: the last hidden states."""
+    mask: Tensor
+    """[R, S]: 0 where a column is padding."""
+    lengths: Tensor
+    """[R]."""
 
 
 class HFEngine:
@@ -108,80 +163,86 @@ class HFEngine:
 
     def _answer(self, requests: Sequence[Request]) -> list[Rollout]:
         prompts = [self.policy.prompt(r.sample) for r in requests]
+        with self.policy.autocast(), ungrouped(self.policy.backbone.decoder(self.policy.model)):
+            rows = self._decode(requests, prompts)
         rollouts: list[Rollout] = []
-        for part in self._batches(requests, prompts):
-            with self.policy.autocast(), ungrouped(self.policy.backbone.decoder(self.policy.model)):
-                rows = self._decode([requests[i] for i in part], [prompts[i] for i in part])
-            for row in rows:
-                assert row.stop_reason is not None
-                rollouts.append(
-                    answered(
-                        self.policy,
-                        row.request,
-                        row.index,
-                        row.prompt,
-                        row.buffer,
-                        row.stop_reason,
-                        self.policy_version,
-                    )
+        for row in rows:
+            assert row.stop_reason is not None
+            rollouts.append(
+                answered(
+                    self.policy, row.request, row.index, row.prompt, row.buffer, row.stop_reason, self.policy_version
                 )
+            )
         return rollouts
 
-    def _batches(self, requests: Sequence[Request], prompts: Sequence[Prompt]) -> Iterator[list[int]]:
-        """Requests in order, as many side by side as `max_batch_tokens` allows; one request is never split."""
-        most = [max_rows(self.policy, self.sampling, wants_speech(r.sample)) for r in requests]
-        lengths = [len(p) + n for p, n in zip(prompts, most, strict=True)]
-        return side_by_side([r.n for r in requests], lengths, self.sampling.max_batch_tokens)
-
     def _decode(self, requests: Sequence[Request], prompts: Sequence[Prompt]) -> list[_Row]:
-        device = self.policy.device
-        decoder = self.policy.backbone.decoder(self.policy.model)
-        cache = self.policy.new_cache()
-        hidden, mask, position = self._prefill(prompts, cache)
-
+        """One loop for all requests: rows that end make room for the next prompts."""
         rows = [_Row(r, k, p) for r, p in zip(requests, prompts, strict=True) for k in range(r.n)]
         sampler = sampler_for(self.policy, self.sampling, [row.key() for row in rows])
-        repeat = torch.tensor([i for i, r in enumerate(requests) for _ in range(r.n)], device=device)
-        for i, layer in enumerate(cache.layers):
-            if type(layer) is DynamicLayer:
-                cache.layers[i] = _RoomyLayer(layer, repeat, sampler.max_rows)
-            else:  # sliding windows and linear attention keep their own kind
-                layer.batch_select_indices(repeat)
-        length = mask.shape[1]
-        hidden, mask, position = hidden[repeat], mask[repeat], position[repeat]
-        mask = torch.cat([mask, mask.new_ones(len(mask), sampler.max_rows)], dim=1)
-
-        active = torch.arange(len(rows))  # which rollout each row of the batch belongs to
-        done = [False] * len(rows)
-        for step in range(sampler.max_rows):
-            written = sampler.step(hidden, active)
-            for b, (i, row) in enumerate(zip(active.tolist(), written.rows(), strict=True)):
-                if not done[b]:
-                    rows[i].buffer.add(*row)
+        batch = _Batch(self.policy, RowCache(self.policy.new_cache()))
+        started = 0  # requests whose rows are in the batch or have ended
+        output: StepOutput | None = None
+        while True:
+            active = [b for b, i in enumerate(batch.rollouts) if rows[i].stop_reason is None]
+            joining = self._joining(requests, prompts, started, len(active), batch, sampler.max_rows)
+            changes = bool(joining) or len(active) * 2 <= len(batch.rollouts)
+            stay: Tensor | None = None  # all rows
+            if changes and len(active) < len(batch.rollouts):
+                stay = torch.tensor(active, dtype=torch.long)
+                batch.keep(stay)
+            if batch.rollouts:
+                assert output is not None
+                batch.forward(output.embedded(self.policy, stay))
+            if joining:
+                before = sum(r.n for r in requests[:started])
+                repeat = [i for i, r in enumerate(requests[started : started + joining]) for _ in range(r.n)]
+                batch.join(
+                    self._prefill(prompts[started : started + joining]),
+                    repeat,
+                    range(before, before + len(repeat)),
+                    sampler.max_rows,
+                )
+                started += joining
+            if not batch.rollouts:
+                return rows
+            if changes:
+                sampler.select(batch.rollouts)
+            output = sampler.step(batch.hidden)
+            for i, numbers in zip(batch.rollouts, output.rows(), strict=True):
+                if rows[i].stop_reason is None:
+                    rows[i].buffer.add(*numbers)
                     rows[i].stop_reason = self._stop_reason(sampler, i, rows[i].buffer)
-                    done[b] = rows[i].stop_reason is not None
-            if all(done):
-                break
-            keep = torch.arange(len(done))
-            if sum(done) * 2 >= len(done):
-                keep = torch.tensor([b for b, finished in enumerate(done) if not finished])
-                cache.batch_select_indices(keep.to(device))
-                mask, position = (x[keep.to(device)] for x in (mask, position))
-                active, done = active[keep], [False] * len(keep)
-            position = position + 1
-            out = decoder(
-                **written.embedded(self.policy, keep),
-                attention_mask=mask[:, : length + step + 1],
-                position_ids=position[:, None],
-                past_key_values=cache,
-                use_cache=True,
-            )
-            hidden = out.last_hidden_state[:, -1]
-        return rows
 
-    def _prefill(self, prompts: Sequence[Prompt], cache: DynamicCache) -> tuple[Tensor, Tensor, Tensor]:
-        """Left-padded prompts through the decoder: last hidden states [R, H], mask [R, S], last positions [R]."""
+    def _joining(
+        self,
+        requests: Sequence[Request],
+        prompts: Sequence[Prompt],
+        started: int,
+        active: int,
+        batch: _Batch,
+        max_rows: int,
+    ) -> int:
+        """How many of the next requests join the `active` rows now: as many as `max_batch_tokens` allows.
+
+        A request is never split. To copy the cache less often, a few rows wait until an eighth of the batch can be
+        replaced, unless they are the last.
+        """
+        if active and batch.cache.aligned:
+            return 0
+        count, rows, room = 0, 0, batch.room if active else 0
+        for request, prompt in zip(requests[started:], prompts[started:], strict=True):
+            room = max(room, len(prompt) + max_rows)
+            fits = (active + rows + request.n) * room <= self.sampling.max_batch_tokens
+            if not fits and active + rows:
+                break
+            count, rows = count + 1, rows + request.n
+        last = started + count == len(requests)
+        return count if last or not active or rows * 8 >= len(batch.rollouts) else 0
+
+    def _prefill(self, prompts: Sequence[Prompt]) -> _Prefill:
+        """Left-padded prompts through the decoder."""
         policy, device = self.policy, self.policy.device
+        cache = policy.new_cache()
         longest = max(len(p) for p in prompts)
         lengths = torch.tensor([len(p) for p in prompts], device=device)
         embeds = [policy.embed(p.ids, p.audio, codes=p.codes) for p in prompts]
@@ -199,7 +260,7 @@ class HFEngine:
             **policy.routed(padded_codes([p.codes for p in prompts], [len(p) for p in prompts], left=True)),
             **policy.read_by_decoder(prompts),
         )
-        return out.last_hidden_state[:, -1], mask, lengths - 1
+        return _Prefill(cache, out.last_hidden_state[:, -1], mask, lengths)
 
     def _stop_reason(self, sampler: Sampler, i: int, buffer: SegmentBuffer) -> StopReason | None:
         reason = sampler.ended(i, buffer)

@@ -43,7 +43,7 @@ class RolloutKey:
 
 @dataclass(frozen=True, eq=False)
 class StepOutput:
-    """One row of each rollout: ids [B], logprobs [B]; in speech logprobs [B, Q] and code_mask [B, Q].
+    """One row of each rollout: ids [B], logprobs [B]; in speech logprobs [B, Q] and code_mask [B, Q], on the CPU.
 
     codes [B, Q] (-1 where a row is no frame) are None when none of them is.
     """
@@ -53,19 +53,31 @@ class StepOutput:
     codes: Tensor | None = None
     code_mask: Tensor | None = None
 
-    def embedded(self, policy: AudioPolicy, rows: Tensor) -> dict[str, Any]:
-        """These rows [n] of it as the decoder's next inputs: inputs_embeds [n, 1, H] and what goes with them."""
-        ids = self.ids[rows.to(self.ids.device)]
-        codes = None if self.codes is None else self.codes[rows][:, None]
+    def embedded(self, policy: AudioPolicy, rows: Tensor | None) -> dict[str, Any]:
+        """Rows [n] of it (None: all) as the decoder's next inputs: inputs_embeds [n, 1, H] and what goes with them."""
+        ids, codes = self.ids, self.codes
+        if rows is not None:
+            ids, codes = ids[rows.to(ids.device)], None if codes is None else codes[rows]
+        codes = None if codes is None else codes[:, None]
         return {"inputs_embeds": policy.embed_rows(ids[:, None], codes), **policy.routed(codes)}
 
     def rows(self) -> list[tuple[Any, ...]]:
         """(id, logprob), or (id, logprobs, codes or None, code_mask), of each rollout, as numbers."""
-        ids, logprobs = self.ids.tolist(), self.logprobs.tolist()
         if self.code_mask is None:
-            return list(zip(ids, logprobs, strict=True))
+            sampled = on_host([self.ids, self.logprobs])
+            return list(zip(*(x.tolist() for x in sampled), strict=True))
+        ids, logprobs = self.ids.tolist(), self.logprobs.tolist()
         codes = [None] * len(ids) if self.codes is None else self.codes.tolist()
         return list(zip(ids, logprobs, codes, self.code_mask.tolist(), strict=True))
+
+
+def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same on the CPU, by one transfer: the host waits for the device once. Integers must be below 2**53."""
+    if all(x.device.type == "cpu" for x in tensors):
+        return list(tensors)
+    flat = torch.cat([x.flatten().double() for x in tensors]).cpu()
+    pieces = flat.split([x.numel() for x in tensors])
+    return [piece.to(x.dtype).view(x.shape) for piece, x in zip(pieces, tensors, strict=True)]
 
 
 @dataclass
@@ -97,15 +109,19 @@ class SegmentBuffer:
 
 
 class Sampler(Protocol):
-    """State of the R rollouts of one decoding loop. `i` and `active` are indices into them."""
+    """State of the R rollouts of one decoding loop, of which the B selected ones take part in the next steps."""
 
     @property
     def max_rows(self) -> int:
         """The most rows that any of them can have."""
         ...
 
-    def step(self, hidden: Tensor, active: Tensor, going: Tensor | None = None) -> StepOutput:
-        """The next row of rollouts `active` [B] from hidden states [B, H]; `going` [B]: may not end yet."""
+    def select(self, rollouts: Sequence[int]) -> None:
+        """The rollouts of the next steps, by number, in the order of their hidden states. At first it is all."""
+        ...
+
+    def step(self, hidden: Tensor, going: Tensor | None = None) -> StepOutput:
+        """The next row of the selected rollouts from hidden states [B, H]; `going` [B]: may not end yet."""
         ...
 
     def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
@@ -129,20 +145,30 @@ def max_rows(policy: AudioPolicy, config: SamplingConfig, spoken: bool = False) 
 
 
 class TextSampler:
+    """All of its state is on the policy's device."""
+
     def __init__(self, policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]):
         device = policy.device
         self.max_rows = max_rows(policy, config)
         self._policy, self._config = policy, config
         self._head = policy.backbone.head(policy.model)
         self._noise = torch.stack([uniforms(k.seed, k.name, k.index, config.max_new_tokens) for k in keys]).to(device)
-        self._greedy = torch.tensor([config.temperature == 0 or k.greedy for k in keys], device=device)
-        self._steps = 0
+        self._greedy = [config.temperature == 0 or k.greedy for k in keys]
+        self._sampled = torch.zeros(len(keys), dtype=torch.long, device=device)  # tokens of each rollout
+        self._stop_ids = torch.tensor(policy.stop_ids, device=device)
+        self.select(range(len(keys)))
 
-    def step(self, hidden: Tensor, active: Tensor, going: Tensor | None = None) -> StepOutput:
-        here = active.to(hidden.device)
-        noise = self._noise[here, self._steps]
-        self._steps += 1
-        return StepOutput(*_token(self._head(hidden), self._policy, self._config, noise, self._greedy[here], going))
+    def select(self, rollouts: Sequence[int]) -> None:
+        self._selected = torch.tensor(rollouts, device=self._noise.device)
+        self._selected_greedy = _truth([self._greedy[i] for i in rollouts], self._noise.device)
+
+    def step(self, hidden: Tensor, going: Tensor | None = None) -> StepOutput:
+        # A rollout that has ended may still be in the batch; its rows are discarded.
+        number = self._sampled[self._selected].clamp(max=self._config.max_new_tokens - 1)
+        self._sampled[self._selected] = number + 1
+        noise = self._noise[self._selected, number]
+        logits = self._head(hidden)
+        return StepOutput(*_token(logits, self._config, noise, self._selected_greedy, going, self._stop_ids))
 
     def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
         if buffer.ids[-1] in self._policy.stop_ids:
@@ -150,22 +176,31 @@ class TextSampler:
         return "length" if len(buffer.ids) >= self._config.max_new_tokens else None
 
 
+def _truth(flags: Sequence[bool], device: torch.device) -> Tensor | bool:
+    """One truth where all flags agree, else [B] on the device."""
+    return flags[0] if all(flag == flags[0] for flag in flags) else torch.tensor(flags, device=device)
+
+
 def _token(
-    logits: Tensor, policy: AudioPolicy, config: SamplingConfig, noise: Tensor, greedy: Tensor, going: Tensor | None
+    logits: Tensor,
+    config: SamplingConfig,
+    noise: Tensor,
+    greedy: Tensor | bool,
+    going: Tensor | None,
+    stop_ids: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Tokens [B] and log-probs [B] from logits [B, V]. `going` [B] may not take a stop token; log-probs ignore that."""
     logprobs = filtered_logprobs(logits, config)
     allowed = logprobs
-    if going is not None and bool(going.any()):
-        ends = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-        ends[list(policy.stop_ids)] = True
-        allowed = logprobs.masked_fill(going.to(logits.device)[:, None] & ends, -torch.inf)
+    if going is not None:
+        ends = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device).index_fill(0, stop_ids, True)
+        allowed = logprobs.masked_fill(going[:, None] & ends, -torch.inf)
     tokens = choose(allowed, noise, greedy)
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
 
 
 class SpeechSampler:
-    """See the module. The state of the modes is on the CPU, where the loop reads it."""
+    """See the module. The state of the modes is on the CPU, where the loop reads it; a step reads the device once."""
 
     def __init__(self, policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]):
         assert policy.speech is not None
@@ -176,8 +211,9 @@ class SpeechSampler:
         self._code_head = policy.code_head
         self._code_config = config.of_codes()
         self._spoken = [k.spoken for k in keys]
-        self._greedy = torch.tensor([config.temperature == 0 or k.greedy for k in keys], device=device)
-        self._greedy_codes = torch.tensor([self._code_config.temperature == 0 or k.greedy for k in keys], device=device)
+        self._greedy = torch.tensor([config.temperature == 0 or k.greedy for k in keys])
+        self._greedy_codes = torch.tensor([self._code_config.temperature == 0 or k.greedy for k in keys])
+        self._stop_ids = torch.tensor(policy.stop_ids, device=device)
         frame_rows = config.max_frames + layout.codebooks + 1
         self._noise = torch.stack([uniforms(k.seed, k.name, k.index, config.max_new_tokens) for k in keys]).to(device)
         self._code_noise = (
@@ -194,27 +230,36 @@ class SpeechSampler:
         self._just_closed = torch.zeros(count, dtype=torch.bool)
         self._recent = torch.full((count, config.ras_window, layout.codebooks), -1)
         self._open(torch.tensor([i for i, k in enumerate(keys) if k.spoken], dtype=torch.long))
+        self.select(range(count))
 
-    def step(self, hidden: Tensor, active: Tensor, going: Tensor | None = None) -> StepOutput:
+    def select(self, rollouts: Sequence[int]) -> None:
+        self._active = torch.tensor(rollouts, dtype=torch.long)
+
+    def step(self, hidden: Tensor, going: Tensor | None = None) -> StepOutput:
+        active = self._active
         count, width = len(active), self._layout.codebooks
         closing = self._closing[active]
         in_frame = (self._row[active] >= 0) & ~closing
         in_text = ~in_frame & ~closing
+        text, frames = in_text.nonzero()[:, 0], in_frame.nonzero()[:, 0]
+        tokens, of_tokens, draws, of_draws = on_host(
+            [*self._sample_tokens(hidden, text, going), *self._sample_codes(hidden, frames)]
+        )
         ids = torch.full((count,), self._layout.end_id)
         logprobs = torch.zeros(count, width)
         code_mask = torch.zeros(count, width, dtype=torch.bool)
         codes = None
-        if bool(in_text.any()):
-            tokens, of_tokens = self._sample_tokens(hidden, active, in_text, going)
-            ids[in_text], logprobs[in_text, 0], code_mask[in_text, 0] = tokens, of_tokens, True
-        if bool(in_frame.any()):
+        if len(text):
+            ids[text], logprobs[text, 0], code_mask[text, 0] = tokens, of_tokens.float(), True
+        if len(frames):
             codes = torch.full((count, width), -1)
-            codes[in_frame], logprobs[in_frame], code_mask[in_frame] = self._sample_frames(hidden, active, in_frame)
-            ids[in_frame] = self._layout.ids(codes[in_frame])
+            codes[frames], code_mask[frames] = self._add_frames(active[frames], draws)
+            logprobs[frames] = of_draws.masked_fill(~code_mask[frames], 0.0)
+            ids[frames] = self._layout.ids(codes[frames])
         self._close(active[closing])
         self._open(active[in_text & (ids == self._layout.begin_id)])
         self._just_closed[active] = closing
-        return StepOutput(ids.to(hidden.device), logprobs, codes, code_mask)
+        return StepOutput(ids, logprobs, codes, code_mask)
 
     def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
         if self._row[i] >= 0:
@@ -240,38 +285,45 @@ class SpeechSampler:
     def _close(self, rollouts: Tensor) -> None:
         self._row[rollouts], self._closing[rollouts] = -1, False
 
-    def _sample_tokens(
-        self, hidden: Tensor, active: Tensor, where: Tensor, going: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        rollouts = active[where]
+    def _sample_tokens(self, hidden: Tensor, text: Tensor, going: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Tokens [n] and log-probs [n], on the device, of rows `text` [n] of the step."""
+        if not len(text):
+            return torch.zeros(0, dtype=torch.long, device=hidden.device), hidden.new_zeros(0)
+        rollouts = self._active[text]
         # A rollout that has ended may still be in the batch; its rows are discarded.
         number = self._tokens[rollouts].clamp(max=self._config.max_new_tokens - 1)
         self._tokens[rollouts] += 1
-        here, number = rollouts.to(hidden.device), number.to(hidden.device)
-        logits = self._text_head(hidden[where.to(hidden.device)])
-        going = None if going is None else going[where]
-        noise, greedy = self._noise[here, number], self._greedy[here]
-        tokens, logprobs = _token(logits, self._policy, self._config, noise, greedy, going)
-        return tokens.cpu(), logprobs.float().cpu()
+        rows, here, number = (x.to(hidden.device) for x in (text, rollouts, number))
+        greedy = _truth(self._greedy[rollouts].tolist(), hidden.device)
+        noise = self._noise[here, number]
+        going = None if going is None else going[rows]
+        return _token(self._text_head(hidden[rows]), self._config, noise, greedy, going, self._stop_ids)
 
-    def _sample_frames(self, hidden: Tensor, active: Tensor, where: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes, log-probs and code_mask, [n, Q] each, of the n rollouts that are in speech."""
-        layout, rollouts = self._layout, active[where]
+    def _sample_codes(self, hidden: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes [n, Q] and log-probs [n, Q], on the device, of rows `frames` [n] of the step, which are in speech."""
+        layout = self._layout
+        if not len(frames):
+            nothing = hidden.new_zeros(0, layout.codebooks)
+            return nothing.long(), nothing
+        rollouts = self._active[frames]
         number = self._frames[rollouts].clamp(max=self._code_noise.shape[1] - 1)
-        here = rollouts.to(hidden.device)
-        logits = self._code_head(hidden[where.to(hidden.device)]).float().view(-1, layout.size)
-        logits = logits.index_fill(-1, torch.tensor([layout.bos], device=logits.device), -torch.inf)
-        noise = self._code_noise[here, number.to(hidden.device)].flatten()
-        greedy = self._greedy_codes[here].repeat_interleave(layout.codebooks)
+        rows, here, number = (x.to(hidden.device) for x in (frames, rollouts, number))
+        logits = self._code_head(hidden[rows]).float().view(-1, layout.size)
+        bos = torch.arange(layout.size, device=logits.device) == layout.bos
+        logits = logits.masked_fill(bos, -torch.inf)
+        noise = self._code_noise[here, number].flatten()
+        greedy = _truth(self._greedy_codes[rollouts].repeat_interleave(layout.codebooks).tolist(), logits.device)
         sampled = filtered_logprobs(logits, self._code_config)
         if self._config.ras_window:
             often = self._often(rollouts).to(logits.device).flatten(0, 1)
-            sampled = repetition_aware(sampled, logits.log_softmax(-1), often, greedy)
-            greedy = torch.zeros_like(greedy)
+            sampled, greedy = repetition_aware(sampled, logits.log_softmax(-1), often, greedy), False
         chosen = choose(sampled, noise, greedy)
         logprobs = sampled.gather(-1, chosen[:, None])
-        draws, logprobs = (x.view(-1, layout.codebooks).cpu() for x in (chosen, logprobs))
-        row = self._row[rollouts]
+        return chosen.view(-1, layout.codebooks), logprobs.view(-1, layout.codebooks)
+
+    def _add_frames(self, rollouts: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes [n, Q] and code_mask [n, Q] of `rollouts` [n] by the delay pattern; their state moves on by a row."""
+        layout, row = self._layout, self._row[rollouts]
         codes, code_mask, end = delay.step(row[:, None], draws, self._end[rollouts], layout.bos, layout.eos)
         if self._config.ras_window:
             self._recent[rollouts, row % self._config.ras_window] = codes
@@ -279,7 +331,7 @@ class SpeechSampler:
         self._row[rollouts] += 1
         self._frames[rollouts] += 1
         self._closing[rollouts] = row + 1 == end + layout.codebooks
-        return codes, logprobs.masked_fill(~code_mask, 0.0), code_mask
+        return codes, code_mask
 
     def _often(self, rollouts: Tensor) -> Tensor:
         """[n, Q, size] bool: the codes that occur too often in the window of their codebook."""
@@ -290,14 +342,15 @@ class SpeechSampler:
         return counts >= self._config.ras_repeats
 
 
-def repetition_aware(sampled: Tensor, plain: Tensor, often: Tensor, greedy: Tensor) -> Tensor:
+def repetition_aware(sampled: Tensor, plain: Tensor, often: Tensor, greedy: Tensor | bool) -> Tensor:
     """Log-probs [N, size] of drawing from `sampled` and, when that gives a code of `often` [N, size], from `plain`.
 
-    q(c) = p(c)·[c not often] + plain(c)·Σ p(often). Where `greedy` [N] is true, p is the most probable code alone.
+    q(c) = p(c)·[c not often] + plain(c)·Σ p(often). Where `greedy` [N], or one truth for all rows, is true: p is the
+    most probable code alone.
     """
     first = sampled.exp()
-    if bool(greedy.any()):
+    if greedy is not False:
         peak = torch.zeros_like(first).scatter_(-1, sampled.argmax(-1, keepdim=True), 1.0)
-        first = torch.where(greedy[:, None], peak, first)
+        first = peak if greedy is True else torch.where(greedy[:, None], peak, first)
     again = (first * often).sum(-1, keepdim=True)
     return (first.masked_fill(often, 0.0) + plain.exp() * again).log()

@@ -32,15 +32,15 @@ def filtered_logprobs(logits: Tensor, config: SamplingConfig) -> Tensor:
     return logits.log_softmax(-1)
 
 
-def choose(logprobs: Tensor, uniform: Tensor, greedy: Tensor) -> Tensor:
+def choose(logprobs: Tensor, uniform: Tensor, greedy: Tensor | bool) -> Tensor:
     """Token ids [B] from log-probs [B, V] by inverting the cumulative distribution at `uniform` [B] in [0, 1).
 
-    Where `greedy` [B] is true, the most probable token.
+    Where `greedy` [B], or one truth for all rows, is true: the most probable token.
     """
-    if bool(greedy.all()):
+    if isinstance(greedy, Tensor):
+        return torch.where(greedy, logprobs.argmax(-1), choose(logprobs, uniform, False))
+    if greedy:
         return logprobs.argmax(-1)
-    if bool(greedy.any()):
-        return torch.where(greedy, logprobs.argmax(-1), choose(logprobs, uniform, torch.zeros_like(greedy)))
     cumulative = logprobs.double().exp_().cumsum_(-1)
     total = cumulative[:, -1:]
     # Rounding must not reach the total itself: beyond it there is no token.

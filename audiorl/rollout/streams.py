@@ -18,14 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 from audiorl.config import SamplingConfig
 from audiorl.models.attention import ungrouped
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.prompts import Prompt
 from audiorl.models.speech import padded_codes
+from audiorl.rollout.cache import RowCache
 from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, max_rows, sampler_for
 from audiorl.types import Request, Rollout, Sample, Segment, StopReason, Turn
 
@@ -69,7 +68,7 @@ class StreamDecoder:
 
     def _interpret(self, plans: Sequence[Plan]) -> list[Row]:
         began = time.perf_counter()
-        cache = _Cache(self._decoder.config)
+        cache = _empty_cache(self.policy)
         first = [Row(p, 0) for p in plans]
         hidden = self._observe(first, cache)
         # The first chunk is encoded once for all rollouts of a request.
@@ -92,7 +91,7 @@ class StreamDecoder:
                 living = [living[b] for b in keep]
             hidden = self._observe(living, cache)
 
-    def _observe(self, rows: Sequence[Row], cache: _Cache) -> Tensor:
+    def _observe(self, rows: Sequence[Row], cache: RowCache) -> Tensor:
         """What each row has not read yet, up to and including its next chunk. Returns the last hidden states [B, H]."""
         embeds, codes, lengths, starts = [], [], [], []
         for row in rows:
@@ -110,14 +109,14 @@ class StreamDecoder:
             padded.shape[1], device=padded.device
         )
         inputs = {"inputs_embeds": padded, **self.policy.routed(padded_codes(codes, lengths))}
-        hidden = self._forward(inputs, places, cache)
+        hidden = self._forward(inputs, places, max(starts) + padded.shape[1], cache)
         last = torch.tensor(lengths, device=padded.device) - 1
         return hidden[torch.arange(len(rows), device=padded.device), last]
 
-    def _forward(self, inputs: dict[str, Any], places: Tensor, cache: _Cache) -> Tensor:
-        """Hidden states [B, L, H] of new tokens at positions `places` [B, L]; padding lies behind a row's last token,
-        where nothing looks and where the next tokens overwrite it."""
-        cache.at(places)
+    def _forward(self, inputs: dict[str, Any], places: Tensor, width: int, cache: RowCache) -> Tensor:
+        """Hidden states [B, L, H] of new tokens at positions `places` [B, L], all below `width`. Padding lies behind a
+        row's last token, where nothing looks and where the next tokens overwrite it."""
+        cache.at(places, width)
         visible = torch.arange(cache.width, device=places.device) <= places[:, :, None]
         out = self._decoder(
             **inputs,
@@ -129,7 +128,7 @@ class StreamDecoder:
         hidden: Tensor = out.last_hidden_state
         return hidden
 
-    def _write_turn(self, rows: Sequence[Row], cache: _Cache, hidden: Tensor) -> None:
+    def _write_turn(self, rows: Sequence[Row], cache: RowCache, hidden: Tensor) -> None:
         """One turn of every row: tokens until the turn ends or has its most tokens."""
         device = self.policy.device
         sampler = sampler_for(self.policy, self.sampling, [row.key() for row in rows])
@@ -138,29 +137,33 @@ class StreamDecoder:
             row.stop_reason = "stop" if words == 0 else None
         # Rows that must write a number of words may not end their turn themselves.
         forced = torch.tensor([words is not None for words in allowed])
-        part, active = cache, torch.arange(len(rows))
+        going = forced.to(device) if bool(forced.any()) else None
+        part, active = cache, list(range(len(rows)))
         for _ in range(sampler.max_rows):
-            written = sampler.step(hidden, active, forced[active])
-            for i, now in zip(active.tolist(), written.rows(), strict=True):
+            written = sampler.step(hidden, going)
+            for i, now in zip(active, written.rows(), strict=True):
                 if rows[i].stop_reason is None:
                     self._append(rows[i], sampler, i, now, allowed[i])
-            going = torch.tensor([rows[i].stop_reason is None for i in active.tolist()])
-            if not bool(going.any()):
+            still = [b for b, i in enumerate(active) if rows[i].stop_reason is None]
+            if not still:
                 break
-            keep = torch.arange(len(active))
-            if int(going.sum()) * 2 <= len(active):
+            stay: Tensor | None = None  # all rows
+            if len(still) * 2 <= len(active):
                 # Rows that have ended their turn leave the batch; most end with the first token.
                 if part is not cache:
-                    cache.write_back(part, active.to(device))
-                active, keep = active[going], keep[going]
-                part = cache.select(active.to(device))
-            places = torch.tensor([[rows[i].length] for i in active.tolist()], device=device)
-            hidden = self._forward(written.embedded(self.policy, keep), places, part)[:, -1]
-            for i in active.tolist():
+                    cache.write_back(part, torch.tensor(active, device=device))
+                active, stay = [active[b] for b in still], torch.tensor(still)
+                part = cache.select(torch.tensor(active, device=device))
+                sampler.select(active)
+                going = None if going is None else forced[active].to(device)
+            ends = [rows[i].length for i in active]
+            places = torch.tensor(ends, device=device)[:, None]
+            hidden = self._forward(written.embedded(self.policy, stay), places, max(ends) + 1, part)[:, -1]
+            for i in active:
                 if rows[i].stop_reason is None:
                     rows[i].length, rows[i].unread = rows[i].length + 1, []
         if part is not cache:
-            cache.write_back(part, active.to(device))
+            cache.write_back(part, torch.tensor(active, device=device))
 
     def _append(self, row: Row, sampler: Sampler, i: int, now: tuple[Any, ...], words: int | None) -> None:
         """A turn's row as the sampler gives it; it ends with a token, never in the middle of speech."""
@@ -185,7 +188,7 @@ class LiveStream:
         with torch.no_grad():
             prompt = policy.prompt(request.sample)
         self._row = Row(Plan(request, prompt, []), 0)
-        self._cache = _Cache(policy.backbone.decoder(policy.model).config)
+        self._cache = _empty_cache(policy)
         self._seconds = 0.0
 
     @property
@@ -213,6 +216,15 @@ class LiveStream:
         self._seconds += time.perf_counter() - began
         self._row.close(self._policy, self._decoder.policy_version, self._seconds)
         return self._row.segments[-1]
+
+
+def _empty_cache(policy: AudioPolicy) -> RowCache:
+    empty = policy.new_cache()
+    kinds = [type(layer).__name__ for layer in empty.layers]
+    cache = RowCache(empty)
+    if cache.aligned:
+        raise ValueError(f"streams need full attention in every layer; the layers of this model keep {set(kinds)}")
+    return cache
 
 
 @dataclass(frozen=True)
@@ -297,86 +309,3 @@ class Row:
         """Everything so far."""
         request = self.plan.request
         return Rollout(request.sample, tuple(self.segments), request.group_id or request.sample.id, self.index)
-
-
-class _Layer(DynamicLayer):
-    """Keys and values [B, heads, capacity, D] of one decoder layer, written at the columns that `place` names."""
-
-    def __init__(self, place: _Place):
-        super().__init__()
-        self.place = place
-        self.buffers: list[Tensor] = []
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        place = self.place
-        if not self.buffers or self.buffers[0].shape[2] < place.width:
-            self.buffers = [self._grown(i, x) for i, x in enumerate((key_states, value_states))]
-        for buffer, x in zip(self.buffers, (key_states, value_states), strict=True):
-            buffer[place.rows, :, place.columns] = x.transpose(1, 2).to(buffer.dtype)
-        keys, values = (b[:, :, : place.width] for b in self.buffers)
-        self.is_initialized = True
-        return keys, values
-
-    def _grown(self, which: int, like: Tensor) -> Tensor:
-        """Zeros, never leftovers of memory: what is masked is still multiplied, by 0."""
-        capacity = -(-self.place.width * 3 // 2 // 64) * 64
-        grown = like.new_zeros(like.shape[0], like.shape[1], capacity, like.shape[3])
-        if self.buffers:
-            grown[:, :, : self.buffers[which].shape[2]] = self.buffers[which]
-        return grown
-
-    def get_seq_length(self) -> int:
-        return self.place.width
-
-
-@dataclass
-class _Place:
-    """Where the tokens of one forward pass go: rows [B, 1], columns [B, L], and how many columns are in use then."""
-
-    rows: Tensor = field(default_factory=lambda: torch.zeros(0, 1, dtype=torch.long))
-    columns: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))
-    width: int = 0
-
-
-class _Cache:
-    """The key-value cache of a batch whose rows have different lengths."""
-
-    def __init__(self, config: Any):
-        self._config = config
-        self.place = _Place()
-        self.layers = DynamicCache(config=config)
-        for i, layer in enumerate(self.layers.layers):
-            if type(layer) is not DynamicLayer:
-                raise ValueError(
-                    f"streams need full attention in every layer; layer {i} of this model keeps {type(layer).__name__}"
-                )
-            self.layers.layers[i] = _Layer(self.place)
-
-    @property
-    def width(self) -> int:
-        return self.place.width
-
-    def at(self, places: Tensor) -> None:
-        self.place.rows = torch.arange(len(places), device=places.device)[:, None]
-        self.place.columns = places
-        self.place.width = max(self.place.width, int(places.max()) + 1)
-
-    def select(self, rows: Tensor) -> _Cache:
-        """A copy of some rows."""
-        out = _Cache(self._config)
-        out.place.width = self.width
-        for mine, theirs in self._pairs(out):
-            theirs.buffers = [b[rows, :, : self.width] for b in mine.buffers]
-        return out
-
-    def write_back(self, part: _Cache, rows: Tensor) -> None:
-        """Put the rows of a copy back in place."""
-        self.place.width = max(self.width, part.width)
-        for mine, theirs in self._pairs(part):
-            if mine.buffers[0].shape[2] < part.width:
-                mine.buffers = [mine._grown(i, b) for i, b in enumerate(mine.buffers)]
-            for buffer, x in zip(mine.buffers, theirs.buffers, strict=True):
-                buffer[rows, :, : part.width] = x[:, :, : part.width]
-
-    def _pairs(self, other: _Cache) -> Iterator[tuple[_Layer, _Layer]]:
-        return zip(self.layers.layers, other.layers.layers, strict=True)  # type: ignore[return-value]

@@ -12,7 +12,8 @@ from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.sampling import choose, filtered_logprobs
-from audiorl.types import Experience, Request, Rollout, Sample
+from audiorl.types import Experience, Message, Request, Rollout, Sample
+from tests.conftest import make_text
 from tests.support.packing import with_audio
 
 
@@ -22,6 +23,15 @@ def requests(samples: list[Sample], n: int = 3, seed: int = 0) -> list[Request]:
 
 def ids(rollouts: list[Rollout]) -> list[list[int]]:
     return [r.segments[0].ids.tolist() for r in rollouts]
+
+
+def decoder_calls(policy: AudioPolicy) -> list[tuple[int, int]]:
+    """(rows, tokens of a row) of every forward pass of the decoder from now on."""
+    calls: list[tuple[int, int]] = []
+    policy.backbone.decoder(policy.model).register_forward_pre_hook(
+        lambda _, args, kwargs: calls.append(tuple(kwargs["inputs_embeds"].shape[:2])), with_kwargs=True
+    )
+    return calls
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -73,15 +83,40 @@ def test_sampling_hears_the_right_audio(policy: AudioPolicy, samples: list[Sampl
 
 
 def test_each_prompt_is_prefilled_once(policy: AudioPolicy, samples: list[Sample]) -> None:
-    rows: list[tuple[int, int]] = []
-    decoder = policy.backbone.decoder(policy.model)
-    decoder.register_forward_pre_hook(
-        lambda _, args, kwargs: rows.append(tuple(kwargs["inputs_embeds"].shape[:2])), with_kwargs=True
-    )
+    rows = decoder_calls(policy)
     HFEngine(policy, SamplingConfig(max_new_tokens=4)).generate(requests(samples, n=5))
     assert rows[0][0] == len(samples)
     assert all(length == 1 for _, length in rows[1:])
     assert rows[1][0] <= 5 * len(samples)
+
+
+def test_rows_that_end_make_room_for_the_next_prompts() -> None:
+    """One loop, though the budget holds a few requests at a time: shorter than the loops one after the other."""
+    policy = make_text()
+    stop = torch.zeros(policy.backbone.head(policy.model).weight.shape[0])
+    stop[list(policy.stop_ids)] = 2.5
+    policy.backbone.head(policy.model).register_forward_hook(lambda module, args, out: out + stop)
+    asked = [Request(Sample(f"{i}", (Message("user", ("Who? " * (1 + i % 4),)),)), 3, seed=2) for i in range(12)]
+    calls = decoder_calls(policy)
+    everything = HFEngine(policy, SamplingConfig(max_new_tokens=48)).generate(asked)
+    assert sum(length > 1 for _, length in calls) == 1
+    room = max(len(policy.prompt(r.sample)) for r in asked) + 48
+    calls.clear()
+    in_turns = HFEngine(policy, SamplingConfig(max_new_tokens=48, max_batch_tokens=13 * room)).generate(asked)
+    assert ids(in_turns) == ids(everything)
+    for one, other in zip(everything, in_turns, strict=True):
+        torch.testing.assert_close(one.segments[0].logprobs, other.segments[0].logprobs, atol=1e-5, rtol=0)
+    steps = [rows for rows, length in calls if length == 1]
+    assert max(steps) <= 13 and sum(length > 1 for _, length in calls) > 2
+    alone = [max(r.num_sampled for r in in_turns[i : i + 12]) for i in range(0, 36, 12)]
+    assert len(steps) < 0.85 * sum(alone)
+
+
+def test_a_request_larger_than_the_budget_is_answered_alone(policy: AudioPolicy, samples: list[Sample]) -> None:
+    calls = decoder_calls(policy)
+    HFEngine(policy, SamplingConfig(max_new_tokens=3, max_batch_tokens=1)).generate(requests(samples, n=2))
+    assert [rows for rows, length in calls if length > 1] == [1, 1, 1]
+    assert all(rows <= 2 for rows, _ in calls)
 
 
 def test_stop_strings_and_length(policy: AudioPolicy, samples: list[Sample]) -> None:
