@@ -43,10 +43,7 @@ def require_ranges(
 
     A field that is None is not set, and passes.
     """
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        for number in value if isinstance(value, tuple) else (value,):
-            _require(not isinstance(number, float) or math.isfinite(number), prefix + field.name, value, "finite")
+    require_finite(config, prefix)
     for name in positive:
         value = getattr(config, name)
         _require(value is None or value > 0, prefix + name, value, "greater than 0")
@@ -61,8 +58,8 @@ def require_finite(config: Any, path: str = "") -> None:
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             require_finite(value, f"{path}{field.name}.")
-        elif isinstance(value, float):
-            _require(math.isfinite(value), path + field.name, value, "finite")
+        for number in value if isinstance(value, tuple) else (value,):
+            _require(not isinstance(number, float) or math.isfinite(number), path + field.name, value, "finite")
 
 
 @dataclass(frozen=True)
