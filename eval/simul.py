@@ -44,9 +44,10 @@ from audiorl.evaluation.streams import SEGMENTS, interpret_into, write_interpret
 from audiorl.metrics.latency import latency_unit
 from audiorl.report.tradeoff import PlotQuality, plot_tradeoff
 from audiorl.simulst.bundled import bundled_streams
+from audiorl.simulst.degeneracy import degeneracy
 from audiorl.simulst.formats import read_streams
 from audiorl.simulst.logs import Instance, SourceType, TargetType, read_log, read_types
-from audiorl.simulst.quality import NAMES, Quality, bleu_tokenizer
+from audiorl.simulst.quality import NAMES, TEXT_METRICS, Quality, bleu_tokenizer
 from audiorl.simulst.schedules import Offline, WaitK, words_per_chunk
 from audiorl.simulst.scoring import Segments, score
 from audiorl.simulst.segments import match_segments, read_segments
@@ -105,7 +106,7 @@ class Options:
     """References of the segments, one a line, where their file does not hold them."""
     sources: Path | None = None
     """Source sentences for COMET, one a line per instance or segment."""
-    quality: tuple[Quality, ...] = ("bleu", "chrf")
+    quality: tuple[Quality, ...] = TEXT_METRICS
     """Quality scores to compute; comet downloads a model."""
     use_reference_length: bool = True
     """Latency against the reference's length; off it is that of the output."""
@@ -154,6 +155,8 @@ def score_folder(options: Options) -> dict[str, Any]:
         "cumulative_elapsed": options.cumulative_elapsed,
         "segments": str(options.segments) if options.segments else None,
     }
+    if target_type == "text" and options.quality and all(i.reference is not None for i in instances):
+        scores["degenerate"] = list(degeneracy(instances, language).signs)
     if (folder / SETTINGS).is_file():
         scores["run"] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     write_scores(folder, scores)
@@ -313,6 +316,8 @@ def table(scores: dict[str, Any], title: str) -> Table:
             aware = scores.get(f"{name}_CA")
             out.add_row(name, _shown(name, scores[name], words), "" if aware is None else _shown(name, aware, words))
     out.add_section()
+    for sign in scores.get("degenerate", ()):
+        out.add_row("degenerate", sign, "")
     for name in _COUNTS:
         if name in scores:
             out.add_row(name, str(scores[name]), "")
@@ -324,7 +329,7 @@ def _shown(name: str, value: float, words: bool) -> str:
         return "-"
     if name in NAMES.values():
         return f"{value:.2f}"
-    if name.removesuffix("_CA") in ("AP", "NumChunks", "DiscontinuityNum"):
+    if name.removesuffix("_CA") in ("AP", "NumChunks", "DiscontinuityNum", "LengthRatio", "Repetition"):
         return f"{value:.3f}"
     return f"{value:.3f} words" if words else f"{value / 1000:.3f} s"
 

@@ -13,7 +13,7 @@ with word times (`audiorl.simulst.formats`). `--path tiny --data bundled` tries 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
@@ -28,17 +28,13 @@ from audiorl.recipe.common import (
     read_split,
     with_voice,
 )
-from audiorl.recipe.stages import Stage, train_stages
+from audiorl.recipe.stages import Stage, StreamRewards, train_stages
 from audiorl.report import write_report
-from audiorl.rewards.similarity import Metric
-from audiorl.rewards.simul import TimeCompliance, Waits, multi_turn, single_turn
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.simulst.bundled import bundled_streams
 from audiorl.simulst.formats import read_streams
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.train.sft import sft
-from audiorl.types import Reward
 
 PPO = RLConfig(
     steps=200,
@@ -57,23 +53,6 @@ PPO = RLConfig(
     eval_every=50,
     save_every=25,
 )
-
-
-@dataclass(frozen=True)
-class StreamRewards:
-    """What the two stages reward; see `audiorl.rewards.simul`."""
-
-    quality: Metric = "chrf"
-    """How a translation is compared with its reference."""
-    time: bool = False
-    """Time compliance: the translation should last as long as its reference does when spoken."""
-    longest_wait: float = 1.0
-    """Acceptable wait of a translation, in chunks."""
-    waits: Waits = "silence"
-    """How waits are counted: the silent chunks before a translation (the paper's), or with `available` only those since
-    something could be said."""
-    weights: dict[str, float] = field(default_factory=dict)
-    """Weights of rewards by name; 1 for those that are not named."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +122,8 @@ def main(config: Config, run: Run) -> None:
     train, held_out = read(config)
     policy = policy_from(config)
     speech_decoder = with_voice(policy, config.codec, config.seed) if config.codec else None
-    single, both = stage_rewards(config, speech_decoder)
+    frame_rate = speech_decoder.codec.frame_rate if speech_decoder else None
+    single, both = (config.rewarded(reward) for reward in config.rewards.of_stages(frame_rate))
     measure = partial(
         measure_streams,
         run,
@@ -183,18 +163,6 @@ def main(config: Config, run: Run) -> None:
         speech_decoder=speech_decoder,
     )
     print(write_report(run.dir))
-
-
-def stage_rewards(config: Config, speech_decoder: CodecSpeechDecoder | None) -> tuple[Reward, Reward]:
-    """The rewards of stage 1 and of stage 2, each with that of `reward_file`."""
-    options = config.rewards
-    time: bool | TimeCompliance = options.time
-    if time and speech_decoder is not None:
-        time = TimeCompliance(speech_decoder.codec.frame_rate)
-    of_turns = {name: w for name, w in options.weights.items() if name not in ("latency", "stream_quality")}
-    single = single_turn(options.quality, time, of_turns)
-    both = multi_turn(options.quality, time, options.longest_wait, options.weights, waits=options.waits)
-    return config.rewarded(single), config.rewarded(both)
 
 
 def read(config: Config) -> tuple[list[Stream], list[Stream]]:

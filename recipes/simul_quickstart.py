@@ -34,9 +34,8 @@ from audiorl.evaluation.streams import measure_streams
 from audiorl.models.examples import Example
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.recipe.common import with_voice
-from audiorl.recipe.stages import Stage, train_stages
+from audiorl.recipe.stages import Stage, StreamRewards, train_stages
 from audiorl.report import write_report
-from audiorl.rewards.simul import TimeCompliance, Waits, multi_turn, single_turn
 from audiorl.run.folder import Run
 from audiorl.simulst.bundled import bundled_streams, prompt_pairs
 from audiorl.simulst.formats import write_streams
@@ -69,6 +68,9 @@ PPO = RLConfig(
     eval_every=10,
     save_every=10,
 )
+
+
+WEIGHTS = {"quality": 2.0, "stream_quality": 2.0, "latency": 0.5}
 
 
 @dataclass(frozen=True)
@@ -115,11 +117,10 @@ class Config:
     """The optimizer of the baselines."""
     stages: tuple[Literal["stage1", "stage2"], ...] = ("stage1", "stage2")
     """For ablations: one of them alone."""
-    weights: dict[str, float] = field(default_factory=lambda: {"quality": 2.0, "stream_quality": 2.0, "latency": 0.5})
-    """Of the rewards, where not 1. Each is standardised, and detection and initiative ask for speed already."""
-    waits: Waits = "available"
-    """How the latency penalty counts waits: the chunks since something could be said, or with `silence` (the paper's)
-    the silent chunks before a translation."""
+    rewards: StreamRewards = field(
+        default_factory=lambda: StreamRewards(longest_wait=0.0, waits="available", weights=WEIGHTS)
+    )
+    """What is rewarded. Each reward is standardised, and detection and initiative ask for speed already."""
     stage1: RLConfig = PPO
     """PPO with the rewards of single turns."""
     stage2: RLConfig = PPO
@@ -157,7 +158,8 @@ def main(config: Config, run: Run) -> None:
     )
     policy.model.to(torch_device(config.model.device))
     speech_decoder = with_voice(policy, config.codec, config.seed) if config.codec else None
-    time = TimeCompliance(speech_decoder.codec.frame_rate) if speech_decoder else False
+    rewards = replace(config.rewards, time=config.rewards.time or speech_decoder is not None)
+    single, both = rewards.of_stages(speech_decoder.codec.frame_rate if speech_decoder else None)
     train = on_disk(run, human_streams("train", config.human_streams, config), "train")
     test = on_disk(run, human_streams("test", config.test_streams, config), "test")
 
@@ -169,9 +171,10 @@ def main(config: Config, run: Run) -> None:
             test,
             config.chunks,
             config.sampling,
-            multi_turn(waits=config.waits),
+            both,
             schedule,
             speech_decoder,
+            rewards.quality,
         )
 
     streams = [*on_disk(run, robot_streams(config), "robots"), *train]
@@ -180,12 +183,9 @@ def main(config: Config, run: Run) -> None:
     sft(policy, lagging, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     measured("before")
 
-    of_turns = {name: w for name, w in config.weights.items() if name not in ("latency", "stream_quality")}
     stages = {
-        "stage1": Stage("stage1", single_turn(time=time, weights=of_turns), config.stage1, "after stage1"),
-        "stage2": Stage(
-            "stage2", multi_turn(time=time, weights=config.weights, waits=config.waits), config.stage2, "after"
-        ),
+        "stage1": Stage("stage1", single, config.stage1, "after stage1"),
+        "stage2": Stage("stage2", both, config.stage2, "after"),
     }
     train_stages(
         policy,

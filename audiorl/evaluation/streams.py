@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ import yaml
 from audiorl.config import SamplingConfig
 from audiorl.data.rollout_rows import read_rollouts, rollout_row
 from audiorl.evaluation.generate import generate_all
-from audiorl.metrics.corpus import estimate, translation_counts
+from audiorl.metrics.corpus import TRANSLATION, estimate, translation_counts
 from audiorl.metrics.interval import bootstrap_interval
 from audiorl.metrics.latency import latency_unit
 from audiorl.metrics.longform import ReferenceSegment
@@ -34,8 +35,9 @@ from audiorl.rewards.similarity import sentence_chrf
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
+from audiorl.simulst.degeneracy import degeneracy
 from audiorl.simulst.logs import Instance, read_log, write_log
-from audiorl.simulst.quality import Quality, bleu_tokenizer
+from audiorl.simulst.quality import NAMES, TEXT_METRICS, Quality, bleu_tokenizer
 from audiorl.simulst.schedules import split_words
 from audiorl.simulst.scoring import score
 from audiorl.simulst.speech import write_speech_log
@@ -135,7 +137,8 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
 
 
 def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """The scores of audiorl.simulst.scoring, and what reports read: `laal`, `stream_laal` (s), `chrf`, `bleu`.
+    """The scores of audiorl.simulst.scoring, and what reports read: `laal`, `stream_laal` (s), the qualities `chrf`,
+    `bleu`, `chrf++`, `ter` and `word_f1`, `length_ratio` and `repetition`, and the signs of `degeneracy`.
 
     Latencies are None where nothing was said.
 
@@ -160,8 +163,10 @@ def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> dict[str,
     return {
         "laal": _seconds(whole["LAAL"]),
         "stream_laal": _seconds(long["StreamLAAL"]),
-        "chrf": whole["chrF"],
-        "bleu": whole["BLEU"],
+        **{metric: whole[NAMES[metric]] for metric in TEXT_METRICS},
+        "length_ratio": whole["LengthRatio"],
+        "repetition": whole["Repetition"],
+        "degenerate": list(degeneracy(instances, language).signs),
         "low": low,
         "high": high,
         "n": len(streams),
@@ -206,30 +211,31 @@ def measure_streams(
     result = run.result(name)
     late, stream = ("-" if x is None else f"{x:.2f} s" for x in (result["laal"], result["stream_laal"]))
     print(
-        f"{name}: LAAL {late} (stream {stream}), chrF {result['chrf']:.1f}, "
-        f"BLEU {result['bleu']:.1f}, speaks in {result['spoken']:.0%} of turns, {result['n']} streams",
+        f"{name}: LAAL {late} (stream {stream}), chrF {result['chrf']:.1f}, BLEU {result['bleu']:.1f}, TER "
+        f"{result['ter']:.0f}, length {result['length_ratio']:.2f}, speaks in {result['spoken']:.0%} of turns, "
+        f"{result['n']} streams",
         flush=True,
     )
+    for sign in result["degenerate"]:
+        print(f"{name}: degenerate: {sign}", file=sys.stderr)
     return dict(result)
 
 
 def outside_quality(folder: Path, name: str, streams: Sequence[Stream], optimised: Quality) -> dict[str, Any]:
-    """`outside`, the interval of the quality that no reward asks, and `changes` of both since eval/before.
+    """`outside`, the intervals of the qualities that no reward asks, and `changes` of all since eval/before.
 
-    BLEU and chrF of all streams; the streams are drawn. {} where the reward asks neither of them.
+    The qualities are those of `TRANSLATION`, over all streams; the streams are drawn.
     """
-    if optimised not in ("bleu", "chrf"):
-        return {}
     tokenizer = bleu_tokenizer(streams[0].target_language)
     later, earlier = read_log(folder / name), read_log(folder / "before") if name != "before" else []
     paired = [i.source for i in earlier] == [i.source for i in later]
     outside, changes = {}, {}
-    for metric in ("chrf", "bleu"):
+    for metric in TRANSLATION:
         (counts, quality), before = (
             translation_counts([i.prediction for i in log], [i.reference or "" for i in log], metric, tokenizer)
             for log in (later, earlier if paired else later)
         )
-        if metric != optimised:
+        if metric != optimised and metric != "length_ratio":
             interval = estimate(counts, quality)
             outside[metric] = [interval.low, interval.high]
         if paired:

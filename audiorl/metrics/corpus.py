@@ -1,6 +1,6 @@
 """Corpus metrics as sums: each utterance has a row of counts, and a score is a function of their sum.
 
-Error rates, BLEU, chrF and words a minute are all of this kind, so one bootstrap gives the interval of each, over
+Error rates, BLEU, chrF, TER and words a minute are all of this kind, so one bootstrap gives the interval of each, over
 utterances or over speakers, and of the difference of two systems on the same utterances.
 
 Shapes: N utterances, K counts, R resamples, C clusters.
@@ -8,6 +8,7 @@ Shapes: N utterances, K counts, R resamples, C clusters.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audiorl.metrics.scripts import units
+from audiorl.metrics.text import normalize
 
 Score = Callable[[NDArray[Any]], float]
 """The metric of summed counts [K]."""
@@ -76,15 +78,55 @@ def repeated(text: str, n: int = 3) -> tuple[int, int]:
     return len(ngrams) - len(set(ngrams)), len(ngrams)
 
 
+TRANSLATION = ("bleu", "chrf", "chrf++", "ter", "word_f1", "length_ratio", "repetition")
+"""What `translation_counts` counts. TER, the ratio of lengths and repetition are not better when higher."""
+
+
 def translation_counts(
     hypotheses: Sequence[str], references: Sequence[str], metric: str, tokenizer: str = "13a"
 ) -> tuple[NDArray[Any], Score]:
-    """Counts [N, K] of "bleu" or "chrf", and their score in [0, 100]; computed by sacreBLEU, BLEU with `tokenizer`."""
-    try:
-        from sacrebleu.metrics import BLEU, CHRF
-    except ImportError as error:
-        raise ImportError("BLEU and chrF need sacrebleu: pip install 'audiorl[metrics]'") from error
-    measure = BLEU(tokenize=tokenizer) if metric == "bleu" else CHRF()
+    """Counts [N, K] of a metric of `TRANSLATION`, and their score.
+
+    bleu (with `tokenizer`), chrf, chrf++ and ter are sacreBLEU's, in percent. word_f1, in percent: words that occur in
+    both texts, as often as they do (characters where a script has no spaces). length_ratio: words written over words
+    of the reference. repetition: the share of written three-word sequences that were written before.
+    """
+    pairs = list(zip(hypotheses, references, strict=True))
+    if metric == "word_f1":
+        return np.array([_overlap(*pair) for pair in pairs], np.float64), _f1
+    if metric == "length_ratio":
+        return np.array([[len(units(text)) for text in pair] for pair in pairs], np.float64), ratio
+    if metric == "repetition":
+        return np.array([repeated(hypothesis) for hypothesis in hypotheses], np.float64), ratio
+    measure = _sacrebleu(metric, tokenizer)
     # The methods that sacrebleu.significance builds on; its corpus_score gives the same number without the counts.
     counts = np.array(measure._extract_corpus_statistics(list(hypotheses), [list(references)]), np.float64)
     return counts, lambda sums_K: float(measure._compute_score_from_stats([int(x) for x in sums_K]).score)
+
+
+def _sacrebleu(metric: str, tokenizer: str) -> Any:
+    try:
+        from sacrebleu.metrics import BLEU, CHRF, TER
+    except ImportError as error:
+        raise ImportError("BLEU, chrF and TER need sacrebleu: pip install 'audiorl[metrics]'") from error
+    unspaced = tokenizer in ("zh", "char")
+    measures: dict[str, Callable[[], Any]] = {
+        "bleu": lambda: BLEU(tokenize=tokenizer),
+        "chrf": CHRF,
+        "chrf++": lambda: CHRF(word_order=2),
+        "ter": lambda: TER(normalized=unspaced, asian_support=unspaced),
+    }
+    if metric not in measures:
+        raise ValueError(f"no metric of translations is called {metric!r}; there are {', '.join(TRANSLATION)}")
+    return measures[metric]()
+
+
+def _overlap(hypothesis: str, reference: str) -> tuple[int, int, int]:
+    """Words in both, words written, words of the reference."""
+    written, wanted = (Counter(units(normalize(text, "basic"))) for text in (hypothesis, reference))
+    return (written & wanted).total(), written.total(), wanted.total()
+
+
+def _f1(sums_K: NDArray[Any]) -> float:
+    both, written, wanted = sums_K
+    return float(200 * both / (written + wanted)) if written + wanted else 100.0

@@ -3,19 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.evaluation.streams import probe_streams
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
+from audiorl.rewards import StandardisedSum, WeightedSum
+from audiorl.rewards.similarity import Metric
+from audiorl.rewards.simul import TimeCompliance, Waits, hpo, multi_turn, single_turn
 from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Reward, SpeechDecoder
 
 Name = Literal["stage1", "stage2"]
+
+
+@dataclass(frozen=True)
+class StreamRewards:
+    """What the two stages reward; see `audiorl.rewards.simul`."""
+
+    quality: Metric = "chrf"
+    """How a translation is compared with its reference. chrF weighs what is missing more than what is too much; `ter`
+    and `word_f1` do not."""
+    time: bool = False
+    """Time compliance: the translation should last as long as its reference does when spoken."""
+    longest_wait: float = 1.0
+    """Acceptable wait of a translation, in chunks."""
+    waits: Waits = "silence"
+    """How waits are counted: the silent chunks before a translation (the paper's), or with `available` only those since
+    something could be said."""
+    hinge: float | None = None
+    """Reward speed only where a sentence's quality is at least this, in [0, 1], as HPO does (arXiv 2604.21045); None:
+    the penalty on waits, whatever the quality."""
+    guards: bool = False
+    """Penalise output that is longer or shorter than the reference, or that repeats itself: parts `length` and
+    `repetition`."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Weights of rewards by name; 1 for those that are not named."""
+    hpo: bool = False
+    """In both stages HPO's reward in place of these: the quality of the stream, and promptness above `hinge` (0.5 where
+    it is None). It wants the advantage `decoupled`, several rollouts of a stream, and the KL in the loss."""
+
+    def of_stages(
+        self, frame_rate: float | None = None
+    ) -> tuple[StandardisedSum, StandardisedSum] | tuple[WeightedSum, WeightedSum]:
+        """The rewards of stage 1 and of stage 2; `frame_rate` of a codec, where the policy speaks."""
+        if self.hpo:
+            reward = hpo(self.quality, 0.5 if self.hinge is None else self.hinge)
+            return reward, reward
+        time: bool | TimeCompliance = self.time
+        if time and frame_rate is not None:
+            time = TimeCompliance(frame_rate)
+        of_turns = {name: w for name, w in self.weights.items() if name not in ("latency", "stream_quality")}
+        single = single_turn(self.quality, time, of_turns, guards=self.guards)
+        both = multi_turn(
+            self.quality,
+            time,
+            self.longest_wait,
+            self.weights,
+            waits=self.waits,
+            guards=self.guards,
+            hinge=self.hinge,
+        )
+        return single, both
 
 
 @dataclass(frozen=True)

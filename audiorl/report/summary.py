@@ -26,17 +26,35 @@ _LOWER_IS_BETTER = frozenset(
         "stft_distance",
         "cut",
         "repetition",
+        "ter",
         "perplexity",
         "nats_per_token",
         "bits_per_byte",
     )
 )
 _HIGHER_IS_BETTER = frozenset(
-    ("accuracy", "as_written", "chrf", "bleu", "comet", "format", "said", "similarity", "dnsmos", "win_rate")
+    (
+        "accuracy",
+        "as_written",
+        "chrf",
+        "chrf++",
+        "bleu",
+        "word_f1",
+        "comet",
+        "format",
+        "said",
+        "similarity",
+        "dnsmos",
+        "win_rate",
+    )
 )
 _NAMES = {
     "chrf": "chrF",
+    "chrf++": "chrF++",
     "bleu": "BLEU",
+    "ter": "TER",
+    "word_f1": "word F1",
+    "length_ratio": "length / reference",
     "wer": "WER",
     "cer": "CER",
     "cut": "cut at the length limit",

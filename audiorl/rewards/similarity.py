@@ -1,7 +1,8 @@
 """Similarity of a translation and its reference in [0, 1], by characters, words, or a learned model.
 
-chrF and BLEU need `audiorl[metrics]`; BERTScore and COMET the packages `bert-score` and `unbabel-comet`, which load
-their own models. A batch of pairs is one call.
+chrF weighs recall more than precision, so that writing more costs little; 1 - TER and word F1 punish both alike.
+chrF, BLEU and TER need `audiorl[metrics]`; BERTScore and COMET the packages `bert-score` and `unbabel-comet`, which
+load their own models. A batch of pairs is one call.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from audiorl.metrics.corpus import translation_counts
 from audiorl.metrics.latency import latency_unit, separator, text_units
 from audiorl.metrics.resegment import chunks, mwer_cuts
 
 Similarity = Callable[[str, str], float]
 """(written, reference) -> [0, 1]"""
-Metric = Literal["chrf", "bleu", "bertscore", "comet"]
+Metric = Literal["chrf", "chrf++", "bleu", "ter", "word_f1", "bertscore", "comet"]
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,22 @@ def similarities(metric: Metric | Similarity, pairs: Sequence[Pair]) -> list[flo
         return [float(metric(p.written, p.reference)) for p in pairs]
     metrics: dict[str, Callable[[Sequence[Pair]], list[float]]] = {
         "chrf": lambda pairs: [sentence_chrf(p.written, p.reference) for p in pairs],
+        "chrf++": lambda pairs: [_counted(p, "chrf++") for p in pairs],
         "bleu": lambda pairs: [sentence_bleu(p.written, p.reference) for p in pairs],
+        "ter": lambda pairs: [1.0 - min(1.0, _counted(p, "ter")) for p in pairs],
+        "word_f1": lambda pairs: [_counted(p, "word_f1") for p in pairs],
         "bertscore": bertscore,
         "comet": comet,
     }
     if metric not in metrics:
         raise ValueError(f"no metric is called {metric!r}; choose from {', '.join(metrics)}, or give a function")
     return metrics[metric](pairs) if pairs else []
+
+
+def _counted(pair: Pair, metric: str) -> float:
+    """A metric of `translation_counts` for one pair, as a share."""
+    counts, score = translation_counts([pair.written], [pair.reference], metric)
+    return score(counts.sum(0)) / 100
 
 
 def sentence_chrf(written: str, reference: str) -> float:
@@ -94,6 +105,11 @@ def _comet_model(model: str) -> Any:
 
 def split_like_references(written: str, references: Sequence[str], language: str) -> list[str]:
     """The text in one piece a reference, split where the fewest word (or character) errors remain."""
+    return [separator(language).join(piece) for piece in units_like_references(written, references, language)]
+
+
+def units_like_references(written: str, references: Sequence[str], language: str) -> list[Sequence[str]]:
+    """`split_like_references` with the words (or characters) of each piece."""
     unit = latency_unit(language)
     units, wanted = text_units(written, unit), [text_units(r, unit) for r in references]
-    return [separator(language).join(piece) for piece in chunks(units, mwer_cuts(wanted, units))]
+    return chunks(units, mwer_cuts(wanted, units))

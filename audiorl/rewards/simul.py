@@ -16,16 +16,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from audiorl.metrics.latency import join_texts
-from audiorl.rewards.combine import StandardisedSum, Term
-from audiorl.rewards.similarity import Metric, Pair, Similarity, sentence_chrf, similarities, split_like_references
+from audiorl.metrics.latency import join_texts, latency_unit, separator, text_units
+from audiorl.metrics.scripts import units
+from audiorl.rewards.combine import StandardisedSum, Term, WeightedSum
+from audiorl.rewards.repetition import Repetition
+from audiorl.rewards.similarity import (
+    Metric,
+    Pair,
+    Similarity,
+    sentence_chrf,
+    similarities,
+    split_like_references,
+    units_like_references,
+)
 from audiorl.types import Reward, Rollout, Score, Segment, Turn
 
 Weights = Mapping[str, float]
@@ -212,13 +222,118 @@ class SequenceQuality:
         return [Pair(w, r, t.source) for w, r, t in zip(written, references, turns, strict=True)]
 
 
+@dataclass(frozen=True)
+class StreamLength:
+    """Minus the share of the output that is too much or missing, in [-1, 0], with credit per segment.
+
+    After each turn the excess is what was written beyond `high` times all references so far, over the length of all
+    references; a segment gets the change of it, so that the sum is the excess at the end. The last segment also gets
+    the shortage: what is missing to `low` times all references. Lengths are words, or characters where a script has no
+    spaces. Credit by differences: Ng et al. 1999, potential-based shaping.
+    """
+
+    low: float = 0.9
+    high: float = 1.15
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= 1 <= self.high:
+            raise ValueError(f"StreamLength: need 0 <= low <= 1 <= high, got low={self.low}, high={self.high}")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        scores = []
+        for rollout in rollouts:
+            potentials = self.potentials(rollout)
+            changes = [after - before for before, after in zip([0.0, *potentials], potentials, strict=False)]
+            scores.append(Score(sum(changes), per_segment=tuple(changes)))
+        return scores
+
+    def potentials(self, rollout: Rollout) -> list[float]:
+        """Minus the excess after each turn; after the last one minus excess or shortage."""
+        turns = _turns(rollout)
+        of_turns = [len(units(turn.reference)) for turn in turns]
+        total, available, values = sum(of_turns), 0, []
+        for count, of_turn in enumerate(of_turns, 1):
+            available += of_turn
+            written = len(units("".join(s.text for s in rollout.segments[:count])))
+            values.append(-min(1.0, max(0.0, written - self.high * available) / total))
+        values[-1] -= max(0.0, self.low * total - written) / total
+        return values
+
+
+@dataclass(frozen=True)
+class HingedPromptness:
+    """How soon each reference is translated after it could be said, where its translation is good enough, in [0, 1].
+
+    The output is split at the references as in `SequenceQuality`. A reference whose piece has a similarity of at least
+    `threshold` earns max(0, 1 - wait / longest), the others nothing; the total is their mean. The wait of a piece is
+    the mean over its words of the seconds from the end of the reference's turn to the end of the turn that completed
+    the word, 0 for words that came before. Speed so never pays where quality is lost.
+
+    Source: the hinged latency of HPO (arXiv 2604.21045, per sentence), there LAAL and MetricX.
+    """
+
+    threshold: float = 0.5
+    longest: float = 10.0
+    metric: Metric | Similarity = "chrf"
+
+    def __post_init__(self) -> None:
+        if not self.longest > 0:
+            raise ValueError(f"HingedPromptness: longest is {self.longest}; give seconds above 0")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        rows = [self._pieces(r) for r in rollouts]
+        pairs = [Pair(written, reference, source) for row in rows for written, reference, source, _ in row if written]
+        values = iter(similarities(self.metric, pairs))
+        return [Score(sum(self._value(w, values, wait) for w, _, _, wait in row) / len(row)) for row in rows]
+
+    def _value(self, written: str, values: Iterator[float], wait: float) -> float:
+        if not written or next(values) < self.threshold:
+            return 0.0
+        return max(0.0, 1.0 - wait / self.longest)
+
+    def _pieces(self, rollout: Rollout) -> list[tuple[str, str, str, float]]:
+        """(piece, reference, source, wait in seconds) of each reference."""
+        turns, language = _turns(rollout), str(rollout.sample.metadata.get("target_language", ""))
+        wanted = [turn for turn in turns if turn.reference.strip()]
+        ends: list[float] = []  # of each word, the end of the turn that completed it
+        for count, turn in enumerate(turns, 1):
+            text = "".join(s.text for s in rollout.segments[:count])
+            ends += [turn.end] * (len(text_units(text, latency_unit(language))) - len(ends))
+        rows, start = [], 0
+        for piece, turn in zip(
+            units_like_references(rollout.text, [t.reference.strip() for t in wanted], language), wanted, strict=True
+        ):
+            waits = [max(0.0, end - turn.end) for end in ends[start : start + len(piece)]]
+            start += len(piece)
+            wait = sum(waits) / len(waits) if waits else 0.0
+            rows.append((separator(language).join(piece), turn.reference.strip(), turn.source, wait))
+        return rows
+
+
+def hpo(
+    metric: Metric | Similarity = "chrf", threshold: float = 0.5, longest: float = 10.0, latency: float = 0.5
+) -> WeightedSum:
+    """HPO's reward (arXiv 2604.21045): the quality of the stream, sentence by sentence, and hinged promptness.
+
+    HPO normalises both within the group of a prompt before it adds them: use `advantage="decoupled"` and several
+    rollouts of a stream. `latency` is the paper's β.
+    """
+    return WeightedSum.of(
+        stream_quality=SequenceQuality(metric), promptness=(HingedPromptness(threshold, longest, metric), latency)
+    )
+
+
 def single_turn(
     metric: Metric | Similarity = "chrf",
     time: bool | TimeCompliance = False,
     weights: Weights | None = None,
     pattern: str = FormatMatch.pattern,
+    guards: bool = False,
 ) -> StandardisedSum:
-    """The rewards of stage 1. `time` adds time compliance, or the one given. `weights`: by name, 1 for the others."""
+    """The rewards of stage 1. `time` adds time compliance, or the one given. `weights`: by name, 1 for the others.
+
+    `guards` adds `StreamLength` as "length" and `Repetition` beyond the reference's as "repetition".
+    """
     terms: dict[str, Reward] = {
         "detection": Detection(),
         "initiative": Initiative(),
@@ -227,6 +342,8 @@ def single_turn(
     }
     if time:
         terms["time"] = TimeCompliance() if time is True else time
+    if guards:
+        terms |= {"length": StreamLength(), "repetition": Repetition(beyond_reference=True)}
     return _weighted(terms, weights)
 
 
@@ -237,13 +354,19 @@ def multi_turn(
     weights: Weights | None = None,
     pattern: str = FormatMatch.pattern,
     waits: Waits = "silence",
+    guards: bool = False,
+    hinge: float | None = None,
 ) -> StandardisedSum:
     """The rewards of stage 2: those of single turns, the latency penalty, and the quality of the whole stream.
 
-    `longest` and `waits` are those of `LatencyPenalty`, the other arguments those of `single_turn`.
+    `longest` and `waits` are those of `LatencyPenalty`, the other arguments those of `single_turn`. `hinge`: the
+    similarity from which speed counts; then `HingedPromptness` stands in place of the penalty.
     """
-    single = {t.name: t.reward for t in single_turn(metric, time, None, pattern).terms}
-    stream: dict[str, Reward] = {"latency": LatencyPenalty(longest, waits), "stream_quality": SequenceQuality(metric)}
+    single = {t.name: t.reward for t in single_turn(metric, time, None, pattern, guards).terms}
+    latency: Reward = LatencyPenalty(longest, waits)
+    if hinge is not None:
+        latency = HingedPromptness(hinge, metric=metric)
+    stream: dict[str, Reward] = {"latency": latency, "stream_quality": SequenceQuality(metric)}
     return _weighted(single | stream, weights)
 
 

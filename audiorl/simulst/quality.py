@@ -1,4 +1,4 @@
-"""Translation quality of a log: BLEU and chrF by sacreBLEU, COMET and BLEURT where they are installed.
+"""Translation quality of a log: BLEU, chrF and TER by sacreBLEU, words, COMET and BLEURT where they are installed.
 
 COMET and BLEURT load large models and are no part of any extra: their own requirements clash with this project's, so
 they are installed by hand where they are wanted.
@@ -9,11 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from audiorl.metrics.corpus import translation_counts
 from audiorl.metrics.latency import latency_unit
 
-Quality = Literal["bleu", "chrf", "comet", "bleurt"]
+Quality = Literal["bleu", "chrf", "chrf++", "ter", "word_f1", "comet", "bleurt"]
+TEXT_METRICS: tuple[Quality, ...] = ("bleu", "chrf", "chrf++", "ter", "word_f1")
+"""Those that load no model. chrF weighs recall more, the last two also punish what is too much."""
 
-NAMES: dict[Quality, str] = {"bleu": "BLEU", "chrf": "chrF", "comet": "COMET", "bleurt": "BLEURT"}
+NAMES: dict[Quality, str] = {
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "chrf++": "chrF++",
+    "ter": "TER",
+    "word_f1": "WordF1",
+    "comet": "COMET",
+    "bleurt": "BLEURT",
+}
 """How tables and files call the metrics."""
 
 COMET_MODEL = "Unbabel/wmt22-comet-da"
@@ -34,27 +45,19 @@ def quality_score(
     language: str,
     sources: Sequence[str] | None = None,
 ) -> float:
-    """The corpus score: BLEU and chrF in [0, 100], COMET and BLEURT about [0, 1].
+    """The corpus score: BLEU, chrF, chrF++ and word F1 in [0, 100]; TER in percent, where less is better and silence
+    has 100; COMET and BLEURT about [0, 1].
 
     COMET reads the source sentences too. Raises ImportError that says what to install.
     """
-    if metric == "bleu":
-        return float(_sacrebleu().BLEU(tokenize=bleu_tokenizer(language)).corpus_score(hypotheses, [references]).score)
-    if metric == "chrf":
-        return float(_sacrebleu().CHRF().corpus_score(hypotheses, [references]).score)
+    if metric in TEXT_METRICS:
+        counts, quality = translation_counts(hypotheses, references, metric, bleu_tokenizer(language))
+        return quality(counts.sum(0))
     if metric == "comet":
         return _comet(hypotheses, references, sources)
     if metric == "bleurt":
         return _bleurt(hypotheses, references)
     raise ValueError(f"quality: {metric!r} is not one of {', '.join(NAMES)}")
-
-
-def _sacrebleu():
-    try:
-        from sacrebleu import metrics
-    except ImportError as error:
-        raise ImportError("BLEU and chrF need sacrebleu: pip install 'audiorl[metrics]'") from error
-    return metrics
 
 
 def _comet(hypotheses: Sequence[str], references: Sequence[str], sources: Sequence[str] | None) -> float:

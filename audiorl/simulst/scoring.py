@@ -19,11 +19,12 @@ from statistics import fmean
 
 from audiorl.metrics import latency, playback
 from audiorl.metrics.atd import atd
+from audiorl.metrics.corpus import translation_counts
 from audiorl.metrics.latency import Unit, latency_unit, reference_length, text_units
 from audiorl.metrics.longform import ReferenceSegment, elapsed_per_write, long_yaal, stream_laal
 from audiorl.metrics.resegment import chunks, mwer_cuts, soft_cuts
 from audiorl.simulst.logs import Instance, SourceType, TargetType
-from audiorl.simulst.quality import NAMES, Quality, quality_score
+from audiorl.simulst.quality import NAMES, TEXT_METRICS, Quality, quality_score
 
 Segments = Mapping[int, Sequence[ReferenceSegment]]
 """The reference segments of each instance, by its index."""
@@ -35,14 +36,15 @@ def score(
     language: str,
     *,
     source_type: SourceType = "speech",
-    quality: Sequence[Quality] = ("bleu", "chrf"),
+    quality: Sequence[Quality] = TEXT_METRICS,
     segments: Segments | None = None,
     transcripts: Sequence[str] | None = None,
     sources: Sequence[str] | None = None,
     use_reference_length: bool = True,
     cumulative_elapsed: bool = False,
 ) -> dict[str, float]:
-    """Quality, latencies, and the numbers of `instances` and `silent` ones.
+    """Quality, latencies, and the numbers of `instances` and `silent` ones. With quality come LengthRatio (words
+    written over words of the reference) and Repetition (share of three-word sequences that were written before).
 
     AL, LAAL, AP, DAL, ATD, StartOffset, EndOffset, NumChunks and FLAL always; YAAL for text output; Discontinuity* for
     speech output. With `segments` (long streams, text output) the text is cut at them: quality is that of the pieces,
@@ -84,6 +86,9 @@ def score(
             raise ValueError(f"sources: {len(sources)} for {len(references)} references; give one per reference")
         for metric in quality:
             scores[NAMES[metric]] = quality_score(metric, hypotheses, references, language, sources)
+        for name, sign in (("LengthRatio", "length_ratio"), ("Repetition", "repetition")) if quality else ():
+            counts, share = translation_counts(hypotheses, references, sign)
+            scores[name] = share(counts.sum(0))
 
     rows = [
         instance_latency(

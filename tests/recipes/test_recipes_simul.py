@@ -103,7 +103,8 @@ def test_recorded_streams_carry_the_rewards_of_each_chunk(quickstart: Path) -> N
 
 def test_recorded_streams_score_the_same_again(quickstart: Path) -> None:
     config = json.loads((quickstart / "config.json").read_text())["config"]
-    reward = multi_turn(weights=config["weights"], waits=config["waits"])
+    options = config["rewards"]
+    reward = multi_turn(weights=options["weights"], waits=options["waits"])
     result = replay(reward, [quickstart / "rollouts" / f"step_{n:06d}.jsonl" for n in (3, 4)])  # of the second stage
     assert len(result.rollouts) == 8 and None not in result.scores
     for old, new in zip(result.recorded, result.scores, strict=True):

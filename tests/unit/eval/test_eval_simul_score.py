@@ -28,7 +28,7 @@ def test_scores_a_folder(simul, tmp_path: Path, capsys) -> None:
     assert saved == scores
     assert (saved["unit"], saved["language"], saved["silent"], saved["target_type"]) == ("word", "en", 1, "text")
     names, values = (line.split("\t") for line in (tmp_path / "scores.tsv").read_text().splitlines())
-    assert names[:4] == ["BLEU", "chrF", "AL", "LAAL"]
+    assert names[:9] == ["BLEU", "chrF", "chrF++", "TER", "WordF1", "LengthRatio", "Repetition", "AL", "LAAL"]
     assert dict(zip(names, values, strict=True))["AL"] == "833.333"
     assert "AL_CA" in names
     assert "silent" not in names
@@ -43,7 +43,8 @@ def test_nothing_was_said(simul, tmp_path: Path, capsys) -> None:
     saved = json.loads((tmp_path / "scores.json").read_text())
     assert saved["AL"] is None
     assert saved["BLEU"] == 0
-    assert (tmp_path / "scores.tsv").read_text().splitlines()[1].startswith("0.000\t0.000\t\t")
+    assert (saved["TER"], saved["LengthRatio"]) == (100, 0)
+    assert (tmp_path / "scores.tsv").read_text().splitlines()[1].endswith("0.000\t0.000" + 10 * "\t")
     assert "│ AL " in capsys.readouterr().out
 
 

@@ -47,16 +47,34 @@ def test_speakers_are_drawn_whole() -> None:
     assert (people.low, people.high) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize("metric", ["bleu", "chrf"])
+@pytest.mark.parametrize("metric", ["bleu", "chrf", "chrf++", "ter"])
 def test_translation_is_that_of_sacrebleu(metric: str) -> None:
     metrics = pytest.importorskip("sacrebleu.metrics")
     hypotheses = ["the call is forwarded to the desk", "please wait for the operator now", "goodbye", ""]
     references = ["the call was forwarded to the desk", "please wait for the next operator", "good bye", "yes"]
     counts, score = translation_counts(hypotheses, references, metric)
     result = estimate(counts, score)
-    wanted = {"bleu": metrics.BLEU, "chrf": metrics.CHRF}[metric]().corpus_score(hypotheses, [references]).score
-    assert result.value == pytest.approx(wanted)
+    measures = {
+        "bleu": metrics.BLEU(),
+        "chrf": metrics.CHRF(),
+        "chrf++": metrics.CHRF(word_order=2),
+        "ter": metrics.TER(),
+    }
+    assert result.value == pytest.approx(measures[metric].corpus_score(hypotheses, [references]).score)
     assert 0 <= result.low < result.value < result.high <= 100
+
+
+def test_translation_by_words_by_hand() -> None:
+    hypotheses, references = ["the the cat, sat", ""], ["The cat sat down", "yes"]
+    values = {}
+    for metric in ("word_f1", "length_ratio", "repetition"):
+        counts, score = translation_counts(hypotheses, references, metric)
+        values[metric] = score(counts.sum(0))
+    assert values == pytest.approx({"word_f1": 100 * 2 * 3 / (4 + 5), "length_ratio": 4 / 5, "repetition": 0.0})
+    counts, score = translation_counts(["你好吗"], ["你好"], "word_f1")
+    assert score(counts.sum(0)) == pytest.approx(80)
+    with pytest.raises(ValueError, match="no metric of translations is called 'rouge'"):
+        translation_counts(hypotheses, references, "rouge")
 
 
 def test_repetition() -> None:

@@ -10,19 +10,23 @@ import numpy as np
 import pytest
 import torch
 
+from audiorl.algos.advantages import decoupled_relative
 from audiorl.audio import AudioClip
 from audiorl.rewards import StandardisedSum, WeightedSum
 from audiorl.rewards.similarity import Pair, sentence_bleu, similarities, split_like_references
 from audiorl.rewards.simul import (
     Detection,
     FormatMatch,
+    HingedPromptness,
     Initiative,
     LatencyPenalty,
     Quality,
     SequenceQuality,
+    StreamLength,
     TimeCompliance,
     detection,
     format_match,
+    hpo,
     initiative,
     latency_penalty,
     multi_turn,
@@ -226,6 +230,67 @@ def test_quality_of_the_sequence() -> None:
     assert split_like_references("", ["a", "b"], "es") == ["", ""]
 
 
+def test_length_of_the_stream_by_hand() -> None:
+    """References of 2 and 2 words after turns 0 and 2; high 1.5, low 0.75. Written 4, 1, 0 words.
+
+    Excess: 4 - 1.5 · 2 = 1 of 4; then 5 - 3 = 2 of 4; then 5 - 6 = 0. The changes: -1/4, -1/4, +1/2.
+    """
+    reward = StreamLength(low=0.75, high=1.5)
+    early = interpreted(("a b c d", "r s"), (" e", ""), ("", "t u"))
+    assert of(reward, early) == (pytest.approx(0), pytest.approx((-0.25, -0.25, 0.5)))
+    babble = interpreted(("a b", "r s"), (" c d e f g h i", "t u"))
+    assert of(reward, babble) == (pytest.approx(-0.75), pytest.approx((0, -0.75)))  # 9 words, 6 allowed
+    short = interpreted(("", "r s"), ("a", "t u"))
+    assert of(reward, short) == (pytest.approx(-0.5), pytest.approx((0, -0.5)))  # 1 of at least 3
+    assert of(reward, interpreted(("x " * 99, "r")))[0] == -1
+    with pytest.raises(ValueError, match="need 0 <= low <= 1 <= high"):
+        StreamLength(low=1.2)
+
+
+def test_hinged_promptness_by_hand() -> None:
+    """References at 1 s and 2 s; the first is written right at 3 s, so 2 s late, the second one wrong."""
+    talk = interpreted(("", "uno dos"), ("", "tres"), ("uno dos seis", ""))
+    assert of(HingedPromptness(1.0, 4.0, equal), talk) == (pytest.approx((1 - 2 / 4) / 2), None)
+    assert of(HingedPromptness(0.0, 4.0, equal), talk)[0] == pytest.approx((0.5 + 0.75) / 2)
+    assert of(HingedPromptness(1.0, 1.5, equal), talk)[0] == 0
+    # one of its two words came at once, the other 2 s late: 1 s on average; words ahead of their reference wait 0 s
+    halves = interpreted(("uno", "uno dos"), ("", ""), (" dos tres", ""), ("", "tres"))
+    assert of(HingedPromptness(1.0, 4.0, equal), halves)[0] == pytest.approx((0.75 + 1.0) / 2)
+    assert of(HingedPromptness(0.0, 4.0, equal), interpreted(("", "uno")))[0] == 0
+    with pytest.raises(ValueError, match="longest is 0; give seconds above 0"):
+        HingedPromptness(longest=0)
+
+
+def test_a_babbler_earns_more_chrf_and_less_with_guards() -> None:
+    """Saying more costs chrF little; the guards, TER and word F1 see it."""
+    plain = interpreted(("", "el botón verde abre la puerta"), ("el botón rojo abre", ""))
+    babble = interpreted(("", "el botón verde abre la puerta"), ("el botón rojo abre la puerta" + " la puerta" * 4, ""))
+    chrf = [of(SequenceQuality("chrf"), r)[0] for r in (plain, babble)]
+    assert chrf[1] > chrf[0]
+    for metric in ("ter", "word_f1"):
+        values = [of(SequenceQuality(metric), r)[0] for r in (plain, babble)]
+        assert values[1] < values[0]
+    guarded = multi_turn(guards=True)([plain, babble])
+    assert guarded[0].parts["repetition"] == 0 > guarded[1].parts["repetition"]
+    assert guarded[1].parts["length"] < guarded[0].parts["length"] < 0
+    assert "length" in single_turn(guards=True)([plain])[0].parts
+    hinged = multi_turn(equal, hinge=1.0)([plain])[0].parts["latency"]
+    assert hinged == 0
+
+
+def test_hpo_is_normalised_within_its_group() -> None:
+    """The decoupled estimator of HPO's two terms, by hand: each standardised in the group, 1 and 0.5 as weights."""
+    right = interpreted(("uno", "uno"), ("", ""))
+    late = interpreted(("", "uno"), ("uno", ""))
+    wrong = interpreted(("dos", "uno"), ("", ""))
+    scores = hpo(equal, 1.0, 2.0)([right, late, wrong])
+    assert [(s.parts["stream_quality"], s.parts["promptness"]) for s in scores] == [(1, 1), (1, 0.5), (0, 0)]
+    assert scores[0].weights == {"stream_quality": 1.0, "promptness": 0.5}
+    terms = torch.tensor([[1.0, 1.0], [1.0, 0.5], [0.0, 0.0]])
+    advantages = decoupled_relative(terms, [1.0, 0.5], ["g"] * 3)
+    assert advantages[0] > advantages[1] > 0 > advantages[2]
+
+
 def test_single_turn_fused_by_hand() -> None:
     """Two rollouts of two turns; quality is defined in the second turns only.
 
@@ -326,7 +391,9 @@ def test_unknown_names() -> None:
         multi_turn(weights={"time": 1.0})
     with pytest.raises(ValueError, match="'whole' is now called 'stream_quality'"):
         multi_turn(weights={"whole": 1.0})
-    with pytest.raises(ValueError, match="no metric is called 'meteor'; choose from chrf, bleu, bertscore, comet"):
+    with pytest.raises(
+        ValueError, match=r"no metric is called 'meteor'; choose from chrf, .*word_f1, bertscore, comet"
+    ):
         Quality("meteor")([TALK])  # type: ignore[arg-type]
 
 
