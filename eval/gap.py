@@ -94,7 +94,9 @@ def run(options: Options, policy: AudioPolicy | None = None) -> dict[str, Any]:
     settings = {name: None if value is None else str(value) for name, value in vars(options).items()}
     page = gap_page(options, samples, by_text, rows, scores)
     write_scores(options.out, {"n": len(rows), **scores, "options": settings}, {"gap.html": page})
-    Console().print(table(scores, f"{options.model} · {options.data} · {len(rows)} questions"))
+    Console(width=max(Console().width, 110)).print(
+        table(scores, f"{options.model} · {options.data} · {len(rows)} questions")
+    )
     if "closed" in scores:
         print(f"{scores['closed']:.0%} of the baseline's gap is closed")
     return scores
@@ -167,7 +169,11 @@ def gap_page(
     names = {"right_text": "by text", "right_audio": "by audio"}
     bars = [(label, scores[name]) for name, label in names.items()]
     if "baseline" in scores:
-        bars += [(f"baseline, {label}", scores["baseline"][name]) for name, label in names.items()]
+        bars = [
+            (f"{label}_{moment}", part[name])
+            for name, label in names.items()
+            for moment, part in (("before", scores["baseline"]), ("after", scores))
+        ]
     measures = [Measure(label, cell["mean"], cell["n"], cell["low"], cell["high"]) for label, cell in bars]
     draw_bars(figure.subplots(), measures, "accuracy", PAGE)
     lost = [i for i, row in enumerate(rows) if row["gap"] > 0][: options.examples]

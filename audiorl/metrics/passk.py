@@ -34,3 +34,18 @@ def pass_at_k_curve(correct: Sequence[Sequence[bool]], ks: Sequence[int]) -> dic
         raise ValueError("pass@k: no problems")
     counts = [(len(attempts), sum(map(bool, attempts))) for attempts in correct]
     return {k: sum(pass_at_k(n, c, k) for n, c in counts) / len(counts) for k in ks}
+
+
+def crossings(a: Sequence[float], b: Sequence[float]) -> list[int]:
+    """The k, counted from 1, at which the curve `a` changes from above `b` to below it, or back.
+
+    `a[k - 1]` and `b[k - 1]` belong to k. Where they are equal neither is above.
+    """
+    last = 0.0
+    ks = []
+    for k, (x, y) in enumerate(zip(a, b, strict=True), 1):
+        sign = float(x > y) - float(x < y)
+        if sign and last and sign != last:
+            ks.append(k)
+        last = sign or last
+    return ks

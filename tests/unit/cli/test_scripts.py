@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 def test_every_file_has_a_name() -> None:
     assert scripts("recipes")["mmau-grpo"] == ROOT / "recipes" / "mmau_grpo.py"
-    assert set(scripts("eval")) == {"asr", "audit", "codec", "gap", "mmau", "simul", "text", "tts"}
+    assert set(scripts("eval")) == {"asr", "audit", "codec", "gap", "mmau", "passk", "simul", "text", "tts"}
     for name in ("mmau-grpo", "mmau_grpo", str(ROOT / "recipes" / "mmau_grpo.py")):
         assert find_script("recipes", name) == ROOT / "recipes" / "mmau_grpo.py"
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audiorl.metrics import pass_at_k, pass_at_k_curve
+from audiorl.metrics.passk import crossings
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,11 @@ def test_errors() -> None:
             pass_at_k(n, c, k)
     with pytest.raises(ValueError, match="no problems"):
         pass_at_k_curve([], [1])
+
+
+def test_crossings() -> None:
+    assert crossings([0.5, 0.6, 0.7], [0.3, 0.6, 0.8]) == [3]  # equal at k = 2
+    assert crossings([0.5, 0.6], [0.3, 0.6]) == crossings([0.2], [0.2]) == []
+    assert crossings([0.1, 0.4, 0.5, 0.6], [0.2, 0.3, 0.6, 0.7]) == [2, 3]
+    with pytest.raises(ValueError):
+        crossings([0.1], [0.1, 0.2])
