@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audiorl.rewards", "audiorl.simulst", "audiorl.tts", "audiorl.report"),
     ("audiorl.evaluation", "audiorl.train"),
     ("audiorl.rl",),
-    ("audiorl.recipe",),
+    ("audiorl.recipe", "audiorl.gpu_check"),
     ("audiorl.cli",),
     ("recipes", "eval"),
 )

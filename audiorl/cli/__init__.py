@@ -323,16 +323,24 @@ class Doctor:
     plan: str | None = None
     """A model's folder or name: print the GPU memory of a run with it. `audiorl doctor --plan MODEL --help` lists more
     options."""
+    gpu: bool = False
+    """Compare a GPU with the CPU and measure it; write gpu-report.json. `audiorl doctor --gpu --help` lists more
+    options."""
 
 
 def _doctor(args: list[str]) -> int:
+    if args[:1] == ["--gpu"]:
+        from audiorl.gpu_check.run import main as gpu_check
+
+        return gpu_check(args[1:])
     if args[:1] == ["--plan"]:
         from audiorl.cli.plan import plan
 
         return plan(args[1:])
     if args and args[0] not in HELP:
         raise ValueError(
-            "doctor takes no arguments but --plan MODEL, which has options of its own: see audiorl doctor --plan --help"
+            "doctor takes no arguments but --plan MODEL and --gpu, which have options of their own: see audiorl doctor "
+            "--plan --help, audiorl doctor --gpu --help"
         )
     parse(Doctor, args, prog="audiorl doctor")
     from audiorl.cli.doctor import run_doctor

@@ -21,17 +21,8 @@ from audiorl.models.attention import set_chunk_attention
 from audiorl.models.backbone import Backbone
 from audiorl.models.features import log_mel
 
-TOGETHER_SECONDS = 120.0
+PASS_SECONDS = 120.0
 """Audio that goes through an encoder on a GPU in one pass."""
-
-
-def seconds_together(device: torch.device) -> float:
-    """Seconds of audio in one pass of the encoder; 0: one clip at a time.
-
-    On the CPU a clip's output shall have the same bits in every batch, so that a resumed run repeats the first. A GPU
-    repeats no bits anyway, and short clips leave it idle.
-    """
-    return 0.0 if device.type == "cpu" else TOGETHER_SECONDS
 
 
 class AudioEncoder:
@@ -46,6 +37,10 @@ class AudioEncoder:
     ):
         self.model, self.extractor, self.backbone, self.config = model, extractor, backbone, config
         self.cache = ClipCache(config.audio_cache_mb * 2**20)
+        self.pass_seconds: float | None = None
+        """Seconds of audio in one pass of the encoder; 0: one clip at a time. None: 0 on the CPU, where a clip's output
+        shall have the same bits in every batch, so that a resumed run repeats the first; elsewhere PASS_SECONDS, since
+        a GPU repeats no bits anyway and short clips leave it idle."""
         if extractor is not None:
             set_chunk_attention(backbone.audio_encoder(model), config.attention)
         self._update: dict[str, tuple[Tensor, Tensor]] | None = None
@@ -146,7 +141,10 @@ class AudioEncoder:
     def _passes(self, frames: Sequence[int]) -> list[slice]:
         """Neighbouring clips that go through the encoder together."""
         assert self.extractor is not None
-        limit = seconds_together(self._device) * self.extractor.sampling_rate / self.extractor.hop_length
+        limit = self.pass_seconds
+        if limit is None:
+            limit = 0.0 if self._device.type == "cpu" else PASS_SECONDS
+        limit *= self.extractor.sampling_rate / self.extractor.hop_length
         passes: list[slice] = []
         total = 0
         for i, count in enumerate(frames):

@@ -23,7 +23,7 @@ from typing import Literal
 
 from audiorl.plan.sizes import Shape, Tower
 
-Attention = Literal["mask", "span", "flash"]
+Attention = Literal["mask", "span", "varlen"]
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ def layer_bytes(shape: Shape, pack: Pack, precision: Precision, attention: Atten
     """What one decoder layer keeps of a packed row."""
     t, c = pack.tokens, precision.compute
     a, k = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    # Under a mask keys are repeated for every query head. Span by span a response has its own copy of the keys
-    # that it sees, and the pieces of the output are stored in addition to the whole.
-    keys = {"mask": 2 * t * a, "span": 2 * (t + pack.copied) * k, "flash": 2 * t * k}[attention]
-    masks = {"mask": t * t, "span": pack.pairs, "flash": 0}[attention]
+    # Under a mask keys are repeated for every query head. Otherwise a response has its own copy of the keys that it
+    # sees, and span by span the pieces of the output are stored in addition to the whole.
+    keys = 2 * t * a if attention == "mask" else 2 * (t + pack.copied) * k
+    masks = {"mask": t * t, "span": pack.pairs, "varlen": 0}[attention]
     attended = c * ((3 if attention == "span" else 2) * t * a + keys + masks) + 4 * shape.heads * t
     return t * (_norms(shape, precision) + _inputs(shape, precision) + _feed_forward(shape, c)) + attended
 

@@ -61,9 +61,9 @@ class Layout:
     """Count a text decoder as one that has learned to speak in so many codebooks (dualize)."""
     codebook_size: int = 1024
     gradient_checkpointing: bool = False
-    attention: Attention = "mask"
-    """`mask` is one kernel over the row with a mask, as on a GPU; `span` goes from one span of the row to the
-    next, as on a CPU; `flash` is a kernel for sequences of different length, for models that run with one."""
+    attention: Attention = "varlen"
+    """`varlen` is one call for all spans of a row, with keys gathered for each of them, as on a GPU; `span` goes from
+    one span to the next, as on a CPU; `mask` is one call under a mask of the row's length squared."""
 
     zero: Literal[0, 1, 2, 3] = 0
     offload_optimizer: bool = False

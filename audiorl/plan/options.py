@@ -7,11 +7,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from audiorl.config import LoraConfig, ModelConfig, RLConfig, SamplingConfig
+from audiorl.plan.activations import Attention
 from audiorl.plan.layout import Assumptions, Layout
 from audiorl.plan.memory import make_plan
 from audiorl.plan.parts import Plan
 from audiorl.plan.sizes import Size, size_of
 from audiorl.runtime.config import RuntimeConfig
+
+ATTENTION: dict[str, Attention] = {
+    "auto": "varlen",
+    "varlen": "varlen",
+    "flex": "varlen",
+    "sdpa": "span",
+    "eager": "mask",
+}
+"""What the kernel of each `ModelConfig.attention` keeps of a packed row on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,7 @@ class PlanOptions:
             codebooks=self.codebooks,
             codebook_size=self.codebook_size,
             gradient_checkpointing=model.gradient_checkpointing,
+            attention=ATTENTION[model.attention],
             zero=runtime.zero,
             offload_optimizer=runtime.offload,
             ema=rl.ema_decay is not None,

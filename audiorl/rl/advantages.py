@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,9 +30,11 @@ from audiorl.algos.advantages import (
 )
 from audiorl.algos.kl import kl_estimate
 from audiorl.config import RLConfig
-from audiorl.rl.collect import RolloutBatch
 from audiorl.train.batches import widened
 from audiorl.types import Experience, Score
+
+if TYPE_CHECKING:  # collecting needs the rewards' packages, training does not
+    from audiorl.rl.collect import RolloutBatch
 
 Reduce = Callable[[Tensor], Tensor]
 GROUP_ESTIMATORS = ("group", "mean-relative", "decoupled", "process", "leave-one-out", "remax", "time-index", "none")

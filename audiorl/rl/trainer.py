@@ -28,7 +28,6 @@ from audiorl.rl.critic import Critic
 from audiorl.rl.distill import Distillation, Teacher, load_teacher
 from audiorl.rl.losses import policy_loss
 from audiorl.rl.packs import MiniBatch, Pack, frame_fraction, means_by_modality
-from audiorl.run.checkpoint import load_checkpoint
 from audiorl.runtime.local import changes_worker, replaces_worker
 from audiorl.runtime.world import World
 from audiorl.train.adamw import Optimizer
@@ -359,6 +358,8 @@ class Trainer:
     @replaces_worker
     def resume(self, where: str) -> None:
         """Continue from a checkpoint's folder, weights and all."""
+        from audiorl.run.checkpoint import load_checkpoint  # here: training alone needs none of what reads run folders
+
         state, _ = load_checkpoint(Path(where), self.policy)
         self.load(state, where)
 

