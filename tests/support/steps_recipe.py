@@ -8,7 +8,15 @@ from typing import Literal
 
 import torch
 
-from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.config import (
+    CriticConfig,
+    DistillConfig,
+    ModelConfig,
+    OptimConfig,
+    RLConfig,
+    SamplingConfig,
+    SFTConfig,
+)
 from audiorl.data.corpus import bundled_speech
 from audiorl.models import qwen_omni
 from audiorl.models.examples import Example
@@ -26,7 +34,7 @@ class Config:
     seed: int = 0
     threads: int = 1
     steps: int = 5
-    kind: Literal["grpo", "ppo"] = "grpo"
+    kind: Literal["grpo", "ppo", "distill"] = "grpo"
     audio: Literal["frozen", "projector", "full"] = "full"
     prompts: int = 3
     rewards: tuple[str, ...] = ()
@@ -82,12 +90,25 @@ def ppo(config: Config) -> RLConfig:
     )
 
 
+def distill(config: Config) -> RLConfig:
+    return RLConfig(
+        steps=config.steps,
+        prompts_per_step=config.prompts + 1,
+        group_size=2,
+        advantage="none",
+        kl_beta=0.0,
+        distill=DistillConfig(coef=1.0, divergence="jsd", off_policy=0.25),
+        micro_batch_tokens=250,
+        save_every=2,
+    )
+
+
 def main(config: Config, run: Run) -> None:
     torch.set_num_threads(config.threads)
     spoken = bundled_speech(min_seconds=0.8, max_seconds=2.0)[:40]
     questions = ("What is said?", "Which language is it, and who speaks?", "Why?")
     samples = [
-        Sample(u.id, (Message("user", (u.clip, questions[i % 3])),), references=(u.text,), task="qa")
+        Sample(u.id, (Message("user", (u.clip, questions[i % 3])),), (u.text,), (), "qa", {"text": u.text})
         for i, u in enumerate(spoken)
     ]
     policy = qwen_omni.tiny(
@@ -105,9 +126,10 @@ def main(config: Config, run: Run) -> None:
         samples,
         served(config.rewards) if config.rewards else vowels,
         run,
-        config=(grpo if config.kind == "grpo" else ppo)(config),
+        config={"grpo": grpo, "ppo": ppo, "distill": distill}[config.kind](config),
         optim=OPTIM,
         sampling=SamplingConfig(max_new_tokens=8),
         seed=config.seed,
         supervised=examples,
+        answers=examples if config.kind == "distill" else (),
     )

@@ -14,6 +14,7 @@ import torch
 
 from audiorl.config import (
     CriticConfig,
+    DistillConfig,
     LoraConfig,
     ModelConfig,
     OptimConfig,
@@ -24,7 +25,8 @@ from audiorl.config import (
 )
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, dualize, higgs
-from audiorl.models.examples import Example
+from audiorl.models.examples import Example, experience
+from audiorl.rl.distill import with_teacher_prompts
 from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
@@ -274,6 +276,31 @@ def test_reinforcement_learning(
 def test_every_loss(loss: str, samples: list[Sample]) -> None:
     batch = batch_of(make_text(), readable(make_text(), samples))
     same_metrics(*on_both(make_text, two_steps(batch, loss=loss)))
+
+
+@pytest.mark.parametrize(
+    "distill",
+    [
+        {"teacher": "policy"},
+        {"divergence": "jsd", "entropy_gate": 5.9, "off_policy": 0.5},
+        {"top_k": 5},
+        {"top_k": 5, "top_k_of": "student"},
+        {"divergence": "sampled"},
+    ],
+    ids=str,
+)
+def test_distillation(distill: dict[str, Any], samples: list[Sample]) -> None:
+    config = DistillConfig(**({"coef": 1.0, "view": "text"} | distill))
+    batch, answered = batch_of(make_omni(), samples), [experience(make_omni(), Example(samples[0], "yes"))]
+    batch = with_teacher_prompts(batch, [s for s in samples[:2] for _ in range(3)], config)
+    answers = with_teacher_prompts(answered, samples[:1], config) if config.off_policy else []
+
+    def run(policy: AudioPolicy) -> dict[str, float]:
+        learner = trainer(policy, distill=config, epochs=2)
+        learner.step(TrainBatch(batch, answers=answers))
+        return learner.step(TrainBatch(batch, answers=answers)).metrics
+
+    same_metrics(*on_both(make_omni, run))
 
 
 @pytest.mark.parametrize("ratio", ["frame", "code"])

@@ -18,7 +18,7 @@ from tests.support.rank_runs import (
 )
 
 
-@pytest.mark.parametrize("kind", ["grpo", "ppo"])
+@pytest.mark.parametrize("kind", ["grpo", "ppo", "distill"])
 def test_two_ranks_train_as_one_and_either_goes_on_where_the_other_stopped(kind: str, tmp_path: Path) -> None:
     """Three groups on two ranks: their shares differ, and so do their numbers of micro-batches."""
     one, two = tmp_path / "one", tmp_path / "two"

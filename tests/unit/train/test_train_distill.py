@@ -15,18 +15,22 @@ from audiorl.algos.distill import divergence
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import CriticConfig, DistillConfig, LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.views import transcript
-from audiorl.models import AudioPolicy, qwen_omni
+from audiorl.models import AudioPolicy, load_policy, qwen_omni
 from audiorl.models import text as text_decoder
 from audiorl.models.examples import Example, experience
+from audiorl.models.graft import graft
 from audiorl.rl.distill import Teacher, check_teacher_prompts, selected_tokens, shared_vocabulary, with_teacher_prompts
+from audiorl.rl.split import add_from_references
 from audiorl.rl.train import train_rl
 from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rl.workers import ReferenceWorker, check_separate_teacher
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
+from audiorl.runtime.local import LocalGroup
 from audiorl.types import Experience, Rollout, Sample, Score, Turn
 from tests.conftest import TEXTS, make_omni
 from tests.support.experiences import batch_of, with_advantage
+from tests.support.grafts import save_llm, save_whisper
 from tests.support.trainer_steps import gradients
 
 TEMPERATURE = 0.7
@@ -400,6 +404,32 @@ def test_a_teacher_in_another_process_gives_the_same_step(spoken: list[Sample], 
         results.append((step(trainer, experiences), gradients(policy)))
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-5, abs=1e-7)
     assert_close(*(found for _, found in results))
+
+
+def test_processes_that_hold_the_teacher_fill_in_what_the_step_needs(spoken: list[Sample]) -> None:
+    """Each for whole groups; log-probs for the KL only where there is one."""
+    policy, distill = make_omni(), DistillConfig(coef=1.0, divergence="sampled")
+    for beta in (0.0, 0.1):
+        config = RLConfig(kl_beta=beta, distill=distill)
+        teacher = Teacher(policy, policy, config, 1.0)
+        workers = [ReferenceWorker(policy, config, SamplingConfig(), teacher) for _ in range(2)]
+        filled = add_from_references(batch(policy, spoken), LocalGroup(workers), config)
+        assert all(e.teacher is not None and len(e.teacher.logprobs) == e.num_sampled for e in filled)
+        assert all((e.ref_logprobs is not None) == (beta > 0) for e in filled)
+    alive = RLConfig(kl_beta=0.0, distill=replace(distill, teacher="policy"))
+    filled = add_from_references(batch(policy, spoken), LocalGroup(workers), alive)
+    assert all(e.teacher is None for e in filled)
+
+
+def test_the_text_model_teaches_its_graft(spoken: list[Sample], tmp_path: Path) -> None:
+    """The graft has tokens of audio behind the text model's."""
+    llm, encoder = save_llm(tmp_path / "llm", "qwen2"), save_whisper(tmp_path / "whisper")
+    policy, teacher = graft(llm, encoder, "qwen2.5-omni"), load_policy(llm)
+    size = shared_vocabulary(teacher, policy, "llm")
+    assert size < len(policy.tokenizer) and size <= len(teacher.tokenizer)
+    trainer = learner(policy, {"teacher": str(llm)})
+    metrics = step(trainer, batch(policy, spoken))
+    assert metrics["distill/divergence"] > 0 and metrics["grad_norm"] > 0
 
 
 def test_a_whole_vocabulary_from_another_process_is_refused() -> None:
