@@ -1,4 +1,4 @@
-"""MMAU and MMAR: multiple-choice questions about sound, music and speech.
+"""MMAU, MMAR and MMSU: multiple-choice questions about sound, music and speech.
 
     python -m eval.mmau --data mmau-test-mini.json --model MODEL --out results/mmau
     python -m eval.mmau --data mmau-test-mini.json --model MODEL --out results/mmau --blind silence
@@ -11,9 +11,13 @@ predictions.json (the benchmark's own list with the model's outputs in the keys 
 blind-text.jsonl. The difference is what the audio is worth: a model that answers as well without it guesses from the
 text.
 
-A question counts as right by the official rule, `audiorl.metrics.mmau_match`. Unlike the official script, which skips
-questions without an output, those count as wrong here and are reported as missing. Results on MMAU before and after
-version v05.15.25 are not comparable.
+A question counts as right by the official rule: `mmau_match` of `audiorl.metrics.choice` for MMAU and MMAR,
+`mmsu_match` for MMSU, whose responses are letters. Unlike the official scripts, which skip questions without a usable
+output, those count as wrong here and are reported. Results on MMAU before and after version v05.15.25 are not
+comparable.
+
+MMAR-Rubrics: its official script rates the thoughts in predictions.json with a judge behind an API and writes
+*.evaluated.jsonl; --score reads that file and adds the rubric scores with intervals.
 """
 
 from __future__ import annotations
@@ -29,16 +33,19 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from audiorl.data.rows import Row as DataRow
+from audiorl.data.rows import read_rows as table_rows
 from audiorl.data.schema import BenchmarkRow, FieldError, check, check_limit, parse_json
 from audiorl.data.views import View, silence, text_only
 from audiorl.evaluation.generate import generate_all
 from audiorl.evaluation.options import InferenceOptions, run_script, write_scores
 from audiorl.evaluation.summaries import summarize
-from audiorl.metrics.choice import mmau_match, word_set
+from audiorl.metrics.choice import mmau_match, mmsu_letter, mmsu_match, rubric_score, word_set
+from audiorl.rewards.choices import match_choice
 from audiorl.rewards.tags import extract_think, final_text
 from audiorl.types import Rollout, RolloutEngine
 
-Kind = Literal["mmau", "mmar"]
+Kind = Literal["mmau", "mmar", "mmsu"]
 Blind = Literal["silence", "text"]
 BLIND: dict[Blind, View] = {"silence": silence, "text": text_only}
 Row = dict[str, Any]
@@ -47,13 +54,16 @@ Row = dict[str, Any]
 PREDICTION_KEYS: dict[Kind, tuple[str, ...]] = {
     "mmau": ("model_output", "model_prediction"),
     "mmar": ("answer_prediction",),
+    "mmsu": ("response",),
 }
-GROUPINGS = ("task", "modality", "category", "sub-category", "difficulty")
+ANSWER_KEY: dict[Kind, str] = {"mmau": "answer", "mmar": "answer", "mmsu": "answer_gt"}
+LETTERS = ("A", "B", "C", "D")
+GROUPINGS = ("task", "task_name", "modality", "category", "sub-category", "sub-sub-category", "difficulty")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(InferenceOptions):
-    """Evaluate a model on MMAU or MMAR, or score an existing predictions file."""
+    """Evaluate a model on MMAU, MMAR or MMSU, or score an existing predictions file."""
 
     score: Path | None = None
     """Score this predictions file instead of running a model; with --data, questions it leaves out count as wrong."""
@@ -65,13 +75,20 @@ class Options(InferenceOptions):
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a JSON list or JSON lines file. ValueError for anything else, with the file, row and field."""
-    content = path.read_bytes()
-    try:
+    """The rows of a JSON list, JSON lines, .parquet or .arrow file, or of a saved dataset's folder.
+
+    ValueError for anything else, with the file, row and field.
+    """
+    if path.is_dir() or path.suffix in (".parquet", ".arrow"):
+        rows = [_without_audio(row.data) for row in table_rows(path) if isinstance(row, DataRow)]
+    else:
+        content = path.read_bytes()
         listed = content.lstrip().startswith(b"[")
-        rows = parse_json(content) if listed else [parse_json(line) for line in content.split(b"\n") if line.strip()]
-    except ValueError as error:
-        raise ValueError(f"{path}: neither a JSON list nor JSON lines ({error})") from error
+        try:
+            lines = filter(bytes.strip, content.split(b"\n"))
+            rows = parse_json(content) if listed else list(map(parse_json, lines))
+        except ValueError as error:
+            raise ValueError(f"{path}: neither a JSON list nor JSON lines ({error})") from error
     for number, row in enumerate(rows, 1):
         try:
             check(row, BenchmarkRow)
@@ -84,6 +101,13 @@ def read_rows(path: Path) -> list[Row]:
     if len(set(ids)) < len(ids):
         raise ValueError(f"{path}: the id {max(ids, key=ids.count)!r} occurs more than once")
     return rows
+
+
+def _without_audio(data: Mapping[str, Any]) -> Row:
+    """A row of a data set's file with its audio by path only."""
+    audio = data.get("audio")
+    path = {"audio_path": audio["path"]} if isinstance(audio, Mapping) and audio.get("path") else {}
+    return {**path, **{name: value for name, value in data.items() if name != "audio"}}
 
 
 def predict(options: Options, rows: Sequence[Row], engine: RolloutEngine | None = None) -> tuple[list[Row], list[Row]]:
@@ -120,29 +144,65 @@ def _with_prediction(row: Row, answer: Row | None, kind: Kind) -> Row:
     if answer is None:
         return row
     thinking = {"thinking_prediction": answer["think"]} if kind == "mmar" else {}
-    return {**row, **dict.fromkeys(PREDICTION_KEYS[kind], answer["prediction"]), **thinking}
+    prediction = _as_letter(row, answer["prediction"]) if kind == "mmsu" else answer["prediction"]
+    return {**row, **dict.fromkeys(PREDICTION_KEYS[kind], prediction), **thinking}
+
+
+def _lettered(row: Row) -> dict[str, str]:
+    """The choices of MMSU by letter."""
+    return {letter: row.get(f"choice_{letter.lower()}") or "" for letter in LETTERS}
+
+
+def _as_letter(row: Row, prediction: str) -> str:
+    """The letter of the choice that the prediction names; nothing for a prediction that names none.
+
+    The official rule would take the first character of such a prediction for a letter.
+    """
+    letters = {text.strip(): letter for letter, text in reversed(_lettered(row).items()) if text.strip()}
+    choices = list(reversed(letters))
+    named = match_choice(prediction, choices)
+    return "" if named is None else letters[choices[named]]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One question: was it right, and if not, was there anything to judge?"""
+    """One question: was it right, and if not, was there anything to judge? `rubric`: the score of its thought, in MMAR
+    that was rated."""
 
     correct: bool
     missing: bool
     unanswered: bool
+    rubric: float | None = None
 
 
 def judge(row: Row, kind: Kind) -> Verdict:
-    """Right by the official rule. Missing: no output at all. Unanswered: an output without a word in it."""
-    answer, choices = row.get("answer"), row.get("choices")
+    """Right by the official rule. Missing: no output at all. Unanswered: an output without a word in it, in MMSU
+    without a letter."""
+    answer = row.get(ANSWER_KEY[kind])
+    choices = list(filter(None, _lettered(row).values())) if kind == "mmsu" else row.get("choices")
     if not answer or not choices:
-        field = "choices" if answer else "answer"
-        raise ValueError(f"question {row['id']!r}: no {field} to score against; give them in the field {field!r}")
+        field = ("choice_a" if kind == "mmsu" else "choices") if answer else ANSWER_KEY[kind]
+        what = "choices" if answer else "answer"
+        raise ValueError(f"question {row['id']!r}: no {what} to score against; give them in the field {field!r}")
     prediction = next((row[key] for key in PREDICTION_KEYS[kind] if row.get(key) is not None), None)
     if prediction is None:
         return Verdict(correct=False, missing=True, unanswered=False)
-    correct = mmau_match(answer, prediction, choices)
-    return Verdict(correct, missing=False, unanswered=not word_set(prediction))
+    if kind == "mmsu":
+        correct, unanswered = mmsu_match(answer, prediction, _lettered(row)), mmsu_letter(prediction) is None
+    else:
+        correct, unanswered = mmau_match(answer, prediction, choices), not word_set(prediction)
+    return Verdict(correct, missing=False, unanswered=unanswered, rubric=_rubric(row, correct))
+
+
+def _rubric(row: Row, correct: bool) -> float | None:
+    if row.get("raw_responses") is None:
+        return None
+    if not row.get("rubric"):
+        raise ValueError(f"question {row['id']!r}: ratings without a rubric; give --data MMAR-meta.jsonl")
+    try:
+        return rubric_score(correct, row["raw_responses"], row["rubric"])
+    except ValueError as error:
+        raise ValueError(f"question {row['id']!r}, field 'raw_responses': {error}") from error
 
 
 def score_rows(rows: Sequence[Row], kind: Kind = "mmau", blind: Sequence[Row] = ()) -> dict[str, Any]:
@@ -158,7 +218,10 @@ def score_rows(rows: Sequence[Row], kind: Kind = "mmau", blind: Sequence[Row] = 
     for grouping in GROUPINGS:
         groups: dict[str, list[int]] = {}
         for i, row in enumerate(rows):
-            for name in _names(row.get(grouping)):
+            names = _names(row.get(grouping))
+            if kind == "mmsu" and grouping == "sub-category":  # one name stands in two categories
+                names = [f"{category}, {name}" for category in _names(row.get("category")) for name in names]
+            for name in names:
                 groups.setdefault(name, []).append(i)
         if groups:
             scores[grouping] = {
@@ -180,6 +243,9 @@ def _cell(verdicts: Sequence[Verdict], blind: Sequence[Verdict]) -> dict[str, An
         "missing": sum(v.missing for v in verdicts),
         "unanswered": sum(v.unanswered for v in verdicts),
     }
+    rubric = [v.rubric for v in verdicts if v.rubric is not None]
+    if rubric:
+        cell["rubric"] = summarize(rubric, "score")
     if blind:
         right_blind = [float(v.correct) for v in blind]
         cell["blind"] = summarize(right_blind, "accuracy")
@@ -189,8 +255,20 @@ def _cell(verdicts: Sequence[Verdict], blind: Sequence[Verdict]) -> dict[str, An
 
 def table(scores: Mapping[str, Any], title: str) -> Table:
     """The scores for people: accuracy in percent with its interval."""
-    columns = ("accuracy", "95% interval", "n", "missing", "unanswered")
-    return _table(scores, title, columns, lambda c: (*_percent(c), c["n"], c["missing"], c["unanswered"]))
+    columns = ["accuracy", "95% interval", "n", "missing", "unanswered"]
+    if "rubric" in scores["total"]:
+        columns += ["rubric", "95% interval"]
+    return _table(
+        scores,
+        title,
+        columns,
+        lambda c: (*_percent(c), c["n"], c["missing"], c["unanswered"], *_rubric_cells(c)),
+    )
+
+
+def _rubric_cells(cell: Mapping[str, Any]) -> tuple[str, ...]:
+    rubric = cell.get("rubric")
+    return () if rubric is None else _percent({**rubric, "accuracy": rubric["score"]})
 
 
 def blind_table(scores: Mapping[str, Any], blind: Blind) -> Table:
@@ -227,7 +305,7 @@ def _percent(cell: Mapping[str, float]) -> tuple[str, str]:
 
 def merge(rows: Sequence[Row], predictions: Sequence[Row], kind: Kind) -> list[Row]:
     """The benchmark's rows with the outputs of a predictions file joined by id."""
-    keys = (*PREDICTION_KEYS[kind], "thinking_prediction")
+    keys = (*PREDICTION_KEYS[kind], "thinking_prediction", "raw_responses")
     by_id = {str(p["id"]): {k: p[k] for k in keys if k in p} for p in predictions}
     return [{**row, **by_id.get(str(row["id"]), {})} for row in rows]
 
@@ -249,7 +327,7 @@ def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]
         options.out.mkdir(parents=True, exist_ok=True)
         predictions = json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
         (options.out / "predictions.json").write_text(predictions, encoding="utf-8")
-    if not any(row.get("answer") for row in rows):
+    if not any(row.get(ANSWER_KEY[options.kind]) for row in rows):
         where = "" if options.out is None else f" in {options.out / 'predictions.json'}"
         Console(stderr=True).print(
             f"No answers in the data: nothing can be scored; the predictions to submit are{where}."

@@ -9,6 +9,8 @@ Fields (others are kept in `Sample.metadata`):
                 key, prompt_bpm, prompt_bt
     mmau        id, audio_id, question, choices, answer (the text), task, category, difficulty, …
     mmar        id, audio_path, question, choices, answer (the text), modality, category, …
+    mmsu        id, audio | audio_path, question, choice_a, choice_b, choice_c?, choice_d?, answer_gt (the text),
+                task_name, category, …
     asr         audio_filepath | audio | audio_path, text | transcript | sentence, offset?, duration? (NeMo); an empty
                 text only in a row whose task is "no_speech"
 
@@ -33,7 +35,7 @@ from audiorl.audio import AudioClip
 from audiorl.data.folders import AUDIO_SUFFIXES
 from audiorl.data.prompts import asr_prompt, choice_question, open_question
 from audiorl.data.rows import Row
-from audiorl.data.schema import AudioColumns, AudioObject, FieldError, SampleColumns, check
+from audiorl.data.schema import AudioColumns, AudioObject, FieldError, MMSUColumns, SampleColumns, check
 from audiorl.types import Sample
 
 AUDIO_FIELDS = ("audio", "audio_path", "audio_filepath", "audio_id")
@@ -113,6 +115,15 @@ def mmar(row: Row, style: Style) -> Sample:
     return _question_sample(_distinct_choices(row), style, "audio_path", "question", "choices")
 
 
+def mmsu(row: Row, style: Style) -> Sample:
+    columns = check(row.data, MMSUColumns)
+    choices = [c.strip() for c in (columns.choice_a, columns.choice_b, columns.choice_c, columns.choice_d) if c]
+    own_columns = ("choice_a", "choice_b", "choice_c", "choice_d", "answer_gt")
+    data = {name: value for name, value in row.data.items() if name not in own_columns}
+    data |= {"choices": choices, "answer": (columns.answer_gt or "").strip() or None, "task": columns.task_name}
+    return _question_sample(_distinct_choices(replace(row, data=data)), style, audio_field(row), "question", "choices")
+
+
 def _distinct_choices(row: Row) -> Row:
     """The row with every choice once and without empty ones."""
     choices = [str(choice).strip() for choice in check(row.data, SampleColumns).choices or ()]
@@ -143,6 +154,7 @@ FORMATS: Mapping[str, Callable[[Row, Style], Sample]] = {
     "musicbench": avqa,
     "mmau": mmau,
     "mmar": mmar,
+    "mmsu": mmsu,
     "asr": asr,
 }
 
@@ -154,6 +166,8 @@ def detect(row: Row) -> str:
         return "avqa" if "video_name" in columns else "musicbench"
     if {"location", "prompt_key"} <= columns:
         return "musicbench"
+    if {"choice_a", "choice_b"} <= columns:
+        return "mmsu"
     if "audio_id" in columns and "question" in columns:
         return "mmau"
     if "audio_filepath" in columns and "question" not in columns:

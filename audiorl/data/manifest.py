@@ -32,7 +32,7 @@ from audiorl.data.rows import BadRow, LeftOut, Row, json_document, read_rows
 from audiorl.data.schema import FieldError, check_limit
 from audiorl.types import Sample
 
-Kind = Literal["auto", "native", "avqa", "musicbench", "mmau", "mmar", "asr", "librispeech", "wenetspeech"]
+Kind = Literal["auto", "native", "avqa", "musicbench", "mmau", "mmar", "mmsu", "asr", "librispeech", "wenetspeech"]
 SkippedRow = BadRow
 Format = Callable[[Row, Style], Sample]
 T = TypeVar("T")

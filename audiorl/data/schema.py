@@ -113,6 +113,18 @@ class SampleColumns(Struct):
     video_name: Text | None = None
 
 
+class MMSUColumns(Struct):
+    """A question of MMSU: its choices in columns, the answer as the text of one."""
+
+    question: Question
+    choice_a: Text
+    choice_b: Text
+    choice_c: AnyText | None = None
+    choice_d: AnyText | None = None
+    answer_gt: AnyText | None = None
+    task_name: Task | None = None
+
+
 class UtteranceColumns(Struct):
     """A text to say, in the voice of `prompt_audio` if there is one."""
 
@@ -351,8 +363,15 @@ class SpeechLogLine(LogLine):
 Group = Annotated[str | list[str], Meta(description="a name; give a text or a list of texts")]
 
 
+class RubricItem(Struct):
+    """A criterion of MMAR-Rubrics and the points that it may give."""
+
+    name: AnyText
+    choices: Annotated[list[Finite], Meta(min_length=1, description="a list of numbers; give the points")]
+
+
 class BenchmarkRow(Struct):
-    """A question of MMAU or MMAR, with the model's outputs."""
+    """A question of MMAU, MMAR or MMSU, with the model's outputs and the raters'."""
 
     id: Id
     question: AnyText | None = None
@@ -361,10 +380,22 @@ class BenchmarkRow(Struct):
     model_output: AnyText | None = None
     model_prediction: AnyText | None = None
     answer_prediction: AnyText | None = None
+    answer_gt: AnyText | None = None
+    choice_a: AnyText | None = None
+    choice_b: AnyText | None = None
+    choice_c: AnyText | None = None
+    choice_d: AnyText | None = None
+    response: AnyText | None = None
+    rubric: Annotated[list[RubricItem], Meta(description="a list; give the rubric's criteria")] | None = None
+    raw_responses: Annotated[list[AnyText], Meta(description="a list of texts; give the raters' responses")] | None = (
+        None
+    )
     task: Group | None = None
     modality: Group | None = None
     category: Group | None = None
     sub_category: Group | None = msgspec.field(name="sub-category", default=None)
+    sub_sub_category: Group | None = msgspec.field(name="sub-sub-category", default=None)
+    task_name: Group | None = None
     difficulty: Group | None = None
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import soundfile
 
 from audiorl.cli import main
 from audiorl.data.corpus import Utterance
+from audiorl.data.manifest import read_samples
+from eval.mmau import Options, run
 from tests.conftest import make_omni
 
 MMAU = [
@@ -45,6 +50,25 @@ MMAR = [
         "timestamp": "00:00:01,00:00:02",
     }
     for i, modality in enumerate(["speech", "mix-sound-speech"])
+]
+
+
+MMSU = [
+    {
+        "id": f"code_switch_question_answering_{i}",
+        "question": "Who speaks?",
+        "choice_a": "Man",
+        "choice_b": "Woman",
+        "choice_c": "Child" if i else "",
+        "choice_d": "Robot" if i else "",
+        "answer_gt": "Woman",
+        "task_name": "speaker_identification",
+        "category": ("Reasoning", "Perception")[i],
+        "sub-category": "Paralinguistics",
+        "sub-sub-category": "Speaker Traits",
+        "linguistics_sub_discipline": "Paralinguistics",
+    }
+    for i in range(2)
 ]
 
 
@@ -112,3 +136,66 @@ def test_mmar(folder: Path, model: Path) -> None:
     assert all(isinstance(row["answer_prediction"], str) for row in written)
     scores = json.loads((out / "scores.json").read_text())
     assert scores["total"]["missing"] == 0 and list(scores["modality"]) == ["mix-sound-speech", "speech"]
+
+
+def test_mmsu_as_parquet(folder: Path, model: Path, scripted: Callable[..., Any], tmp_path: Path) -> None:
+    files = sorted((folder / "test-mini-audios").glob("*.wav"))
+    rows = [
+        {**row, "audio": {"bytes": file.read_bytes(), "path": file.name}}
+        for row, file in zip(MMSU, files[:2], strict=True)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
+    out = tmp_path / "out"
+    words = ["--kind", "mmsu", "--data", str(folder / "train.parquet"), "--out", str(out), "--max-new-tokens", "4"]
+    assert main(["eval", "mmau", *words, "--model", str(model), "--device", "cpu"]) == 0
+    written = json.loads((out / "predictions.json").read_text())
+    assert [{k: row[k] for k in MMSU[0]} for row in written] == MMSU
+    assert [row["audio_path"] for row in written] == ["0.wav", "1.wav"] and all("audio" not in row for row in written)
+    scores = json.loads((out / "scores.json").read_text())
+    assert list(scores["sub-category"]) == ["Perception, Paralinguistics", "Reasoning, Paralinguistics"]
+
+    engine = scripted({MMSU[0]["id"]: "<answer>Woman</answer>", MMSU[1]["id"]: "<answer>A nice man</answer>"})
+    options = Options(data=folder / "train.parquet", model="m", out=tmp_path / "scripted", kind="mmsu")
+    scores = run(options, engine)
+    assert (scores["total"]["accuracy"], scores["total"]["unanswered"]) == (0.5, 1)
+    written = json.loads((tmp_path / "scripted" / "predictions.json").read_text())
+    assert [row["response"] for row in written] == ["B", ""]  # a text that names no choice gives no letter
+    assert scores["total"] == run(Options(score=tmp_path / "scripted" / "predictions.json", kind="mmsu"))["total"]
+
+
+def test_mmsu_rows_that_cannot_be_asked(tmp_path: Path) -> None:
+    row = {**MMSU[1], "audio_path": "a.wav"}
+    for wrong, message in (
+        ({"choice_a": " "}, "field 'choice_a'"),
+        ({"answer_gt": "Alien"}, "'Alien' is not among the choices"),
+        ({"question": ""}, "field 'question'"),
+    ):
+        (tmp_path / "rows.jsonl").write_text(json.dumps({**row, **wrong}) + "\n")
+        with pytest.raises(ValueError, match=f"rows.jsonl: row 1.*{message}"):
+            read_samples(tmp_path / "rows.jsonl")
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    (sample,) = read_samples(tmp_path / "rows.jsonl").samples  # the kind is detected
+    assert sample.choices == ("Man", "Woman", "Child", "Robot") and sample.task == "speaker_identification"
+
+
+def test_rated_thoughts_of_mmar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file that MMAR's evaluation_rubrics.py writes."""
+    rubric = [{"name": "cue", "scoring_point": "…", "note": "…", "choices": [0, 1]}] * 2
+    ratings = [
+        json.dumps([{"name": "cue", "score": a}, {"name": "cue", "score": b}]) for a, b in ((1, 1), (0, 1), (0, 0))
+    ]
+    rows = [
+        {**row, "answer_prediction": text, "rubric": rubric, "raw_responses": given, "score": 0.0}
+        for row, text, given in zip(MMAR, ("Man", "Woman"), (ratings, []), strict=True)
+    ]
+    file = tmp_path / "predictions.json.evaluated.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scores = run(Options(score=file, kind="mmar"))
+    assert scores["total"]["accuracy"] == 0.5 and scores["total"]["rubric"]["score"] == 0.25
+    assert scores["modality"]["speech"]["rubric"]["score"] == 0.5 and "rubric" in capsys.readouterr().out
+    file.write_text(json.dumps({**rows[0], "raw_responses": ["good"]}) + "\n")
+    with pytest.raises(ValueError, match=r"question 'clip0', field 'raw_responses': a rating is not JSON"):
+        run(Options(score=file, kind="mmar"))
+    file.write_text(json.dumps({**rows[0], "rubric": [{"name": "cue"}]}) + "\n")
+    with pytest.raises(ValueError, match=r"row 1, field 'rubric\[0\].choices': missing"):
+        run(Options(score=file, kind="mmar"))

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from audiorl.metrics import mmau_match
+from audiorl.metrics.choice import mmsu_letter, mmsu_match, rubric_score
 
 
 def tokens_by_hand(text: str) -> list[str]:
@@ -105,3 +106,59 @@ def test_agrees_with_the_second_implementation() -> None:
 )
 def test_by_hand(answer: str, prediction: str, choices: list[str], expected: bool) -> None:
     assert mmau_match(answer, prediction, choices) is expected
+
+
+@pytest.mark.parametrize(
+    ("response", "letter"),
+    [
+        ("B", "B"),
+        (" C. a cat ", "C"),
+        ("The answer is A.", "A"),
+        ("It is B", None),  # only the last character but one is looked at
+        ("Apple", "A"),  # the rule takes the first character for a letter, whatever follows
+        ("\nD\n", "D"),
+        ("None", None),
+        ("", None),
+        ("b", None),
+        ("E", None),
+    ],
+)
+def test_mmsu_letter(response: str, letter: str | None) -> None:
+    assert mmsu_letter(response) == letter
+
+
+def test_mmsu_match() -> None:
+    choices = {"A": "cat", "B": "dog", "C": "", "D": ""}
+    assert mmsu_match("dog", "B", choices) and mmsu_match("dog", "I think B.", choices)
+    assert not mmsu_match("dog", "A", choices) and not mmsu_match("dog", "dog", choices)
+
+
+RUBRIC = [{"name": "cue", "choices": [0, 1]}, {"name": "reasoning", "choices": [0, 1, 3]}]
+
+
+def rating(*scores: object) -> str:
+    items = ", ".join(f'{{"name": "x", "score": {score}}}' for score in scores)
+    return f"Here it is:\n[{items}]"
+
+
+def test_rubric_score_by_hand() -> None:
+    ratings = [rating(1, 3), rating(0, 0), rating(1, 0), rating(1, 1), rating(0, 1)]  # 1, 0, 1/4, 1/2, 1/4
+    assert rubric_score(True, ratings, RUBRIC) == pytest.approx((1 / 4 + 1 / 2 + 1 / 4) / 3)
+    assert rubric_score(True, ratings[:2], RUBRIC) == 0.5  # two ratings: none is left out
+    assert rubric_score(False, ratings, RUBRIC) == 0
+
+
+@pytest.mark.parametrize(
+    ("ratings", "message"),
+    [
+        ([], "no ratings of a right answer"),
+        (["very good"], "a rating is not JSON"),
+        ([rating(1)], "a list of 2 items"),
+        ([rating(1, 2)], "gives 2 for 'reasoning', not one of"),
+        ([rating("true", 1)], "gives True for 'cue'"),
+        (['[{"name": "cue"}, {"name": "reasoning", "score": 1}]'], "gives None for 'cue'"),
+    ],
+)
+def test_ratings_that_do_not_fit(ratings: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rubric_score(True, ratings, RUBRIC)
