@@ -467,6 +467,8 @@ class RLConfig:
             raise ValueError("advantage 'none' trains nothing without distillation: set distill.coef")
         if self.advantage == "none" and self.kl_in == "reward" and self.kl_beta:
             raise ValueError("advantage 'none' reads no rewards: set kl_in 'loss'")
+        if self.advantage == "none" and self.dynamic_sampling:
+            raise ValueError("advantage 'none' reads no rewards, by which dynamic_sampling drops groups: set it to 0")
         if not distill.coef:
             return
         if self.kl_beta and (distill.teacher, distill.view) == ("reference", "none"):

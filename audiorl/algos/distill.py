@@ -7,8 +7,8 @@ S is the student, T the teacher, both softmaxes at the same temperature. The kin
   reverse   KL(S ‖ T) = Σ S (log S - log T), as in MiniLLM (Gu et al. 2024, arXiv 2306.08543)
   forward   KL(T ‖ S) = Σ T (log T - log S)
   jsd       β KL(T ‖ M) + (1 - β) KL(S ‖ M) with M = βT + (1 - β)S, the generalised Jensen-Shannon divergence of GKD
-            (Agarwal et al. 2024, arXiv 2306.13649, eq. 1). Divided by β it goes to `forward` as β goes to 0; divided by
-            1 - β it goes to `reverse` as β goes to 1
+            (Agarwal et al. 2024, arXiv 2306.13649, section 2). Divided by β it goes to `forward` as β goes to 0,
+            divided by 1 - β to `reverse` as β goes to 1
 
 Like `algos.logprobs` this walks through the logits in tiles; no [N, V] tensor is ever made. Normalisers come first,
 then the divergence; the backward pass computes each tile again. The teacher gets no gradient.

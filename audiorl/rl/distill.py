@@ -63,11 +63,17 @@ def reference_answers(answers: Sequence[Example], step: int, config: RLConfig, s
 
 
 def load_teacher(path: str, policy: AudioPolicy) -> AudioPolicy:
-    """The model at `path`, frozen, on the policy's device and in its precision."""
+    """The model at `path`, frozen, on the policy's device and in its precision.
+
+    Raises ValueError for what is neither a model nor the name of a teacher.
+    """
     config = replace(
         policy.config, device=str(policy.device), lora=None, audio="frozen", only=(), gradient_checkpointing=False
     )
-    teacher = load_policy(path, config)
+    try:
+        teacher = load_policy(path, config)
+    except ValueError as error:
+        raise ValueError(f"distill.teacher: give reference, policy, or the folder of a model: {error}") from error
     teacher.requires_grad_(False)
     return teacher
 

@@ -363,6 +363,10 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     other.save(tmp_path / "other")
     with pytest.raises(ValueError, match=r"distill.teacher .*other: token \d+ is .* the policy's tokenizer"):
         learner(make_omni(), {"teacher": str(tmp_path / "other")})
+    with pytest.raises(
+        ValueError, match=r"distill.teacher: give reference, policy, or the folder of a model: refrence"
+    ):
+        learner(make_omni(), {"teacher": "refrence"})
 
 
 def test_further_tokens_behind_a_shared_vocabulary() -> None:
@@ -470,6 +474,10 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
         (
             {"distill": DistillConfig(coef=1.0, off_policy=0.01)},
             r"distill.off_policy 0.01 of 8 prompts is 0",
+        ),
+        (
+            {"distill": DistillConfig(coef=1.0), "advantage": "none", "dynamic_sampling": 2},
+            "advantage 'none' reads no rewards, by which dynamic_sampling drops groups",
         ),
         (
             {"distill": DistillConfig(coef=1.0), "advantage": "none", "kl_in": "reward"},
