@@ -8,7 +8,9 @@ the metrics of a policy that is trained on truncated clips do not show the reaso
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import html
 import io
 import os
 import re
@@ -94,6 +96,15 @@ class AudioClip:
     def key(self) -> str:
         """A string that is equal for two clips exactly when they hold the same audio reference; caches use it."""
         return clip_key(self)
+
+    def _repr_html_(self) -> str:
+        """A player, for notebooks; the error in its place for unusable audio."""
+        try:
+            rate = probe(self).sample_rate
+            content = base64.b64encode(wav_bytes(self.load(rate), rate)).decode("ascii")
+        except AudioError as error:
+            return f"<em>{html.escape(str(error))}</em>"
+        return f'<audio controls src="data:audio/wav;base64,{content}"></audio>'
 
 
 @dataclass(frozen=True)
@@ -471,6 +482,15 @@ def _check_avi(clip: AudioClip, size: int) -> None:
 
 def _source(clip: AudioClip) -> str | BinaryIO:
     return clip.path if clip.path is not None else io.BytesIO(clip.data or b"")
+
+
+def wav_bytes(wav: np.ndarray, sample_rate: int) -> bytes:
+    """Mono float32 [T] in [-1, 1], clipped, as a WAV file of 16 bits."""
+    import soundfile
+
+    buffer = io.BytesIO()
+    soundfile.write(buffer, wav.clip(-1, 1), sample_rate, format="WAV", subtype="PCM_16")
+    return buffer.getvalue()
 
 
 def write_wav(path: str | Path, wav: np.ndarray, sample_rate: int) -> None:

@@ -29,6 +29,7 @@ codes a b / c d, B and E begin and end a codebook)::
 from __future__ import annotations
 
 import dataclasses
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -188,6 +189,21 @@ class Rollout:
     def name(self) -> str:
         """Its name in error messages."""
         return f"{self.sample.id!r} (group {self.group_id}, answer {self.index})"
+
+    def _repr_html_(self) -> str:
+        """Prompt, text, gold answers, scores and players, for notebooks."""
+        contents = (c for m in self.sample.messages for c in m.content)
+        prompt = "".join(html.escape(c) if isinstance(c, str) else c._repr_html_() for c in contents)
+        stream = "".join(turn.audio._repr_html_() for turn in self.sample.turns)
+        gold = self.sample.references or tuple(t.reference for t in self.sample.turns if t.reference)
+        rows = {"prompt": prompt, "stream": stream, "references": html.escape(" | ".join(gold))}
+        rows["text"] = html.escape(self.text)
+        rows["speech"] = "" if self.spoken_audio is None else self.spoken_audio._repr_html_()
+        if self.score is not None:
+            values = {"total": self.score.total, **self.score.parts}
+            rows["score"] = html.escape(", ".join(f"{name} {value:.3g}" for name, value in values.items()))
+        body = "".join(f"<tr><th>{name}</th><td>{row}</td></tr>" for name, row in rows.items() if row)
+        return f"<table>{body}</table>"
 
     def with_score(self, score: Score) -> Rollout:
         return dataclasses.replace(self, score=score)

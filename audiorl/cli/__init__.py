@@ -207,7 +207,8 @@ def _audit(args: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Rewards:
-    """Score recorded rollouts with a reward file, or serve it over HTTP: rewards score | serve."""
+    """Score recorded rollouts with a reward file, study several rewards on them, or serve one over HTTP:
+    rewards score | study | serve."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,22 @@ class Score:
 
 
 @dataclass(frozen=True)
+class StudyRewards:
+    """Compare rewards on recorded rollouts: distributions, correlation, agreement with labels, signs of hacking."""
+
+    files: Positional[tuple[Path, ...]] = ()
+    """Python files that define `reward`. The recorded scores are studied too; without files, they alone."""
+    rollouts: tuple[str, ...] = ()
+    """Files of rollouts that runs wrote, or patterns in quotes such as 'runs/*/rollouts/*.jsonl'. Required."""
+    out: Path = Path("study.html")
+    """The page to write."""
+    probe: int = 100
+    """Rollouts whose answers are changed and scored again, to see what raises the score; 0: none."""
+    audio_root: tuple[Path, ...] = ()
+    """Folders whose audio may be embedded, besides the run folders and the runs' data."""
+
+
+@dataclass(frozen=True)
 class Serve(RewardServerConfig):
     """Serve the reward of a file over HTTP, for runs on other machines."""
 
@@ -229,14 +246,19 @@ class Serve(RewardServerConfig):
 
 
 def _rewards(args: list[str]) -> int:
-    if args and args[0] not in ("score", "serve", *HELP):
+    if args and args[0] not in (*REWARDS, *HELP):
         args = ["score", *args]  # as in 0.1
     if args[:1] == ["score"] and not set(HELP) & set(args) and len(args) < 3:
         raise ValueError(
             "rewards: name a reward file and recorded rollouts: audiorl rewards score FILE ROLLOUTS.jsonl …; or "
             "serve the file: audiorl rewards serve FILE"
         )
-    options: Any = parse(_union({"score": Score, "serve": Serve}), args or ["--help"], prog="audiorl rewards")
+    options: Any = parse(_union(REWARDS), args or ["--help"], prog="audiorl rewards")
+    if isinstance(options, StudyRewards):
+        from audiorl.study.command import run_study
+
+        run_study(options.files, options.rollouts, options.out, options.probe, options.audio_root)
+        return 0
     if isinstance(options, Score):
         from audiorl.rewards.replay import print_replay, replay
 
@@ -349,6 +371,7 @@ def _doctor(args: list[str]) -> int:
     return run_doctor(self_test)
 
 
+REWARDS: dict[str, Any] = {"score": Score, "study": StudyRewards, "serve": Serve}
 COMMANDS: dict[str, tuple[type, Callable[[list[str]], int]]] = {
     "train": (Train, _train),
     "resume": (Resume, _resume),

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from audiorl.report.style import CSS
+from audiorl.report.style import document
 
 
 def eval_page(title: str, lead: str, sections: Sequence[str], *, style: str = "", note: str = "") -> str:
     """A self-contained page. `title`, `lead` and `note` are plain text, `sections` HTML, `style` more CSS."""
     body = "".join(f"<section>{section}</section>" for section in sections)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{CSS}{style}</style></head><body><main>"
+    page = (
         f"<header><p class='over'>audiorl evaluation</p><h1>{escape(title)}</h1>"
-        f"<p class='sub'>{escape(lead)}</p></header>{body}"
-        f"<footer>Written by audiorl.{escape(note)}</footer></main></body></html>\n"
+        f"<p class='sub'>{escape(lead)}</p></header>{body}<footer>Written by audiorl.{escape(note)}</footer>"
     )
+    return document(title, page, style)
 
 
 def number_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

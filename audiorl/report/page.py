@@ -17,7 +17,7 @@ from audiorl.report.rollouts import rollouts
 from audiorl.report.run import Run, load_run
 from audiorl.report.series import is_control, offsets, series
 from audiorl.report.streams import held_out
-from audiorl.report.style import CSS, STEP_SCRIPT, STREAM_SCRIPT
+from audiorl.report.style import STEP_SCRIPT, STREAM_SCRIPT, document
 from audiorl.report.summary import disagreements, sentence, show, without_strangers, worse_tasks
 
 
@@ -48,12 +48,7 @@ def page(run: Run, audio_root: Sequence[Path] = ()) -> str:
     )
     body = "".join(sections)
     scripts = (STREAM_SCRIPT if "class='stream'" in body else "") + (STEP_SCRIPT if "class='chooser'" in body else "")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(run.recipe)} · {escape(run.name)}</title><style>{CSS}</style></head>"
-        f"<body><main>{body}</main>{scripts}</body></html>\n"
-    )
+    return document(f"{run.recipe} · {run.name}", body, scripts=scripts)
 
 
 def _header(run: Run) -> str:

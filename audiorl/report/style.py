@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from html import escape
+
 from audiorl.report.theme import DARK, LIGHT, variables
 
 CSS = (
@@ -172,6 +174,17 @@ footer { margin-top: 60px; color: var(--muted); font-size: 13px; }
 @media print { details { display: block; } audio { display: none; } }
 """
 )
+
+
+def document(title: str, body: str, css: str = "", scripts: str = "") -> str:
+    """A whole page: `body` is HTML, `css` is added to the style sheet, `scripts` are elements at the end."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{CSS}{css}</style></head>"
+        f"<body><main>{body}</main>{scripts}</body></html>\n"
+    )
+
 
 # On pages with streams: a click on a chunk plays from there, and a line follows the playback.
 STREAM_SCRIPT = """<script>

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import re
 import statistics
@@ -22,9 +21,8 @@ from itertools import groupby
 from typing import Any, Literal, TypeVar
 
 import msgspec
-import soundfile
 
-from audiorl.audio import AudioClip
+from audiorl.audio import AudioClip, wav_bytes
 from audiorl.rewards.chat import Answer, BadAnswer, ChatEndpoint, Failure, JudgeError, Question
 from audiorl.rewards.judge_prompt import SYSTEM, JudgePrompt, quoted
 from audiorl.types import Rollout, Score
@@ -313,7 +311,5 @@ def _text(text: str) -> dict[str, Any]:
 
 def _audio(clip: AudioClip) -> dict[str, Any]:
     """The clip as a WAV file of 16 bits at 16 kHz."""
-    buffer = io.BytesIO()
-    soundfile.write(buffer, clip.load(_RATE).clip(-1, 1), _RATE, format="WAV", subtype="PCM_16")
-    data = base64.b64encode(buffer.getvalue()).decode("ascii")
+    data = base64.b64encode(wav_bytes(clip.load(_RATE), _RATE)).decode("ascii")
     return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}

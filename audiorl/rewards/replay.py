@@ -83,7 +83,7 @@ def replay(reward: Reward | str | Path, paths: str | Path | Sequence[str | Path]
     rollouts: list[Rollout] = []
     scores: list[Score | None] = []
     files: list[Path] = []
-    for file in _files(paths):
+    for file in rollout_files(paths):
         step = read_rollouts(file)
         with naming(str(file)):
             scores += score_rollouts(score, step)
@@ -92,7 +92,7 @@ def replay(reward: Reward | str | Path, paths: str | Path | Sequence[str | Path]
     return Replay(tuple(rollouts), tuple(scores), tuple(files))
 
 
-def _files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+def rollout_files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     """The files that paths and patterns name, each once, in order."""
     files: list[str] = []
     for path in [paths] if isinstance(paths, str | Path) else paths:

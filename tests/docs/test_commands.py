@@ -129,7 +129,7 @@ def check_audiorl(command: str, *args: str) -> None:
     elif command == "audit":
         check_audiorl("eval", "audit", "--model", *args)
     elif command == "rewards":
-        parse(cli._union({"score": cli.Score, "serve": cli.Serve}), args, prog="rewards")
+        parse(cli._union(cli.REWARDS), args, prog="rewards")
     elif command == "codec":
         parse(cli._union({"encode": Encode, "decode": Decode}), args, prog="codec")
     elif command == "data":
@@ -164,7 +164,7 @@ def options_of(words: Sequence[str]) -> list[str]:
 def option_names() -> frozenset[str]:
     """Every option of every command and recipe."""
     kinds: list[object] = [options for options, _ in cli.COMMANDS.values()]
-    kinds += [cli.Score, cli.Serve, Encode, Decode, PlanOptions, Build, BuildQuestions]
+    kinds += [*cli.REWARDS.values(), Encode, Decode, PlanOptions, Build, BuildQuestions]
     kinds += [load_recipe(file).Config for file in scripts("recipes").values()]
     kinds += [importlib.import_module(f"eval.{name}").Options for name in scripts("eval")]
     return frozenset(f"--{path}" for kind in kinds for path, _ in names(kind))
@@ -268,6 +268,7 @@ RUNS = (
     Tiny("audiorl train mmau-grpo --tiny --out runs/try"),
     Tiny("audiorl train mmau-grpo --tiny --reward-file brevity.py --reward-weight 0.2 --out runs/brief"),
     Tiny("audiorl rewards score brevity.py runs/try/rollouts/*.jsonl"),
+    Tiny("audiorl rewards study brevity.py ranked.py --rollouts runs/try/rollouts/*.jsonl --out study.html"),
     Tiny("audiorl eval mmau --model runs/mmau/…", {"runs/mmau": "runs/try", "mmau-test-mini.json": QUESTIONS}),
     Tiny("audiorl eval asr --model Qwen/…", {"Qwen/Qwen2.5-Omni-3B": "MODEL", "LibriSpeech/test-clean": "asr.jsonl"}),
     Tiny(
