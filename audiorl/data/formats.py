@@ -116,12 +116,18 @@ def mmar(row: Row, style: Style) -> Sample:
 
 
 def mmsu(row: Row, style: Style) -> Sample:
+    check(row.data, SampleColumns)  # columns of other formats, which are replaced here
     columns = check(row.data, MMSUColumns)
     choices = [c.strip() for c in (columns.choice_a, columns.choice_b, columns.choice_c, columns.choice_d) if c]
-    own_columns = ("choice_a", "choice_b", "choice_c", "choice_d", "answer_gt")
-    data = {name: value for name, value in row.data.items() if name not in own_columns}
+    replaced = ("choice_a", "choice_b", "choice_c", "choice_d", "answer_gt")
+    data = {name: value for name, value in row.data.items() if name not in replaced}
     data |= {"choices": choices, "answer": (columns.answer_gt or "").strip() or None, "task": columns.task_name}
-    return _question_sample(_distinct_choices(replace(row, data=data)), style, audio_field(row), "question", "choices")
+    row = _distinct_choices(replace(row, data=data))
+    try:
+        return _question_sample(row, style, audio_field(row), "question", "choices")
+    except FieldError as error:
+        column = {"answer": "answer_gt", "choices": "choice_a"}.get(error.field, error.field)
+        raise FieldError(column, error.message) from error
 
 
 def _distinct_choices(row: Row) -> Row:

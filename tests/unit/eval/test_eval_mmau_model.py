@@ -167,7 +167,10 @@ def test_mmsu_rows_that_cannot_be_asked(tmp_path: Path) -> None:
     row = {**MMSU[1], "audio_path": "a.wav"}
     for wrong, message in (
         ({"choice_a": " "}, "field 'choice_a'"),
-        ({"answer_gt": "Alien"}, "'Alien' is not among the choices"),
+        ({"answer_gt": "Alien"}, "field 'answer_gt': 'Alien' is not among the choices"),
+        ({"answer_gt": None}, "field 'answer_gt'"),
+        ({"choice_b": "Man", "choice_c": "", "choice_d": "", "answer_gt": "Man"}, "field 'choice_a'.*two or more"),
+        ({"choices": "Man"}, "field 'choices'"),
         ({"question": ""}, "field 'question'"),
     ):
         (tmp_path / "rows.jsonl").write_text(json.dumps({**row, **wrong}) + "\n")
