@@ -33,7 +33,7 @@ def fused_logprobs(
 
     hidden [N, H], weight [V, H], targets [N] int64; -100 gives log-prob and entropy 0 and no gradient. Returns two
     tensors [N], float32 (float64 for float64 inputs). Under autocast the product has autocast's dtype, the softmax
-    float32.
+    float32. Give targets on the CPU: they are checked there, without waiting for the device.
 
     `chunk` is the number of logits worked on at once, by default 2²⁰ on the CPU and 2²⁶ elsewhere. `keep` bounds the
     bytes of logits that wait for the backward pass; those beyond are computed again there, at the cost of one more
@@ -66,6 +66,7 @@ def fused_codebook_logprobs(
     wrong = (targets != IGNORE) & ((targets < 0) | (targets >= rows // codebooks))
     if bool(wrong.any()):
         raise ValueError(f"target {int(targets[wrong][0])} is outside of the vocabulary of {rows // codebooks}")
+    targets = targets.to(hidden.device)
     if chunk is None:
         chunk = 1 << (20 if hidden.device.type == "cpu" else 26)
     if not (torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)):

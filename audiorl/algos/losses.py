@@ -129,8 +129,9 @@ def gmpo_loss(
 
 
 def _sequence_means(values: Tensor, sequence: Tensor) -> Tensor:
-    """The mean of its sequence at every token, [N]."""
+    """The mean of its sequence at every token, [N]. Where `sequence` is on the CPU no device is waited for."""
     count = torch.zeros(int(sequence.max()) + 1 if len(sequence) else 0, dtype=values.dtype, device=values.device)
+    sequence = sequence.to(values.device)
     total = count.index_add(0, sequence, values)
     count = count.index_add(0, sequence, torch.ones_like(values))
     return (total / count.clamp(min=1))[sequence]

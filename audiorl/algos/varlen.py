@@ -58,12 +58,15 @@ class Segments:
     gathered."""
     key_rows: Tensor | None = None
     """[K] int64, on the device: the row that is each gathered key; None where keys are not gathered."""
+    lengths_on_host: tuple[Sequence[int], Sequence[int]] | None = None
+    """Lengths of the segments of queries and of keys; None where only the device has the offsets."""
 
     @classmethod
     def of_lengths(cls, queries: Sequence[int], keys: Sequence[int], causal: bool, device: torch.device) -> Segments:
         """Segments from their lengths, which are copied to the device once."""
         offsets = torch.tensor([[0, *accumulate(queries)], [0, *accumulate(keys)]], dtype=torch.int32).to(device)
-        return cls(offsets[0], offsets[1], max(queries, default=0), max(keys, default=0), causal)
+        longest = max(queries, default=0), max(keys, default=0)
+        return cls(offsets[0], offsets[1], *longest, causal, lengths_on_host=(queries, keys))
 
     @classmethod
     def of_spans(cls, spans: Spans, device: torch.device) -> Segments:
@@ -85,15 +88,15 @@ class Segments:
         return key.index_select(0, self.key_rows), value.index_select(0, self.key_rows)
 
     @cached_property
-    def lengths(self) -> tuple[list[int], list[int]]:
-        """Lengths of the segments of queries and of keys. On a GPU this waits for the device."""
-        return self.query_offsets.diff().tolist(), self.key_offsets.diff().tolist()
+    def lengths(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Lengths of the segments of queries and of keys. Waits for the device where the host does not have them."""
+        return self.lengths_on_host or (self.query_offsets.diff().tolist(), self.key_offsets.diff().tolist())
 
     @cached_property
     def visible(self) -> tuple[Tensor, Tensor]:
         """[Q] int64 each: the first gathered key that a query attends to, and the one after the last."""
         device, queries, keys = self.query_offsets.device, self.query_offsets.long(), self.key_offsets.long()
-        rows = torch.arange(int(queries[-1]), device=device)
+        rows = torch.arange(sum(self.lengths[0]), device=device)
         segment = torch.searchsorted(queries[1:], rows, right=True)
         first, end = keys[segment], keys[segment + 1]
         return first, end - (queries[segment + 1] - 1 - rows) if self.causal else end
@@ -105,7 +108,7 @@ class Segments:
         from torch.nn.attention.flex_attention import BlockMask
 
         first, end = self.visible
-        queries, keys = len(first), int(self.key_offsets[-1])
+        queries, keys = len(first), sum(self.lengths[1])
 
         def mask(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (key >= first[query]) & (key < end[query])

@@ -77,10 +77,11 @@ class CrossAttentionDecoder(WhisperDecoder):
         texts = [0, *accumulate((~audio_rows).long().tolist())]  # rows of text before each row
         text_spans = [(texts[a], texts[b], texts[c], texts[d]) for a, b, c, d in spans]
         places = torch.cat([torch.arange(d - c, d - c + b - a) for a, b, c, d in text_spans])
-        text_rows = (~audio_rows).nonzero()[:, 0].to(rows_TH.device)
+        text_rows, memory_rows = (rows.nonzero()[:, 0].to(rows_TH.device) for rows in (~audio_rows, audio_rows))
         memory_lengths, reader_lengths = memories_of(audio_rows, spans)
-        memory = rows_TH[audio_rows.to(rows_TH.device)][None]
-        hidden = (rows_TH[text_rows] + self._positions(places.to(rows_TH.device)))[None]
+        memory = rows_TH[memory_rows][None]
+        self._check_length(int(places.max()) + 1 if len(places) else 0)
+        hidden = (rows_TH[text_rows] + self.embed_positions.weight[places.to(rows_TH.device)])[None]
 
         attend = packed_attention(self, text_spans, attention, hidden)
         segments = Segments.of_lengths(reader_lengths, memory_lengths, False, hidden.device)
@@ -103,7 +104,10 @@ class CrossAttentionDecoder(WhisperDecoder):
         before, new = cache.get_seq_length(), rows_BLH.shape[1]
         padding = cache.padding
         places = torch.arange(before, before + new, device=rows_BLH.device)
-        hidden = rows_BLH + self._positions((places - padding[:, None]).clamp(min=0))
+        positions = (places - padding[:, None]).clamp(min=0)
+        if before + new > self.max_target_positions:  # only then it is worth to wait for the device
+            self._check_length(int(positions.max()) + 1)
+        hidden = rows_BLH + self.embed_positions.weight[positions]
         seen = torch.arange(before + new, device=rows_BLH.device)
         visible = (seen <= places[:, None]) & (seen >= padding[:, None, None])
         visible = (visible | (seen == places[:, None]))[:, None]  # padding sees itself: a row without keys gives NaN
@@ -116,13 +120,12 @@ class CrossAttentionDecoder(WhisperDecoder):
             hidden = self._layer(layer, hidden, self_attention, memory.read)
         return self.layer_norm(hidden)
 
-    def _positions(self, places: Tensor) -> Tensor:
-        if places.numel() and int(places.max()) >= self.max_target_positions:
+    def _check_length(self, tokens: int) -> None:
+        if tokens > self.max_target_positions:
             raise ValueError(
                 f"Whisper reads and writes {self.max_target_positions} tokens of text at most; shorten the request or "
                 "lower sampling.max_new_tokens"
             )
-        return self.embed_positions.weight[places]
 
     def _layer(self, layer: Any, hidden: Tensor, attention: SelfAttention, memory: Memory) -> Tensor:
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():

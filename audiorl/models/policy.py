@@ -238,11 +238,11 @@ class AudioPolicy(nn.Module):
         [T, Q] of 0 or more are frames. Raises ValueError where placeholders and clips do not match.
         """
         embeds = self.embed_rows(ids, codes)
-        rows = self.audio_rows(ids, sampled).to(self.device)
         if clips:
             audio = self.encode_audio(clips)
+            rows = self.audio_rows(ids, sampled)
             _check_placeholders(rows, [len(a) for a in audio])
-            embeds = embeds.masked_scatter(rows[:, None], torch.cat(audio).to(embeds.dtype))
+            embeds = embeds.masked_scatter(rows[:, None].to(self.device), torch.cat(audio).to(embeds.dtype))
         return embeds
 
     def audio_rows(self, ids: Tensor, sampled: Tensor | None = None) -> Tensor:
@@ -297,7 +297,7 @@ class AudioPolicy(nn.Module):
         """
         with self.autocast():
             hidden_NH = self.before_sampled(batch)
-            targets_N = batch.ids[batch.loss_mask].to(self.device)
+            targets_N = batch.ids[batch.loss_mask]
             logprobs_NQ = None
             if batch.codes is None:
                 head = self.backbone.head(self.model)
@@ -320,13 +320,14 @@ class AudioPolicy(nn.Module):
         text, frames = (~is_frame).nonzero()[:, 0], is_frame.nonzero()[:, 0]
         # The head is used without BOS: codes above BOS move down by one.
         targets_FQ = codes_NQ[frames] - (codes_NQ[frames] > self.speech.bos).long()
-        targets_FQ = torch.where(code_mask_NQ[frames], targets_FQ, IGNORE).to(self.device)
+        targets_FQ = torch.where(code_mask_NQ[frames], targets_FQ, IGNORE)
+        targets_N = targets_N[text]
         text, frames = text.to(self.device), frames.to(self.device)
         logprobs_NQ = hidden_NH.new_zeros(codes_NQ.shape, dtype=torch.promote_types(hidden_NH.dtype, torch.float32))
         entropy_N = logprobs_NQ.new_zeros(len(codes_NQ))
         if len(text) or not len(frames):  # an empty batch must still give something to differentiate
             head = self.backbone.head(self.model)
-            logprobs, entropy = fused_logprobs(hidden_NH[text], head.weight, targets_N[text], temperature)
+            logprobs, entropy = fused_logprobs(hidden_NH[text], head.weight, targets_N, temperature)
             columns = nn.functional.pad(logprobs[:, None], (0, codes_NQ.shape[1] - 1))
             logprobs_NQ = logprobs_NQ.index_copy(0, text, columns)
             entropy_N = entropy_N.index_copy(0, text, entropy)

@@ -74,11 +74,13 @@ def surrogate(
     """
     sequence_N, chosen_N = pack.sequence_N, pack.chosen_N
     loss_weights, means_N = weights_N, pack.mean_weights_N
-    code_mask = gather_code_mask(pack.experiences, logprobs.device)
+    code_mask = gather_code_mask(pack.experiences, torch.device("cpu"))
     if code_mask is not None and config.frame_ratio == "code":
-        rows = code_mask.nonzero()[:, 0]
-        logprobs, old = logprobs[code_mask], old[code_mask]
-        advantages_N, loss_weights, sequence_N = advantages_N[rows], weights_N[rows], sequence_N[rows]
+        rows, codes = code_mask.nonzero(as_tuple=True)
+        sequence_N = sequence_N[rows]
+        rows, codes = rows.to(logprobs.device), codes.to(logprobs.device)
+        logprobs, old = logprobs[rows, codes], old[rows, codes]
+        advantages_N, loss_weights = advantages_N[rows], weights_N[rows]
         chosen_N = None if chosen_N is None else chosen_N[rows]
     else:
         logprobs, old = sum_codebooks(logprobs), sum_codebooks(old)

@@ -40,8 +40,8 @@ class Pack:
 
     @property
     def sequence_N(self) -> Tensor:
-        """int64: which experience of the pack each sampled token belongs to."""
-        return repeat_each(range(len(self.experiences)), counts(self.experiences)).to(self.loss_weights_N.device)
+        """int64, on the CPU: which experience of the pack each sampled token belongs to."""
+        return repeat_each(range(len(self.experiences)), counts(self.experiences))
 
     def means(self, name: str, values_N: Tensor) -> dict[str, Tensor]:
         """This pack's share of a metric's mean; of a model that speaks also over text tokens and over frames alone."""
@@ -128,8 +128,9 @@ def means_by_modality(
     weighted_N = weights_N * values_N
     out = {name: weighted_N.sum()}
     if frame_fraction is not None:
-        is_frame_N = frames(experiences, values_N.device)
-        is_text_N = torch.ones_like(weighted_N, dtype=torch.bool) if is_frame_N is None else ~is_frame_N
+        is_frame_N = frames(experiences, torch.device("cpu"))
+        is_text_N = torch.ones(len(weighted_N), dtype=torch.bool) if is_frame_N is None else ~is_frame_N
         for modality, rows, share in (("text", is_text_N, 1 - frame_fraction), ("audio", ~is_text_N, frame_fraction)):
-            out[f"{name}_{modality}"] = weighted_N[rows].sum() / max(share, 1e-9)
+            places = rows.nonzero()[:, 0].to(weighted_N.device)
+            out[f"{name}_{modality}"] = weighted_N[places].sum() / max(share, 1e-9)
     return out

@@ -32,7 +32,7 @@ from audiorl.runtime.local import changes_worker, replaces_worker
 from audiorl.runtime.world import World
 from audiorl.train.adamw import Optimizer
 from audiorl.train.batches import counts, fill, gather, idle_batch, logprobs_by_code, sum_codebooks
-from audiorl.train.checks import check_finite, check_loss
+from audiorl.train.checks import check_finite, read_pass
 from audiorl.train.ema import EMA
 from audiorl.train.optim import backward, idle_passes, optimizer_for
 from audiorl.types import Experience, PackedBatch, PolicyOutput
@@ -141,7 +141,7 @@ class Trainer:
         for mini_batch in mini_batches * config.epochs:
             with self._update(mini_batch, batch.supervised, answers, totals) as (packs, sums):
                 for pack in packs:
-                    output = self._forward(pack.batch, pack.experiences)
+                    output = self._forward(pack.batch)
                     losses: list[Loss] = []
                     if not self.critic_warms_up:
                         losses.append(policy_loss(pack, output, config, self.kl.beta))
@@ -149,7 +149,7 @@ class Trainer:
                             losses.append(self.distillation.loss(pack, output))
                     if self.critic is not None:
                         losses.append(self.critic.loss(pack, output.values, with_policy=not self.critic_warms_up))
-                    self._backward(pack, losses, sums)
+                    self._backward(pack, output, losses, sums)
         metrics = {name: value / (len(mini_batches) * config.epochs) for name, value in totals.items()}
         metrics |= self._step_metrics(experiences, metrics)
         self.steps += 1
@@ -245,26 +245,24 @@ class Trainer:
         for name, value in metrics.items():
             totals[name] += value
 
-    def _forward(self, batch: PackedBatch, experiences: Sequence[Experience] = ()) -> PolicyOutput:
+    def _forward(self, batch: PackedBatch) -> PolicyOutput:
         """Log-probs and entropies, and values where there is a critic; only values while the critic warms up."""
         if self.critic is not None and self.critic_warms_up:
             values_N = self.critic.values(batch)
             return PolicyOutput(values_N.new_zeros(0), values_N.new_zeros(0), values_N)
         head = self.critic.head if self.critic is not None and self.critic.config.shared else None
         output = self.policy.forward(batch, self.temperature, head, self.audio_temperature)
-        check_finite(experiences, logprobs_by_code(output).detach(), "the log-prob")
         if self.critic is not None and output.values is None:
             output = replace(output, values=self.critic.values(batch))
         return output
 
-    def _backward(self, pack: Pack, losses: Sequence[Loss], sums: dict[str, float]) -> None:
-        """Add a pack's gradients, and its metrics to `sums`."""
+    def _backward(self, pack: Pack, output: PolicyOutput, losses: Sequence[Loss], sums: dict[str, float]) -> None:
+        """Add a pack's gradients, and its metrics to `sums`. Nothing steps when one of its numbers is not finite."""
         total = torch.stack([loss for loss, _ in losses]).sum()
-        check_loss(pack.experiences, total.detach())
         backward(total, *self._optimizers())
-        for _, metrics in losses:
-            for name, value in metrics.items():
-                sums[name] += float(value)
+        metrics = {name: value for _, of_loss in losses for name, value in of_loss.items()}
+        for name, number in read_pass(pack.experiences, total, metrics, logprobs_by_code(output)).items():
+            sums[name] += number
 
     def _optimizers(self) -> list[Optimizer | ZeroOptimizer]:
         """The optimizers that step in this update."""
@@ -292,9 +290,8 @@ class Trainer:
             members = [examples[i] for i in indices]
             output = self.policy.forward(pack_experiences(members, share_prompts=False), temperature)
             loss = weight * loss_of(members, output)
-            check_loss(members, loss.detach())
             backward(coef * loss, *optimizers)
-            total += float(loss.detach())
+            total += read_pass(members, loss, {"loss": loss})["loss"]
         for _ in range(idle):
             backward(0 * self.policy.forward(idle_batch(self.policy)).logprobs.sum(), *optimizers)
         return total

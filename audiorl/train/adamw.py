@@ -79,8 +79,8 @@ class Optimizer:
 
     def step(self) -> dict[str, float]:
         """One update from the accumulated gradients. Returns grad_norm (before clipping) and lr."""
-        norm = torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self._config.max_grad_norm)
-        if not torch.isfinite(norm):
+        norm = float(torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self._config.max_grad_norm))
+        if not math.isfinite(norm):
             bad = [n for n, p in self._parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
             what = f"the gradient of {bad[0]!r}" if bad else "the norm of the gradient"
             raise FloatingPointError(f"{what} is not finite; this update changed no weight")
@@ -91,7 +91,7 @@ class Optimizer:
         check_weights(self._parameters, lr)
         self.zero_grad()  # nothing needs the gradients any more: free them before the next rollouts are generated
         self.updates += 1
-        return {"grad_norm": float(norm), "lr": lr}
+        return {"grad_norm": norm, "lr": lr}
 
     def state(self) -> dict[str, Tensor]:
         """The moments as `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, and the number of updates."""

@@ -32,6 +32,24 @@ def check_loss(experiences: Sequence[Experience], loss: Tensor) -> None:
         raise FloatingPointError(f"the loss of {names} is {float(loss)}; this update changed no weight")
 
 
+def read_pass(
+    experiences: Sequence[Experience], loss: Tensor, metrics: Mapping[str, Tensor], logprobs: Tensor | None = None
+) -> dict[str, float]:
+    """The metrics of a pass as numbers, by one transfer: the host waits for the device once in a micro-batch.
+
+    metrics: scalars by name. logprobs: [N] or [N, Q], of all sampled tokens. Raises FloatingPointError where `loss` or
+    one of `logprobs` is not finite.
+    """
+    finite = [loss.isfinite()] if logprobs is None else [loss.isfinite(), logprobs.isfinite().all()]
+    scalars = [x.detach().double() for x in (*finite, *metrics.values())]
+    numbers = torch.stack(scalars).tolist()
+    if not all(numbers[: len(finite)]):
+        if logprobs is not None:
+            check_finite(experiences, logprobs.detach(), "the log-prob")
+        check_loss(experiences, loss.detach())
+    return dict(zip(metrics, numbers[len(finite) :], strict=True))
+
+
 def check_gradients(parameters: Mapping[str, nn.Parameter]) -> None:
     """Raise FloatingPointError naming a parameter whose gradient is not finite."""
     if not bool(torch.nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None]).isfinite()):

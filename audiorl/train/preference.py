@@ -31,7 +31,7 @@ from audiorl.run.folder import Run
 from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
 from audiorl.train.batches import counts, group_packs
-from audiorl.train.checks import check_finite, check_loss
+from audiorl.train.checks import check_finite, read_pass
 from audiorl.train.fit import fit, seen
 from audiorl.train.learner import Learner, learners
 from audiorl.train.reference import reference_logprobs
@@ -124,6 +124,7 @@ class PreferenceWorker(Learner[AudioPolicy]):
             chosen, rejected = answers[::each], answers[1::each]
             refs = [items[p] for p in places]
             total = self._losses(chosen, rejected, refs, places).sum() / count
+            metrics: dict[str, Tensor] = {}
             if config.sft_coef:
                 total = total - config.sft_coef * torch.cat(chosen).sum() / chosen_tokens
             if config.anchor_coef:
@@ -131,13 +132,13 @@ class PreferenceWorker(Learner[AudioPolicy]):
             if config.audio_coef:
                 on_audio, margins = self._on_audio(chosen, answers[2::each], refs)
                 total = total + config.audio_coef * on_audio.sum() / count
-                sums["preference/audio_margin"] += float(margins.sum()) / count
-                sums["preference/audio_accuracy"] += float((margins > 0).sum()) / count
-            check_loss(experiences, total.detach())
-            with torch.no_grad():
-                sums["preference/loss"] += float(total)
-                for name, values in _pair_metrics(chosen, rejected, refs).items():
-                    sums[f"preference/{name}"] += float(values.sum()) / count
+                metrics |= {"audio_margin": margins.sum(), "audio_accuracy": (margins > 0).sum()}
+            for name, values in _pair_metrics(chosen, rejected, refs).items():
+                metrics[name] = values.sum()
+            read = read_pass(experiences, total, {"loss": total, **metrics}, torch.cat(answers))
+            sums["preference/loss"] += read.pop("loss")
+            for name, number in read.items():
+                sums[f"preference/{name}"] += number / count
             return total
 
         self.learn(group_packs(groups, self.config.micro_batch_tokens), loss)
@@ -217,23 +218,27 @@ class PreferenceWorker(Learner[AudioPolicy]):
         drift = torch.zeros(len(items))
         with torch.no_grad():  # before the update begins: ranks need not have equally many passes here
             for places in group_packs(others, self.config.micro_batch_tokens):
-                drift[places] = _sums(self._answers([others[p][0] for p in places])).float().cpu()
+                part = [others[p][0] for p in places]
+                logprobs = torch.cat(self._answers(part)).cpu()
+                check_finite(part, logprobs, "the log-prob")
+                drift[places] = _sums(logprobs.split(counts(part))).float()
         drifts, _ = self.world.gather_list(drift.tolist())
         refs, _ = self.world.gather_list([float(i.other.sum()) for i in items])
         baseline = losses.kto_baseline(torch.tensor(drifts), torch.tensor(refs)).to(self.policy.device)
 
         def loss(places: list[int]) -> Tensor:
             part = [answers[p][0] for p in places]
-            logprobs = _sums(self._answers(part))
+            by_token = self._answers(part)
+            logprobs = _sums(by_token)
             ref = _sums([items[p].answer for p in places]).to(logprobs)
             desirable = torch.tensor([items[p].judged.desirable for p in places], device=logprobs.device)
             total = losses.kto(logprobs, ref, desirable, baseline, **self._kto_options()).sum() / count
-            check_loss(part, total.detach())
-            with torch.no_grad():
-                correct = (logprobs - ref > baseline) == desirable
-                sums["preference/loss"] += float(total)
-                sums["preference/accuracy"] += float(correct.sum()) / count
-                sums["preference/baseline"] += len(places) * float(baseline) / count
+            correct = ((logprobs - ref > baseline) == desirable).sum()
+            metrics = {"loss": total, "accuracy": correct, "baseline": baseline}
+            read = read_pass(part, total, metrics, torch.cat(by_token))
+            sums["preference/loss"] += read["loss"]
+            sums["preference/accuracy"] += read["accuracy"] / count
+            sums["preference/baseline"] += len(places) * read["baseline"] / count
             return total
 
         self.learn(group_packs(answers, self.config.micro_batch_tokens), loss)
@@ -246,9 +251,7 @@ class PreferenceWorker(Learner[AudioPolicy]):
 
     def _answers(self, experiences: Sequence[Experience]) -> list[Tensor]:
         """The log-probs [n] of each answer's tokens."""
-        flat = self.policy.forward(pack_experiences(experiences)).logprobs
-        check_finite(experiences, flat.detach(), "the log-prob")
-        return list(flat.split(counts(experiences)))
+        return list(self.policy.forward(pack_experiences(experiences)).logprobs.split(counts(experiences)))
 
 
 def prefer(

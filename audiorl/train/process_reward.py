@@ -21,7 +21,7 @@ from audiorl.models.step_judge import StepJudge
 from audiorl.run.folder import Run
 from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
-from audiorl.train.checks import check_loss
+from audiorl.train.checks import read_pass
 from audiorl.train.fit import fit
 from audiorl.train.learner import Learner, learners
 
@@ -59,11 +59,11 @@ class ProcessRewardWorker(Learner[AudioPolicy]):
                 logits = self.judge.logits(part)
                 labels = torch.tensor([x for i in indices for x in items[i].labels], device=logits.device)
                 total = process_reward(logits, self._labels(labels), self.judge.label_ids).sum() / steps
-                check_loss([m.experience for m in part], total.detach())
-                with torch.no_grad():
-                    good, bad = logits[:, list(self.judge.label_ids)].unbind(1)
-                    sums["process_reward/loss"] += float(total)
-                    sums["process_reward/accuracy"] += float(((good > bad) == (labels > 0.5)).sum()) / steps
+                good, bad = (logits[:, label] for label in self.judge.label_ids)
+                right = ((good > bad) == (labels > 0.5)).sum()
+                read = read_pass([m.experience for m in part], total, {"loss": total, "right": right})
+                sums["process_reward/loss"] += read["loss"]
+                sums["process_reward/accuracy"] += read["right"] / steps
                 return total
 
             tokens = [m.experience for m in marked]

@@ -20,7 +20,7 @@ from audiorl.run.folder import Run
 from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
 from audiorl.train.batches import group_packs
-from audiorl.train.checks import check_loss
+from audiorl.train.checks import read_pass
 from audiorl.train.fit import fit
 from audiorl.train.learner import Learner, learners
 from audiorl.types import Experience
@@ -64,12 +64,12 @@ class RewardModelWorker(Learner[ValueModel]):
                     margin = margin - length_logit(longer, *self.expert)
                 each = pairwise(chosen, rejected, margin, self.config.log_exp, self.config.regulariser)
                 total = each.sum() / count
-                check_loss(part, total.detach())
-                with torch.no_grad():
-                    sums["reward_model/loss"] += float(total)
-                    sums["reward_model/accuracy"] += float((chosen > rejected).sum()) / count
-                    sums["reward_model/margin"] += float((chosen - rejected).sum()) / count
-                    sums["reward_model/mean"] += float(scores.sum()) / (2 * count)
+                gaps = {"accuracy": (chosen > rejected).sum(), "margin": (chosen - rejected).sum()}
+                read = read_pass(part, total, {"loss": total, "mean": scores.sum(), **gaps})
+                sums["reward_model/loss"] += read["loss"]
+                sums["reward_model/accuracy"] += read["accuracy"] / count
+                sums["reward_model/margin"] += read["margin"] / count
+                sums["reward_model/mean"] += read["mean"] / (2 * count)
                 return total
 
             self.learn(group_packs(groups, self.config.micro_batch_tokens), loss)

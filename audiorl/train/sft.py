@@ -16,7 +16,7 @@ from audiorl.run.folder import Run
 from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
 from audiorl.train.batches import counts, repeat_each
-from audiorl.train.checks import check_loss
+from audiorl.train.checks import read_pass
 from audiorl.train.fit import fit
 from audiorl.train.learner import Learner, learners
 
@@ -44,9 +44,9 @@ class SFTWorker(Learner[AudioPolicy]):
                 out = self.policy.forward(pack_experiences(part, share_prompts=False))
                 weight = repeat_each([weights[i] for i in indices], counts(part)).to(out.logprobs)
                 total = -(weight * out.logprobs).sum()
-                check_loss(part, total.detach())
-                sums["sft/loss"] += float(total.detach())
-                sums["policy/entropy"] += mean * float(out.entropy.detach().sum())
+                read = read_pass(part, total, {"loss": total, "entropy": out.entropy.sum()})
+                sums["sft/loss"] += read["loss"]
+                sums["policy/entropy"] += mean * read["entropy"]
                 return total
 
             self.learn(micro_batches(experiences, self.sft.micro_batch_tokens, share_prompts=False), loss)

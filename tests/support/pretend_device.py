@@ -135,7 +135,7 @@ _counts = Counts()
 @contextmanager
 def pretend_device() -> Iterator[Counts]:
     """Inside the block torch has the device `NAME`. Gives the counts, which start at zero."""
-    _register()
+    register()
     _counts.clear()
     with _Mode(), patch.object(torch, "tensor", _tensor):
         yield _counts
@@ -156,7 +156,8 @@ def to_device(module: nn.Module) -> None:
 
 
 @cache
-def _register() -> None:
+def register() -> None:
+    """Make torch know the device; to be called before the first backward pass of a process."""
     _setup_privateuseone_for_python_backend(NAME)
     getattr(torch, NAME).get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
 

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
 
+from audiorl.algos.packing import micro_batches
 from audiorl.config import (
     CriticConfig,
     DistillConfig,
@@ -38,9 +40,10 @@ from audiorl.types import Experience, Message, Request, Rollout, Sample
 from tests.conftest import Make, make_omni, make_qwen2_audio, make_qwen3_omni, make_text, make_whisper, readable
 from tests.support.data_trainers import contrasted, pairs_of, referenced
 from tests.support.experiences import batch_of, with_advantage
-from tests.support.pretend_device import pretend_device, to_device
+from tests.support.pretend_device import pretend_device, register, to_device
 from tests.support.streams import stream
 
+register()
 SPOKEN = [speech_sample("spoken", "Good morning."), Sample("written", (Message("user", ("Who speaks?",)),))]
 ADVANTAGES = (1.0, -0.5, 0.25, -1.0, 0.5, 0.75)
 
@@ -210,7 +213,9 @@ def test_a_token_waits_for_the_device_once(sampling: dict[str, Any], samples: li
     assert syncs <= 1 and copies == 0, where
 
 
-@pytest.mark.parametrize("make", [make_omni, make_qwen2_audio, make_qwen3_omni], ids=lambda m: m.__name__[5:])
+@pytest.mark.parametrize(
+    "make", [make_omni, make_qwen2_audio, make_qwen3_omni, make_whisper], ids=lambda m: m.__name__[5:]
+)
 def test_a_token_of_an_answer_to_audio_waits_for_the_device_once(make: Make, samples: list[Sample]) -> None:
     syncs, copies, where = per_token(make, samples)
     assert syncs <= 1 and copies == 0, where
@@ -303,13 +308,16 @@ def test_distillation(distill: dict[str, Any], samples: list[Sample]) -> None:
     same_metrics(*on_both(make_omni, run))
 
 
-@pytest.mark.parametrize("ratio", ["frame", "code"])
-def test_speech_is_learned(ratio: str) -> None:
+def spoken_batch() -> list[Experience]:
     rollouts = HFEngine(make_higgs(), SamplingConfig(max_new_tokens=5, max_frames=6)).generate(
         [Request(s, 3, seed=3) for s in SPOKEN]
     )
-    batch = [with_advantage(Experience.from_rollout(r), a) for r, a in zip(rollouts, ADVANTAGES, strict=True)]
-    same_metrics(*on_both(make_higgs, two_steps(batch, frame_ratio=ratio)))
+    return [with_advantage(Experience.from_rollout(r), a) for r, a in zip(rollouts, ADVANTAGES, strict=True)]
+
+
+@pytest.mark.parametrize("ratio", ["frame", "code"])
+def test_speech_is_learned(ratio: str) -> None:
+    same_metrics(*on_both(make_higgs, two_steps(spoken_batch(), frame_ratio=ratio)))
 
 
 def test_supervised_fine_tuning(samples: list[Sample]) -> None:
@@ -334,6 +342,63 @@ def test_preferences(loss: str, samples: list[Sample]) -> None:
         return worker.train(items)
 
     same_metrics(*on_both(make_omni, run))
+
+
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        pytest.param(make_omni, {}, id="grpo", marks=pytest.mark.smoke),
+        pytest.param(make_omni, {"advantage": "gae", "shared": True}, id="ppo"),
+        pytest.param(make_omni, {"loss": "gspo"}, id="gspo"),
+        pytest.param(make_whisper, {}, id="whisper"),
+        pytest.param(make_higgs, {"frame_ratio": "frame"}, id="speech, frames"),
+        pytest.param(make_higgs, {"frame_ratio": "code"}, id="speech, codes"),
+    ],
+)
+def test_a_micro_batch_waits_for_the_device_once(make: Make, changes: dict[str, Any], samples: list[Sample]) -> None:
+    """And an update a few times more: for the norms of gradients and weights."""
+    batch = spoken_batch() if make is make_higgs else batch_of(make(), samples)
+    with pretend_device() as counts:
+        policy = make()
+        to_device(policy.model)
+        learner = trainer(policy, **changes)
+        learner.step(TrainBatch(batch))  # encodes the audio
+        scored = learner.prepare(batch)
+        syncs = []
+        for budget in (100_000, 1):
+            learner.config = replace(learner.config, micro_batch_tokens=budget)
+            counts.clear()
+            learner.step(TrainBatch(scored))
+            syncs.append(counts.syncs.total())
+        packs = len(micro_batches(scored, 1))
+        assert packs >= 4 and len(micro_batches(scored, 100_000)) == 1
+        assert (syncs[1] - syncs[0]) / (packs - 1) <= 1, counts
+        assert syncs[0] <= 6, counts
+
+
+@pytest.mark.parametrize("loss", ["sft", "dpo", "kto"])
+def test_a_supervised_micro_batch_waits_for_the_device_once(loss: str, samples: list[Sample]) -> None:
+    pairs, optim, syncs = pairs_of(samples), OptimConfig(lr=1e-3), []
+    items: Sequence[Any] = contrasted(pairs, make_omni()) if loss == "kto" else referenced(pairs, make_omni())
+    with pretend_device() as counts:
+        for budget in (100_000, 1):
+            policy = make_omni()
+            to_device(policy.model)
+            worker: Any
+            if loss == "sft":
+                worker = SFTWorker(policy, SFTConfig(micro_batch_tokens=budget), optim)
+                items = [Example(samples[i % 3], "yes no") for i in range(4)]
+            else:
+                config = PreferenceConfig(loss=loss, micro_batch_tokens=budget)  # type: ignore[arg-type]
+                worker = PreferenceWorker(policy, config, optim)
+            worker.train(items)  # encodes the audio
+            counts.clear()
+            worker.train(items)
+            syncs.append(counts.syncs.total())
+    passes = 2 if loss == "kto" else 1  # kto also runs mismatched answers, to take their log-probs
+    count = len(items)
+    assert (syncs[1] - syncs[0]) / (passes * (count - 1)) <= 1, counts
+    assert syncs[0] <= 4 + passes, counts
 
 
 def test_a_checkpoint_continues_bit_by_bit(samples: list[Sample], tmp_path: Path) -> None:
