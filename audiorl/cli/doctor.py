@@ -176,15 +176,27 @@ def check_accelerator() -> list[Check]:
             checks.append(Check(group, f"cuda:{index}", "ok", detail))
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         checks.append(Check(group, "bf16", "ok" if bf16 else "missing", "in hardware" if bf16 else "train in fp32"))
+        tf32 = torch.get_float32_matmul_precision() != "highest"
+        detail = "float32 products in TF32" if tf32 else "off: float32 products are exact, and slow"
+        checks.append(Check(group, "TF32", "info", detail, "" if tf32 or not bf16 else "train with --model.autocast"))
         checks.append(check_attention(torch.device("cuda"), torch.bfloat16 if bf16 else torch.float32))
     else:
         detail = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
         advice = "" if torch.version.cuda is None else "torch has CUDA but sees no GPU: check the driver"
         checks.append(Check(group, "CPU", "info" if not advice else "missing", detail, advice))
-        native = any(torch.cpu.get_capabilities().get(k) for k in ("amx_bf16", "avx512_bf16"))
-        checks.append(Check(group, "bf16", "info", "in hardware" if native else "works, not in hardware"))
+        checks.append(check_cpu_bf16(torch.cpu.get_capabilities()))
         checks.append(check_attention(torch.device("cpu"), torch.float32))
     return checks
+
+
+def check_cpu_bf16(capabilities: Mapping[str, object]) -> Check:
+    """Whether a CPU multiplies bfloat16 faster than float32; `bench/precision.py` measures it."""
+    if capabilities.get("amx_bf16"):
+        advice = "--model.autocast is faster from a decoder width of 256 on, and slower below"
+        return Check("accelerator", "bf16", "info", "in hardware (AMX)", advice)
+    if capabilities.get("avx512_bf16"):
+        return Check("accelerator", "bf16", "info", "in hardware (AVX-512)")
+    return Check("accelerator", "bf16", "info", "emulated: slower than float32", "leave --model.autocast out")
 
 
 def check_attention(device: torch.device, dtype: torch.dtype, head_width: int = 128) -> Check:

@@ -38,9 +38,7 @@ def full_width_policy(setup: Setup, config: ModelConfig) -> AudioPolicy:
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(size)
         for weight in model.parameters():
-            if (
-                weight.dim() == 2
-            ):  # transformers' small weights would hide mistakes: every token is as likely as another
+            if weight.dim() == 2:  # transformers' are so small that every token is as likely as another
                 torch.nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
         model.to(getattr(torch, config.dtype))
     return AudioPolicy(model, tokenizer, None, TextDecoder(tokenizer), config)

@@ -68,8 +68,8 @@ class Layout:
     zero: Literal[0, 1, 2, 3] = 0
     offload_optimizer: bool = False
     """Moments, master weights and (from stage 2) gradients in the node's memory."""
-    master_weights: bool | None = None
-    """A float32 copy of 16-bit weights for the optimizer; None: with ZeRO only."""
+    master_weights: bool = False
+    """A float32 copy of 16-bit weights for the optimizer; ZeRO has one in any case."""
     ema: bool = False
     """A float32 moving average of the trained weights."""
     reference: Literal["auto", "none", "copy", "lora", "separate"] = "auto"

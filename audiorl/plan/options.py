@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from audiorl.config import LoraConfig, ModelConfig, RLConfig, SamplingConfig
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.plan.activations import Attention
 from audiorl.plan.layout import Assumptions, Layout
 from audiorl.plan.memory import make_plan
@@ -32,6 +32,8 @@ class PlanOptions:
     model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing=True, lora=LoraConfig(rank=0))
     """Rank 0: no adapters. A dtype of auto counts as bfloat16, the type of the released checkpoints."""
     grpo: RLConfig = RLConfig()
+    optim: OptimConfig = OptimConfig()
+    """`master_weights` counts."""
     sampling: SamplingConfig = SamplingConfig()
     """Every response is counted as `max_new_tokens` long."""
 
@@ -85,6 +87,7 @@ class PlanOptions:
             attention=ATTENTION[model.attention],
             zero=runtime.zero,
             offload_optimizer=runtime.offload,
+            master_weights=self.optim.master_weights,
             ema=rl.ema_decay is not None,
             reference="separate" if reference == "auto" and runtime.references else reference,
             reference_gpus=max(runtime.references, 1),

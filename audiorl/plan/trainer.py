@@ -92,8 +92,9 @@ def _states(name: str, size: Size, layout: Layout, p: Precision, trained: int, a
 
 def optimizer_bytes(layout: Layout, p: Precision, trained: int, adapters: int) -> tuple[float, str]:
     """AdamW's states on one rank (or in the nodes' memory, for one rank), and how they are counted."""
-    if _master(layout, p):
-        states, how = 12.0 * (trained + adapters), "12 bytes (master weights, two moments)"
+    if _master(layout, p) and (layout.zero or trained):
+        copied = trained + (adapters if layout.zero else 0)  # without ZeRO adapters are float32 and need no copy
+        states, how = 12.0 * copied + 8.0 * (trained + adapters - copied), "12 bytes (master weights, two moments)"
     elif layout.zero:
         states, how = 8.0 * (trained + adapters), "8 bytes (two moments)"
     else:
@@ -102,8 +103,7 @@ def optimizer_bytes(layout: Layout, p: Precision, trained: int, adapters: int) -
 
 
 def _master(layout: Layout, p: Precision) -> bool:
-    wanted = bool(layout.zero) if layout.master_weights is None else layout.master_weights
-    return wanted and p.weights < 4
+    return (layout.master_weights or bool(layout.zero)) and p.weights < 4
 
 
 def _reference_kind(layout: Layout) -> str:

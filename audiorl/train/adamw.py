@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 
@@ -24,12 +25,38 @@ def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
     return config.lr * (left if config.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
 
 
-def adamw(parameters: Sequence[nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
+_log = logging.getLogger(__name__)
+MASTER = "master"
+"""The key of float32 weights in a state, next to AdamW's own."""
+
+
+def adamw(parameters: Sequence[nn.Parameter], config: OptimConfig, fused: bool = False) -> torch.optim.AdamW:
+    """torch's AdamW; `fused` is one kernel for all weights, which all lie on a GPU."""
     if not parameters:
         raise ValueError("nothing to train: every weight is frozen; set model.audio or model.lora")
     return torch.optim.AdamW(
-        parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+        parameters,
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=fused or None,  # None: torch chooses; False would exclude its form for many tensors
     )
+
+
+@torch.no_grad()
+def lost_updates(parameters: Sequence[nn.Parameter], size: float) -> float:
+    """The fraction of 16-bit weights, among these, that do not change when `size` is added to them.
+
+    AdamW's first updates are of the size of the learning rate. Of a large weight 2²⁰ numbers are looked at.
+    """
+    same = total = 0
+    for p in parameters:
+        if p.dtype in (torch.bfloat16, torch.float16) and p.device.type != "meta":
+            some = p.detach().flatten()[: 2**20]
+            same += int((some + size == some).sum())
+            total += some.numel()
+    return same / max(total, 1)
 
 
 def check_shape(state: Mapping[str, Tensor], name: str, shape: torch.Size, where: str) -> None:
@@ -40,6 +67,9 @@ def check_shape(state: Mapping[str, Tensor], name: str, shape: torch.Size, where
 
 class Optimizer:
     """AdamW over named parameters. `step` clips, refuses gradients that are not finite, and frees them afterwards.
+
+    Of 16-bit weights it updates a float32 copy (`OptimConfig.master_weights`) and rounds that to the weights. Load
+    other weights into the model before the optimizer is made, or with `load`.
 
     Losses are sums over the ranks of `world`, so their gradients are added up, by `gather_gradients` before a step.
     """
@@ -56,7 +86,22 @@ class Optimizer:
         self._total_steps = total_steps
         self._world = world or World()
         self.updates = 0
-        self._adamw = adamw(list(self._parameters.values()), config)
+        self._masters = {
+            name: nn.Parameter(p.detach().float())
+            for name, p in self._parameters.items()
+            if config.master_weights and p.dtype in (torch.bfloat16, torch.float16)
+        }
+        lost = lost_updates([p for n, p in self._parameters.items() if n not in self._masters], config.lr)
+        if lost > 0.01:
+            _log.warning(
+                "%.0f %% of the trained 16-bit weights stay as they are under an update of the learning rate %g: it is "
+                "smaller than their spacing; set --optim.master-weights",
+                100 * lost,
+                config.lr,
+            )
+        self._updated = {**self._parameters, **self._masters}
+        fused = all(p.device.type == "cuda" for p in self._updated.values())
+        self._adamw = adamw(list(self._updated.values()), config, fused)
 
     every_pass = False
     """Whether all ranks must run equally many micro-batches in an update."""
@@ -65,7 +110,8 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Free all gradients."""
-        self._adamw.zero_grad(set_to_none=True)
+        for p in (*self._parameters.values(), *self._masters.values()):
+            p.grad = None
 
     def reduce(self) -> None:
         """After every backward pass; gradients here wait for `gather_gradients`."""
@@ -87,24 +133,38 @@ class Optimizer:
         lr = learning_rate(self.updates, self._total_steps, self._config)
         for group in self._adamw.param_groups:
             group["lr"] = lr
+        for name, master in self._masters.items():
+            gradient = self._parameters[name].grad
+            master.grad = None if gradient is None else gradient.float()
         self._adamw.step()
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                self._parameters[name].copy_(master)
         check_weights(self._parameters, lr)
         self.zero_grad()  # nothing needs the gradients any more: free them before the next rollouts are generated
         self.updates += 1
         return {"grad_norm": norm, "lr": lr}
 
     def state(self) -> dict[str, Tensor]:
-        """The moments as `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, and the number of updates."""
+        """The moments as `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, float32 copies of 16-bit weights as
+        `master.NAME`, and the number of updates."""
         out = {"updates": torch.tensor(self.updates)}
-        for name, p in self._parameters.items():
+        for name, p in self._updated.items():
             for key, value in self._adamw.state.get(p, {}).items():
                 out[f"{key}.{name}"] = value
-        return out
+        return out | {f"{MASTER}.{name}": master.detach() for name, master in self._masters.items()}
 
     def load(self, state: Mapping[str, Tensor], where: str) -> None:
         self.updates = int(state["updates"])
-        for name, p in self._parameters.items():
+        with torch.no_grad():
+            for name, master in self._masters.items():  # a state without them: of ZeRO in float32, or of an old release
+                master.copy_(state.get(f"{MASTER}.{name}", self._parameters[name]))
+        fused = self._adamw.defaults["fused"]  # then steps are counted on the GPU
+        for name, p in self._updated.items():
             own = {key: state[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in state}
             check_shape(state, name, p.shape, where)
             if own:
-                self._adamw.state[p] = {k: v.clone() if k == "step" else v.to(p.device) for k, v in own.items()}
+                self._adamw.state[p] = {
+                    k: v.to(p.device if fused else "cpu", copy=True) if k == "step" else v.to(p.device, p.dtype)
+                    for k, v in own.items()
+                }

@@ -31,13 +31,11 @@ from audiorl.models.policy import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.runtime.torchrun import backend
 from audiorl.runtime.world import World
-from audiorl.train.adamw import adamw, check_shape, learning_rate
+from audiorl.train.adamw import MASTER, adamw, check_shape, learning_rate
 from audiorl.train.checks import check_weights
 
 BUCKET = 5 * 10**8
 """Maximum number of elements reduced or gathered at once; a smaller model is one bucket."""
-MASTER = "master"
-"""The key of float32 weights in a state, next to AdamW's own."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _HOLDER = "audiorl"
 _LINEAR = nn.functional.linear

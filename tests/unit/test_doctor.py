@@ -15,6 +15,7 @@ from audiorl.cli.doctor import (
     Package,
     check_assets,
     check_attention,
+    check_cpu_bf16,
     check_optional,
     check_required,
     check_self_test,
@@ -90,6 +91,13 @@ def test_only_what_runs_is_reported():
     assert "sdpa in float32" in text
 
 
+def test_bf16_of_a_cpu_is_advised_only_where_it_is_fast():
+    assert "--model.autocast is faster" in check_cpu_bf16({"amx_bf16": True, "avx512_bf16": True}).advice
+    assert check_cpu_bf16({"avx512_bf16": True}).advice == ""
+    emulated = check_cpu_bf16({"avx2": True})
+    assert emulated.detail == "emulated: slower than float32" and "leave" in emulated.advice
+
+
 def test_the_attention_of_a_gpu_is_named_with_what_keeps_faster_kernels_off(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     gpu = torch.device("cuda", 0)
@@ -154,5 +162,6 @@ def test_cuda_devices_are_listed(monkeypatch):
     checks = {c.name: c for c in doctor.check_accelerator()}
     assert checks["cuda:1"].detail == "Big GPU, 10.0 GB of 80.0 GB free"
     assert checks["bf16"].state == "missing"
+    assert checks["TF32"].detail.startswith("off")
     assert checks["attention"].detail.startswith("flex in float32")
     assert "compute capability 8.0, Big GPU has less" in checks["attention"].advice

@@ -278,9 +278,9 @@ def one_pass(
     kept = kept_by_autograd(policy, lambda: decoder(inputs_embeds=x, position_ids=positions, use_cache=False))
     size = count(policy)
     precision = Precision(weights, 2 if autocast else weights, 4)
-    expected = decoder_bytes(size.shape, Pack(tokens, tokens), precision, "flash", checkpointing)
+    expected = decoder_bytes(size.shape, Pack(tokens, tokens), precision, "varlen", checkpointing)
     if checkpointing:
-        expected -= layer_bytes(size.shape, Pack(tokens, tokens), precision, "flash")
+        expected -= layer_bytes(size.shape, Pack(tokens, tokens), precision, "varlen")
     elif autocast:  # what the plan lists as autocast copies
         expected += 2 * (size.linears + size.adapters)
     return kept, expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from audiorl.rl.trainer import Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
-from audiorl.train.adamw import Optimizer, learning_rate
+from audiorl.train.adamw import Optimizer, adamw, learning_rate
 from audiorl.train.sft import SFTWorker
 from audiorl.types import Experience, Request, Sample
 from tests.conftest import make_omni, make_qwen2_audio, make_qwen3_omni
@@ -93,6 +94,64 @@ def test_learning_rate_schedule_by_hand() -> None:
     cosine = OptimConfig(lr=1.0, schedule="cosine")
     assert learning_rate(5, 10, cosine) == pytest.approx(0.5)
     assert learning_rate(99, 10, OptimConfig(lr=1.0)) == 1.0
+
+
+def test_master_weights_take_updates_that_bfloat16_loses(caplog: pytest.LogCaptureFixture) -> None:
+    """The weights are those of float32 training, rounded; a resumed optimizer goes on with the same bits."""
+    start = torch.linspace(0.05, 2.0, 64).bfloat16()
+    config = OptimConfig(lr=1e-6, max_grad_norm=1e6)
+
+    def train(p: torch.nn.Parameter, optimizer: Optimizer, updates: range) -> None:
+        for step in updates:
+            gradient = torch.randn(64, generator=torch.Generator().manual_seed(step)) - 1
+            p.grad = gradient.bfloat16().to(p.dtype)
+            optimizer.step()
+
+    def made(dtype: torch.dtype, master_weights: bool) -> tuple[torch.nn.Parameter, Optimizer]:
+        p = torch.nn.Parameter(start.to(dtype, copy=True))
+        return p, Optimizer({"p": p}, replace(config, master_weights=master_weights), 3000)
+
+    exact, of_exact = made(torch.float32, False)
+    assert not caplog.text
+    plain, of_plain = made(torch.bfloat16, False)
+    assert (
+        "100 % of the trained 16-bit weights stay as they are under an update of the learning rate 1e-06" in caplog.text
+    )
+    caplog.clear()
+    master, of_master = made(torch.bfloat16, True)
+    assert not caplog.text
+    for p, optimizer in ((exact, of_exact), (plain, of_plain), (master, of_master)):
+        train(p, optimizer, range(2000))
+    assert torch.equal(plain, start) and not torch.equal(master, start)
+    assert torch.equal(master, exact.bfloat16())
+    resumed, of_resumed = made(torch.bfloat16, True)
+    with torch.no_grad():
+        resumed.copy_(master)
+    of_resumed.load({k: v.clone() for k, v in of_master.state().items()}, "a state")
+    for p, optimizer in ((master, of_master), (resumed, of_resumed)):
+        train(p, optimizer, range(2000, 2300))
+    assert torch.equal(of_resumed.state()["master.p"], of_master.state()["master.p"])
+    assert torch.equal(resumed, master)
+
+
+def test_a_state_without_master_weights_starts_them_from_the_weights() -> None:
+    p = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = Optimizer({"p": p}, OptimConfig(master_weights=True), 10)
+    with torch.no_grad():
+        p.fill_(2.0)
+    optimizer.load({"updates": torch.tensor(4)}, "a state")
+    assert optimizer.updates == 4 and torch.equal(optimizer.state()["master.p"], torch.full((3,), 2.0))
+
+
+def test_fused_adamw_is_adamw() -> None:
+    """On a GPU all weights are updated by one kernel; torch has it for the CPU too."""
+    weights = [torch.nn.Parameter(torch.linspace(-1, 1, 9)) for _ in range(2)]
+    for p, fused in zip(weights, (False, True), strict=True):
+        optimizer = adamw([p], OptimConfig(lr=0.1, weight_decay=0.1), fused)
+        for step in range(5):
+            p.grad = torch.linspace(0, 1 + step, 9)
+            optimizer.step()
+    torch.testing.assert_close(weights[1], weights[0], atol=1e-6, rtol=0)
 
 
 def test_a_bad_gradient_stops_before_the_weights_change() -> None:
