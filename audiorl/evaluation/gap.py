@@ -41,7 +41,9 @@ def choice_logprobs(
         for sample, answer in zip(samples, answers, strict=True)
         for choice in sample.choices
     ]
-    totals = iter([float(values.double().sum()) for values in answer_logprobs(policy, turns, budget)])
+    totals = iter(
+        [float(values.double().sum()) for values in answer_logprobs(policy, turns, budget, share_prompts=True)]
+    )
     return [log_distribution(np.array([next(totals) for _ in s.choices])) if s.choices else None for s in samples]
 
 
