@@ -125,13 +125,11 @@ class Teacher:
             members = [laid_out[i] for i in indices]
             out = self._model.forward(pack_experiences(members, config.share_prompts), self._temperature)
             check_finite(members, out.logprobs, "the teacher's log-prob")
-            columns = [x.cpu().split(counts(members)) for x in (out.logprobs.float(), out.entropy.float())]
-            extra = {name: x.cpu().split(counts(members)) for name, x in self._compared(out).items()}
-            for k, i in enumerate(indices):
-                ids = laid_out[i].ids[laid_out[i].loss_mask]
-                selected = selected_tokens(self._runs_on.decode, ids, config.distill.tokens)
-                more = {name: parts[k].clone() for name, parts in extra.items()}
-                outputs[i] = TeacherOutput(columns[0][k].clone(), columns[1][k].clone(), selected, **more)
+            fields = {"logprobs": out.logprobs.float(), "entropy": out.entropy.float(), **self._compared(out)}
+            by_member = {name: x.cpu().split(counts(members)) for name, x in fields.items()}
+            for k, (i, e) in enumerate(zip(indices, members, strict=True)):
+                selected = selected_tokens(self._runs_on.decode, e.ids[e.loss_mask], config.distill.tokens)
+                outputs[i] = TeacherOutput(counts=selected, **{name: x[k].clone() for name, x in by_member.items()})
         return [outputs[i] for i in range(len(laid_out))]
 
     def _compared(self, out: PolicyOutput) -> dict[str, Tensor]:

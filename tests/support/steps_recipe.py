@@ -95,9 +95,9 @@ def distill(config: Config) -> RLConfig:
         steps=config.steps,
         prompts_per_step=config.prompts + 1,
         group_size=2,
-        advantage="none",
-        kl_beta=0.0,
-        distill=DistillConfig(coef=1.0, divergence="jsd", off_policy=0.25),
+        kl_beta=0.1,
+        advantage_std=False,
+        distill=DistillConfig(coef=1.0, divergence="jsd", top_k=20, off_policy=0.25),
         micro_batch_tokens=250,
         save_every=2,
     )

@@ -161,13 +161,15 @@ def test_colocated_engines_train_as_one_process(cluster: Cluster, one: Path, tmp
     assert_equal_runs(one, two)
 
 
-@pytest.mark.parametrize(("kind", "references"), [("grpo", "2"), pytest.param("ppo", "1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "references"), [("grpo", "2"), *(pytest.param(k, "1", marks=pytest.mark.slow) for k in ("ppo", "distill"))]
+)
 def test_a_separate_reference_trains_as_one_process(
     kind: str, references: str, cluster: Cluster, one: Path, tmp_path: Path
 ) -> None:
-    """With the KL in the loss, and in the reward of PPO."""
+    """With the KL in the loss, in the reward of PPO, and as the teacher of distillation too."""
     local, separate = (one if kind == "grpo" else tmp_path / "one"), tmp_path / "separate"
-    if kind == "ppo":
+    if kind != "grpo":
         assert main(["train", str(RECIPE), "--kind", kind, "--out", str(local)]) == 0
     options = [*RAY, "--runtime.references", references]
     assert main(["train", str(RECIPE), "--kind", kind, "--out", str(separate), *options]) == 0
