@@ -22,17 +22,34 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Literal, TypedDict, TypeVar, get_args
+from typing import Any, Generic, Literal, TypedDict, TypeVar, get_args
 
 from audiorl.audio import AudioError, load_clip, probe
+from audiorl.data.archives import cut_rows, is_cut, is_shar, shar_rows, webdataset_rows
 from audiorl.data.folders import librispeech_rows, wenetspeech_rows
 from audiorl.data.formats import FORMATS, Style, audio_field, detect
+from audiorl.data.hub import PREFIX, dataset_rows, hub_rows, is_dataset
+from audiorl.data.kaldi import is_kaldi, kaldi_rows
 from audiorl.data.published import AnyRow, avqa_rows, musicbench_rows
 from audiorl.data.rows import BadRow, LeftOut, Row, json_document, read_rows
 from audiorl.data.schema import FieldError, check_limit
 from audiorl.types import Sample
 
-Kind = Literal["auto", "native", "avqa", "musicbench", "mmau", "mmar", "mmsu", "asr", "librispeech", "wenetspeech"]
+Kind = Literal[
+    "auto",
+    "native",
+    "avqa",
+    "musicbench",
+    "mmau",
+    "mmar",
+    "mmsu",
+    "asr",
+    "librispeech",
+    "wenetspeech",
+    "kaldi",
+    "shar",
+    "webdataset",
+]
 SkippedRow = BadRow
 Format = Callable[[Row, Style], Sample]
 T = TypeVar("T")
@@ -48,6 +65,7 @@ class ReadOptions(TypedDict, total=False):
     check_audio: bool
     question: str | None
     need_answer: bool
+    columns: Mapping[str, str] | None
 
 
 @dataclass(frozen=True)
@@ -80,7 +98,7 @@ class Loaded(Generic[T]):
 
 
 def read_samples(
-    path: str | Path,
+    path: str | Path | Any,
     kind: Kind | str = "auto",
     *,
     think: bool = True,
@@ -90,14 +108,16 @@ def read_samples(
     check_audio: bool = False,
     question: str | None = None,
     need_answer: bool = True,
+    columns: Mapping[str, str] | None = None,
 ) -> Loaded[Sample]:
-    """Read the first `limit` samples of a manifest, dataset or corpus folder.
+    """Read the first `limit` samples of a manifest, dataset or corpus folder, of `hf://NAME:SPLIT`, or of a
+    `datasets.Dataset`.
 
     kind: which format it is, found from its columns when "auto"; "asr" stands for any corpus of transcripts.
     think: ask for <think> before the answer. question: asked where a row brings no question of its own, or in place of
     the request for a transcript. on_error: stop at the first unusable row, or skip, count and list it. check_audio:
     decode every clip now; a broken one is an unusable row. need_answer: a question without an answer is an unusable
-    row; otherwise its sample has no references.
+    row; otherwise its sample has no references. columns: {column wanted here: its name in the data}.
 
     Raises ValueError naming file, row and field. A file that cannot be read at all raises whatever on_error says.
     """
@@ -112,11 +132,12 @@ def read_samples(
         check_audio=check_audio,
         question=question,
         need_answer=need_answer,
+        columns=columns,
     )
 
 
 def read_values(
-    path: str | Path,
+    path: str | Path | Any,
     kind: Kind | str,
     value_of: Callable[[Row, Style, Format], tuple[Sample, T]],
     *,
@@ -129,13 +150,13 @@ def read_values(
     check_audio: bool = False,
     question: str | None = None,
     need_answer: bool = True,
+    columns: Mapping[str, str] | None = None,
 ) -> Loaded[T]:
     """What `value_of(row, style, format)` makes of each row, with the sample in it; the rest is as in `read_samples`.
 
     `value_of` raises FieldError for a row that cannot be used. detect: the kind of the first readable row, for "auto".
     repeats: an id may come again with the same prompt.
     """
-    path = Path(path)
     if kind not in get_args(Kind):
         raise ValueError(f"no kind of manifest is called {kind!r}; choose from {', '.join(get_args(Kind))}")
     if on_error not in ("raise", "skip"):
@@ -143,9 +164,22 @@ def read_values(
     check_limit(limit)
     if audio_root is not None and not Path(audio_root).is_dir():
         raise ValueError(f"audio_root {audio_root}: no such folder")
-    folder = path if path.is_dir() else path.parent
+    rows: Iterator[AnyRow] | None = None
+    name, folder = str(path), Path()
+    if is_dataset(path):
+        name, rows = "dataset", dataset_rows(path)
+    elif name.startswith(PREFIX):
+        rows = hub_rows(name)
+    else:
+        path = Path(path)
+        folder = path if path.is_dir() else path.parent
+        rows, kind = _rows_and_kind(path, kind)
+    if columns:
+        rows = renamed(rows, columns)
+    if kind == "auto":
+        kind, rows = _detected(name, rows, detect)
+    rows, to_sample = QUESTIONS_OF.get(kind, iter)(rows), FORMATS[kind]
     style = Style(Path(audio_root) if audio_root is not None else folder, think, question, need_answer)
-    rows, to_sample = _rows_and_format(path, kind, detect)
 
     values: list[T] = []
     skipped: list[SkippedRow] = []
@@ -166,7 +200,7 @@ def read_values(
             skipped.append(result)
         else:
             raise ValueError(str(result))
-    return Loaded(tuple(values), tuple(skipped), str(path), left_out)
+    return Loaded(tuple(values), tuple(skipped), name, left_out)
 
 
 def _itself(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Sample]:
@@ -181,33 +215,57 @@ QUESTIONS_OF: Mapping[str, Callable[[Iterator[AnyRow]], Iterator[AnyRow]]] = {
 """What makes questions of a format's rows as published."""
 
 
-def _rows_and_format(path: Path, kind: str, detect: Callable[[Row], str]) -> tuple[Iterator[AnyRow], Format]:
+def _rows_and_kind(path: Path, kind: str) -> tuple[Iterator[AnyRow], str]:
+    """The rows of a file or folder, and the kind where the container decides it."""
     if not path.exists():
         raise ValueError(f"{path}: missing; check the path")
     transcribed = path.is_dir() and next(path.rglob("*.trans.txt"), None) is not None
     if kind == "librispeech" and not transcribed:
         raise ValueError(f"{path}: no *.trans.txt below it; name the folder of a LibriSpeech subset")
     if transcribed and kind in ("auto", "asr", "librispeech"):
-        return librispeech_rows(path), FORMATS["asr"]
+        return librispeech_rows(path), "asr"
+    if path.is_dir() and kind in ("auto", "asr", "kaldi", "shar"):
+        if is_kaldi(path):
+            return kaldi_rows(path), "asr"
+        if is_shar(path):
+            return shar_rows(path), "asr"
+    if path.suffix == ".tar" or path.name.endswith((".tar.gz", ".tgz")):
+        return webdataset_rows(path), "auto" if kind == "webdataset" else kind
     if kind in ("auto", "asr", "wenetspeech"):
         document = json_document(path)
         if isinstance(document, dict) and isinstance(document.get("audios"), list):
-            return wenetspeech_rows(path, document), FORMATS["asr"]
+            return wenetspeech_rows(path, document), "asr"
         if kind == "wenetspeech":
             raise ValueError(f'{path}: no WenetSpeech file; it is one .json object with a list "audios"')
-    rows: Iterator[AnyRow] = read_rows(path)
-    if kind == "auto":
-        kind, rows = _detected(path, rows, detect)
-    return QUESTIONS_OF.get(kind, iter)(rows), FORMATS[kind]
+    if kind in ("kaldi", "shar", "webdataset"):
+        raise ValueError(f"{path}: no {kind} data; give a folder with wav.scp, one with cuts.*.jsonl.gz, or a .tar")
+    return read_rows(path), kind
 
 
-def _detected(path: Path, rows: Iterator[AnyRow], detect: Callable[[Row], str]) -> tuple[str, Iterator[AnyRow]]:
+def renamed(rows: Iterator[AnyRow], columns: Mapping[str, str]) -> Iterator[AnyRow]:
+    """The rows with the columns that `columns` names under the names wanted here: {wanted: in the data}."""
+    for row in rows:
+        if not isinstance(row, Row):
+            yield row
+            continue
+        missing = next((name for name in columns.values() if name not in row.data), None)
+        if missing is not None:
+            there = ", ".join(row.data)
+            yield BadRow(row.file, row.number, missing, f"missing; --columns names it, and the columns are {there}")
+            continue
+        taken = {*columns.values(), *columns}
+        rest = {name: value for name, value in row.data.items() if name not in taken}
+        yield Row(row.file, row.number, {**{wanted: row.data[name] for wanted, name in columns.items()}, **rest})
+
+
+def _detected(path: str, rows: Iterator[AnyRow], detect: Callable[[Row], str]) -> tuple[str, Iterator[AnyRow]]:
     """(the format of the first readable row, all rows)."""
     seen: list[AnyRow] = []
     for row in rows:
         seen.append(row)
         if isinstance(row, Row):
-            return detect(row), itertools.chain(seen, rows)
+            all_rows = itertools.chain(seen, rows)
+            return ("asr", cut_rows(all_rows)) if is_cut(row) else (detect(row), all_rows)
     raise ValueError(f"{path}: no readable row; {seen[0] if seen else 'the file holds none'}")
 
 

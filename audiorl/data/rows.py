@@ -7,9 +7,11 @@ cannot be read at all is a ValueError.
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,13 +69,25 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
             yield Row(str(path), number, entry)
         if number == 0:
             raise ValueError(f"{path}: holds no rows")
-    elif path.suffix in (".jsonl", ".json", ".ndjson", ""):
-        content = path.read_bytes()
+    elif path.with_suffix("").suffix in _JSON if path.suffix == ".gz" else path.suffix in (*_JSON, ""):
+        content = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
         if not content.strip():
             raise ValueError(f"{path}: empty; write one JSON object a line")
         yield from _objects(path, content)
     else:
-        raise ValueError(f"{path}: no data file; give .jsonl, .json, .parquet, .arrow or a saved dataset's folder")
+        raise ValueError(
+            f"{path}: no data file; give .jsonl, .json, .parquet, .arrow, .tar or a saved dataset's folder"
+        )
+
+
+_JSON = (".jsonl", ".json", ".ndjson")
+
+
+def _unpacked(path: Path) -> bytes:
+    try:
+        return gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: not readable as gzip ({error}); copy or download it again") from error
 
 
 def read_checked(path: Path, schema: type[T]) -> Iterator[tuple[int, T]]:

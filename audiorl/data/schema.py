@@ -151,6 +151,36 @@ class WenetSpeechSegment(Struct):
     sid: Id | None = None
 
 
+class CutSource(Struct):
+    """Where the audio of lhotse's recording is."""
+
+    type: Text
+    source: AnyText
+
+
+class CutRecording(Struct):
+    sources: Annotated[list[CutSource], Meta(min_length=1, description="a list; give where the recording is")]
+
+
+class CutSupervision(Struct):
+    text: AnyText = ""
+    start: Annotated[float, Meta(ge=-1e9, le=1e9, description="a time; give seconds")] = 0.0
+    language: Name | None = None
+    speaker: Name | None = None
+
+
+class Cut(Struct):
+    """A line of lhotse's cuts."""
+
+    id: Text
+    start: Seconds
+    duration: Seconds
+    recording: CutRecording
+    supervisions: list[CutSupervision]
+    type: Text = "MonoCut"
+    custom: dict[str, Any] | None = None
+
+
 class MusicBenchColumns(Struct):
     """A row of MusicBench as published."""
 

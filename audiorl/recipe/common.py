@@ -11,6 +11,7 @@ A recipe is its settings and one training call between two measurements::
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -75,6 +76,8 @@ class RecipeConfig:
     """Seed of which rows are held out and which a PATH:COUNT or a weight draws: the same rows for every `seed`."""
     audio_root: str | None = None
     """Folder from which relative audio paths start; by default the folder of each data file."""
+    columns: tuple[str, ...] = ()
+    """Columns of the data that have other names, as WANTED=NAME: `audio=wav question=prompt`."""
     on_error: Literal["raise", "skip"] = "raise"
     """`skip` counts and lists unusable rows instead of stopping at the first."""
     check_audio: bool = True
@@ -177,6 +180,8 @@ def read_sets(
     """
     sets: list[tuple[str, list[T]]] = []
     ids: set[str] = set()
+    if config.columns:
+        options |= {"columns": column_names(config.columns, read)}
     for number, given in enumerate(paths, 1):
         path, count, _ = parse_set(given)
         if path.startswith("bundled"):
@@ -203,6 +208,19 @@ def read_sets(
         ids |= {identity(item)[0] for item in items}
         sets.append((given, items))
     return sets
+
+
+def column_names(given: Sequence[str], read: Callable[..., Any]) -> dict[str, str]:
+    """{wanted: name in the data} of WANTED=NAME. Raises ValueError for another form, and where `read` takes none."""
+    if "columns" not in inspect.signature(read).parameters:
+        raise ValueError("--columns: this recipe's data has columns of one name only; rename them in the file")
+    names: dict[str, str] = {}
+    for pair in given:
+        wanted, equals, name = pair.partition("=")
+        if not (wanted and equals and name) or wanted in names:
+            raise ValueError(f"--columns {pair!r}: give WANTED=NAME once for each column, such as audio=wav")
+        names[wanted] = name
+    return names
 
 
 def _usable(item: Any, on_error: str) -> bool:

@@ -24,6 +24,7 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.preference import PreferenceWorker
 from tests.conftest import make_omni, make_qwen2_audio, make_whisper
+from tests.support.data_sources import SOURCES
 from tests.support.full_size import save_full_size
 
 REWARD = "def reward(rollout):\n    return len(rollout.text) / 100\n"
@@ -568,3 +569,16 @@ def test_mmau_grpo_at_full_width(tmp_path: Path, lora: str) -> None:
     assert [m["step"] for m in metrics] == [1, 2]
     assert all(m["grad_norm"] > 0 for m in metrics) and metrics[0]["policy/ratio"] == pytest.approx(1, abs=1e-3)
     load_policy(last_checkpoint(run))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_kind_of_corpus_trains(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUDIORL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    (tmp_path / "corpus").mkdir()
+    path = SOURCES[source](tmp_path / "corpus")
+    columns = ("--columns", "text=sentence", "language=lang") if source == "hub" else ()
+    held_out = ("--held-out", "bundled", "--retention", "bundled", "--no-speech", "0", "--max-steps", "1")
+    run = train("asr_grpo", tmp_path / "run", "--data", str(path), *columns, *held_out)
+    (first, *_) = rows_of(run / "rollouts" / "step_000001.jsonl")
+    assert first["sample"]["metadata"]["speaker"] in ("jane", "joe")
