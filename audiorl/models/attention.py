@@ -102,11 +102,12 @@ def spans_of(span_ids: Tensor, span_parents: Tensor) -> Spans:
 def ungrouped(decoder: Any) -> Iterator[None]:
     """Attention to a cache without a copy of it for every query head of a group.
 
-    On the CPU only: with a mask, CUDA has no fast kernel that would read grouped keys.
+    Of one new token a row this holds on every device. Of several it holds on the CPU: CUDA has no fast kernel that
+    reads grouped keys with a mask.
     """
     config = decoder.config
     before = config._attn_implementation
-    if before == VARLEN and decoder.get_input_embeddings().weight.device.type == "cpu":
+    if before == VARLEN:
         config._attn_implementation = UNGROUPED
     try:
         yield
@@ -121,9 +122,14 @@ def _has_windows(config: Any) -> bool:
 def _ungrouped(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    if attention_mask is None or kwargs.get("position_bias") is not None:
+    one_token = query.shape[2] == 1 and attention_mask is not None and attention_mask.shape[1] == 1
+    if attention_mask is None or kwargs.get("position_bias") is not None or not (one_token or query.is_cpu):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     scale = kwargs.get("scaling")
+    if one_token:  # the heads of a group are queries of the same keys under the same mask
+        grouped = query.unflatten(1, (key.shape[1], -1)).squeeze(3)  # [B, kv heads, heads of a group, D]
+        out = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scale)
+        return out.flatten(1, 2)[:, None], None
     out = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scale, enable_gqa=True)
     return out.transpose(1, 2).contiguous(), None
 

@@ -85,6 +85,14 @@ def _widened(buffer: Tensor | None, like: Tensor, room: int) -> Tensor:
     return wide
 
 
+def _select(layer: Any, rows: Tensor) -> None:
+    """Keep these rows of a layer of any kind. Layers with linear attention only have a method to reorder them."""
+    if hasattr(layer, "recurrent_states"):
+        layer.reorder_cache(rows)
+    else:
+        layer.batch_select_indices(rows)
+
+
 class RowCache:
     """The cache of a batch; `layers` is what the decoder gets as its `past_key_values`.
 
@@ -128,14 +136,14 @@ class RowCache:
             if type(new) is DynamicLayer:
                 self._rows[i].join(new, repeat, room)
             else:
-                new.batch_select_indices(repeat)
+                _select(new, repeat)
                 self.layers.layers[i : i + 1] = [new]
         self._place.width = max(self.width, columns)
 
     def keep(self, rows: Tensor) -> None:
         """Drop all other rows."""
         for layer in self.layers.layers:
-            layer.batch_select_indices(rows)
+            _select(layer, rows)
 
     def select(self, rows: Tensor) -> RowCache:
         """A copy of some rows."""

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import AttentionInterface
 
 from audiorl.algos import varlen
 from audiorl.algos.packing import attention_mask, pack_experiences
@@ -360,6 +361,22 @@ def test_the_replacement_ends_with_its_block(make_any: Make) -> None:
     decoder.config._attn_implementation = "eager"
     with ungrouped(decoder):
         assert decoder.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_grouped_heads_read_the_cache_without_a_copy(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers computes it from keys and values that are repeated for every head of a group."""
+    rng = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 6, tokens, 8, generator=rng)
+    key, value = (torch.randn(2, 2, 9, 8, generator=rng) for _ in range(2))
+    mask = torch.rand(2, 1, tokens, 9, generator=rng) > 0.3
+    mask[..., 0] = True
+    module = SimpleNamespace(num_key_value_groups=3, is_causal=True, training=False)
+    repeated = [x.repeat_interleave(3, 1) for x in (key, value)]
+    expected = torch.nn.functional.scaled_dot_product_attention(query, *repeated, attn_mask=mask, scale=0.3)
+    monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", None)
+    out, _ = AttentionInterface._global_mapping[UNGROUPED](module, query, key, value, mask, scaling=0.3)
+    torch.testing.assert_close(out, expected.transpose(1, 2), atol=1e-6, rtol=1e-6)
 
 
 def test_spans_by_hand() -> None:
