@@ -134,6 +134,9 @@ class ChatEndpoint:
     cache: str | None = None
     """Folder of verdicts, which later calls and other processes use. The key is the whole request: model, prompt, audio
     content, schema, temperature, number of the vote. None: no cache."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of a request, which replace those above; None leaves a field out. For models that want others:
+    {"max_tokens": None, "max_completion_tokens": 512}."""
     counts: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
     """Since the endpoint was made: requests, answers from the cache, failed tries by kind, tokens."""
 
@@ -225,7 +228,7 @@ class ChatEndpoint:
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         elif self.answer_format == "json_object":
             body["response_format"] = {"type": "json_object"}
-        return body
+        return {name: value for name, value in (body | dict(self.fields)).items() if value is not None}
 
     async def _ask(
         self, client: Any, gate: asyncio.Semaphore, deadline: float, question: Question, key: str
@@ -315,7 +318,7 @@ class ChatEndpoint:
                 self.counts[name] += count
             choice = answer.choices[0]
             text, refusal, reason = choice.message.content, choice.message.refusal, choice.finish_reason
-        except (AttributeError, IndexError, TypeError, ValueError):
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError):
             raise _Failure("not a completion", "the answer holds no chat completion") from None
         if refusal or reason == "content_filter":
             raise _Failure("refusal", f"the judge refused: {str(refusal)[:200]}")

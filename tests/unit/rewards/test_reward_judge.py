@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from hypothesis import given
+from hypothesis import strategies as st
 
 from audiorl.audio import AudioClip
 from audiorl.rewards import (
@@ -27,6 +29,7 @@ from audiorl.rewards import (
     WeightedSum,
     load_reward,
 )
+from audiorl.rewards.chat import BadAnswer
 from audiorl.types import Message, Rollout, Sample
 from tests.conftest import make_omni
 from tests.support.chat_servers import FAULTS, KINDS, ChatServer, text_of
@@ -112,6 +115,52 @@ def test_a_server_that_fails_in_a_fifth_of_the_calls_gives_the_right_scores(make
         scores = OpenAIJudge(endpoint, PROMPT)(rollouts)
     assert [s and s.total for s in scores] == [i % 5 / 4 for i in range(100)]
     assert sum(n for kind, n in server.calls.items() if kind != "right") > 15
+
+
+COMPLETION = {"id": "c", "object": "chat.completion", "created": 0, "model": "m"}
+CHOICE = {"index": 0, "message": {"role": "assistant", "content": "{}"}, "finish_reason": "stop"}
+MALFORMED = (
+    {}, [], None, 7, "text", COMPLETION, COMPLETION | {"choices": None}, COMPLETION | {"choices": {}},
+    COMPLETION | {"choices": [None]}, COMPLETION | {"choices": [CHOICE | {"message": None}]},
+    COMPLETION | {"choices": [CHOICE | {"message": {"content": ["4"]}}]},
+    COMPLETION | {"choices": [CHOICE | {"message": {"content": 4}}]},
+    COMPLETION | {"choices": [CHOICE], "usage": {"prompt_tokens": "many"}},
+    COMPLETION | {"choices": [CHOICE], "usage": [3]},
+    COMPLETION | {"choices": [CHOICE | {"message": {"content": "[" * 100_000}}]},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "document", [*map(json.dumps, MALFORMED), '{"choices": [], "usage": {"prompt_tokens": 1e999}}']
+)
+def test_an_answer_of_another_shape_is_a_failure(document: str, make_rollout) -> None:
+    from starlette.responses import Response
+
+    server = ChatServer(letters)
+    server.answer = lambda kind, body: Response(document, media_type="application/json")  # type: ignore[method-assign]
+    with judging(server, tries=1) as endpoint:
+        assert OpenAIJudge(endpoint, PROMPT, max_failed=1.0)([make_rollout("a")]) == [None]
+        (kind,) = (name for name in endpoint.counts if name.startswith("failed: "))
+    assert kind.removeprefix("failed: ") in ("not a completion", "empty", "wrong fields", "not JSON")
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=9), lambda x: st.lists(x, max_size=3)))
+def test_a_verdict_is_on_the_scale_or_no_verdict(score: object) -> None:
+    judge = OpenAIJudge(ChatEndpoint("m"), PROMPT)
+    try:
+        value = judge._read(json.dumps({"id": "x", "score": score, "more": [score]}), "x")
+    except BadAnswer:
+        assert type(score) is not float or not 1 <= score <= 5
+    else:
+        assert type(score) is float and value == score and 1 <= value <= 5
+
+
+def test_further_fields_replace_those_of_the_request(make_rollout) -> None:
+    server = ChatServer(letters)
+    with judging(server, fields={"max_tokens": None, "max_completion_tokens": 9, "seed": None}) as endpoint:
+        OpenAIJudge(endpoint, PROMPT)([make_rollout("a")])
+    body = server.bodies[0]
+    assert body["max_completion_tokens"] == 9 and not {"max_tokens", "seed"} & set(body)
 
 
 def test_votes_are_combined_and_a_majority_must_be_valid(make_rollout) -> None:
