@@ -253,8 +253,8 @@ def renamed(rows: Iterator[AnyRow], columns: Mapping[str, str]) -> Iterator[AnyR
             there = ", ".join(row.data)
             yield BadRow(row.file, row.number, missing, f"missing; --columns names it, and the columns are {there}")
             continue
-        taken = {*columns.values(), *columns}
-        rest = {name: value for name, value in row.data.items() if name not in taken}
+        replaced = {*columns.values(), *columns}
+        rest = {name: value for name, value in row.data.items() if name not in replaced}
         yield Row(row.file, row.number, {**{wanted: row.data[name] for wanted, name in columns.items()}, **rest})
 
 

@@ -26,6 +26,7 @@ from audiorl.cli.codec import Decode, Encode
 from audiorl.cli.data import Build
 from audiorl.cli.plan import Options as PlanOptions
 from audiorl.cli.questions import BuildQuestions
+from audiorl.gpu_check.run import _parser as gpu_check
 from audiorl.options import names, parse, parse_known
 from audiorl.recipe.loader import load_recipe, parse_config
 from audiorl.recipe.scripts import find_script, scripts
@@ -136,6 +137,9 @@ def check_audiorl(command: str, *args: str) -> None:
         kind = {"build": Build, "build-qa": BuildQuestions}[args[0]]
         parse(kind, args[1:], prog="data")
     elif command == "doctor":
+        if args[:1] == ["--gpu"]:
+            gpu_check().parse_args(args[1:])
+            return
         assert not args or args[0] == "--plan"
         if args:
             words = [word.replace("--lora-rank", "--model.lora.rank") for word in args[1:]]  # the short form
@@ -188,7 +192,7 @@ def test_options_in_the_text_exist() -> None:
                 assert ok, f"{page.name}: {option} in `{code}` is no option"
 
 
-NO_FIELDS = ("--lora-rank", "--help", "--version", "--no-use-ref-len", "--computation-aware")
+NO_FIELDS = ("--lora-rank", "--help", "--version", "--no-use-ref-len", "--computation-aware", "--pretend", "--only")
 
 
 # ------------------------------------------------------------------------------------------------------ Python in text

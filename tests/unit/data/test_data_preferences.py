@@ -70,7 +70,7 @@ def test_pairs_share_everything_with_their_samples(folder: Path) -> None:
     assert (a.chosen, a.rejected, a.margin) == ("a cat", "a dog", 0.0)
     assert (b.chosen, b.rejected, b.margin) == ("hi ", "he", 2.0)
     for pair, row, plain in zip(
-        loaded.samples, ({"level": 3}, {}), read_samples(path, think=False).samples, strict=True
+        loaded.samples, ({"level": 3}, {"text": "hi"}), read_samples(path, think=False).samples, strict=True
     ):
         theirs = asdict(plain) | {"metadata": row}  # read_samples keeps the answers as metadata
         assert asdict(pair.sample) == theirs
