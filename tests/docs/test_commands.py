@@ -111,6 +111,8 @@ def check(argv: Argv) -> None:
         for option in options_of(args):
             name = option.removeprefix("--").replace("-", "_")
             assert option in source or re.search(rf"^    {name}: ", source, re.MULTILINE), option
+    elif program == "python" and args[:2] == ["-m", "audiorl.gpu_check"]:
+        gpu_check().parse_args(args[2:])
     elif program == "simuleval":
         module, _, name = args[args.index("--agent-class") + 1].rpartition(".")
         assert ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text().count(f"class {name}")
@@ -137,7 +139,7 @@ def check_audiorl(command: str, *args: str) -> None:
         kind = {"build": Build, "build-qa": BuildQuestions}[args[0]]
         parse(kind, args[1:], prog="data")
     elif command == "doctor":
-        if args[:1] == ["--gpu"]:
+        if args[:1] == ("--gpu",):
             gpu_check().parse_args(args[1:])
             return
         assert not args or args[0] == "--plan"
