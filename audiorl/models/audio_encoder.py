@@ -25,11 +25,15 @@ PASS_SECONDS = 120.0
 """Audio that goes through an encoder on a GPU in one pass."""
 
 
+MELS_BYTES = 256 * 2**20
+"""Memory for the mel features of clips that a trained encoder reads again, about 170 of 30 s."""
+
+
 class AudioEncoder:
     """Encodes clips: on the CPU one at a time, so that a result never depends on its batch, on a GPU several at once.
 
     The output of a frozen audio encoder is cached (up to `ModelConfig.audio_cache_mb`) for rollouts, log-probs and all
-    epochs; that of a trained one is cached until the weights change.
+    epochs; that of a trained one is cached until the weights change, and its mel features longer (`MELS_BYTES`).
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class AudioEncoder:
     ):
         self.model, self.extractor, self.backbone, self.config = model, extractor, backbone, config
         self.cache = ClipCache(config.audio_cache_mb * 2**20)
+        self.mels = ClipCache(MELS_BYTES)
         self.pass_seconds: float | None = None
         """Seconds of audio in one pass of the encoder; 0: one clip at a time. None: 0 on the CPU, where a clip's output
         shall have the same bits in every batch, so that a resumed run repeats the first; elsewhere PASS_SECONDS, since
@@ -72,7 +77,11 @@ class AudioEncoder:
     def mel(self, clip: AudioClip) -> tuple[Tensor, int]:
         """[mel bins, frames] of the clip with its context, on the CPU, and how many audio tokens are the context's."""
         assert self.extractor is not None
-        mel = log_mel(self.extractor, clip.with_context().load(self.extractor.sampling_rate))
+        mel = self.mels.get(clip.key)
+        if mel is None:
+            mel = log_mel(self.extractor, clip.with_context().load(self.extractor.sampling_rate))
+            if self.config.audio == "full":  # a frozen encoder reads each clip once
+                self.mels.put(clip.key, mel)
         return mel, self._tokens_in(clip.context) if clip.context else 0
 
     def _tokens_in(self, duration: float) -> int:

@@ -138,7 +138,7 @@ class AudioPolicy(nn.Module):
     def copy(self) -> AudioPolicy:
         """The policy as it is now. Trained weights are copied; what is never trained is shared."""
         shared: dict[int, Any] = {id(p): p for p in self.model.parameters() if not p.requires_grad}
-        shared |= {id(x): x for x in (self.tokenizer, self.extractor, self.backbone, self.clip_codes)}
+        shared |= {id(x): x for x in (self.tokenizer, self.extractor, self.backbone, self.clip_codes, self.audio.mels)}
         if self.config.audio != "full":
             shared[id(self.audio.cache)] = self.audio.cache  # the output of an encoder that both share
         return copy.deepcopy(self, shared)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
+from audiorl.models.features import log_mel
 from audiorl.rl.advantages import compute_token_advantages
 from audiorl.rl.train import train_rl
 from audiorl.rl.trainer import TrainBatch, Trainer
@@ -604,6 +606,24 @@ def test_a_trained_tower_hears_each_clip_once_an_update(
         found.append(all_gradients(learner))
     tower = [n for n, g in found[0].items() if "audio_tower" in n and bool(g.any())]
     assert any(n.startswith("policy/") for n in tower) and any(n.startswith("critic/") for n in tower)
+
+
+def test_mel_features_are_computed_once(samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By rollouts, old log-probs, critic and all updates of all steps together."""
+    keys: list[int] = []
+
+    def counted(extractor: Any, wav: np.ndarray) -> Tensor:
+        keys.append(len(wav))
+        return log_mel(extractor, wav)
+
+    monkeypatch.setattr("audiorl.models.audio_encoder.log_mel", counted)
+    policy = make_omni(ModelConfig(audio="full"))
+    HFEngine(policy, SamplingConfig(max_new_tokens=2)).generate([Request(s) for s in samples[:2]])
+    learner = ppo(policy, epochs=2, mini_batches=2)
+    batch = batch_of(policy, samples)
+    for _ in range(2):
+        learner.step(TrainBatch(batch))
+    assert len(keys) == 2
 
 
 @SHARED
