@@ -69,7 +69,7 @@ def complete_rows(
     rows = finished_rows(path)
     missing = [item for id, item in items.items() if id not in rows or not is_current(item, rows[id])]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file, _display(progress) as display:
+    with path.open("a", encoding="utf-8") as file, progress_display(progress) as display:
         bar = display.add_task(path.name, total=len(items), completed=len(items) - len(missing))
         for start in range(0, len(missing), batch_size):
             batch = missing[start : start + batch_size]
@@ -154,7 +154,8 @@ def _parse(path: Path) -> tuple[list[Row], int]:
     return rows, intact
 
 
-def _display(enabled: bool) -> Progress:
+def progress_display(enabled: bool) -> Progress:
+    """A bar on stderr with the count, the time taken and the time left; nothing where it is not `enabled`."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from audiorl.config import SamplingConfig
 from audiorl.data.text import TextQuestion
-from audiorl.evaluation.generate import read_rows
+from audiorl.evaluation.generate import progress_display, read_rows
 from audiorl.evaluation.summaries import paired_changes, summarize, summarize_answers, summarize_outside
 from audiorl.evaluation.text import measure_text_phase
 from audiorl.models import AudioPolicy
@@ -23,10 +24,26 @@ UNSEEN = "unseen"
 """The set of speakers that no phase trains on."""
 
 
-def answer(policy: AudioPolicy, samples: Sequence[Sample], reward: Reward, max_new_tokens: int) -> list[Rollout]:
-    """One greedy, scored rollout per sample, but for those that the reward skips."""
+AT_ONCE = 64
+"""Samples that are answered between two movements of the progress bar."""
+
+
+def answer(
+    policy: AudioPolicy, samples: Sequence[Sample], reward: Reward, max_new_tokens: int, title: str = ""
+) -> list[Rollout]:
+    """One greedy, scored rollout per sample, but for those that the reward skips.
+
+    With a `title` a progress bar is shown, where stderr is a terminal.
+    """
     sampling = SamplingConfig(temperature=0.0, max_new_tokens=max_new_tokens, max_batch_tokens=16_384)
-    rollouts = HFEngine(policy, sampling).generate([Request(s) for s in samples])
+    engine = HFEngine(policy, sampling)
+    rollouts: list[Rollout] = []
+    with progress_display(bool(title) and sys.stderr.isatty()) as display:
+        bar = display.add_task(title, total=len(samples))
+        for start in range(0, len(samples), AT_ONCE):
+            several = samples[start : start + AT_ONCE]
+            rollouts += engine.generate([Request(s) for s in several])
+            display.advance(bar, len(several))
     return scored_rollouts(reward, rollouts)
 
 
@@ -104,7 +121,7 @@ def evaluate_phase(
 ) -> dict[str, Any]:
     """Evaluate once, as a phase of the run: eval/NAME.jsonl and the entry NAME of eval.json; see `Evaluation`."""
     if not run.finished(name):
-        rollouts = answer(policy, samples, reward, max_new_tokens)
+        rollouts = answer(policy, samples, reward, max_new_tokens, name)
         scores = check_scores("outside", outside(rollouts), rollouts) if outside else [None] * len(rollouts)
         judged = [{} if score is None else dict(score.parts) for score in scores]
         results = summarize_answers(rollouts, metric) | summarize_outside(judged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from audiorl.cli.results import print_results
 from audiorl.data.corpus import Utterance
 from audiorl.data.prompts import asr_prompt
 from audiorl.evaluation import phases
-from audiorl.evaluation.phases import UNSEEN, Evaluation, measures_of
+from audiorl.evaluation.phases import UNSEEN, Evaluation, answer, measures_of
 from audiorl.evaluation.summaries import paired_changes
 from audiorl.models import AudioPolicy
 from audiorl.recipe.common import check_strangers
@@ -52,7 +53,7 @@ def test_every_set_is_measured_with_its_changes(run: Run, speech: list[Utterance
     said = {samples[0].id: samples[0].references[0]}
     real = phases.answer
 
-    def learned(policy: AudioPolicy, samples, reward, tokens):
+    def learned(policy: AudioPolicy, samples, reward, tokens, title):
         rollouts = [
             replace(r, segments=(replace(r.segments[0], text=said.get(r.sample.id, r.text)),))
             for r in real(policy, samples, reward, tokens)
@@ -74,6 +75,20 @@ def test_every_set_is_measured_with_its_changes(run: Run, speech: list[Utterance
     assert {"accuracy", "accuracy, unseen", "as_written (not optimised)"} <= set(table)
     assert table["accuracy"].change_text() == "+33.3 points (0.0 to +100.0)"
     assert without_strangers(entries) == []
+
+
+def test_answering_shows_how_far_it_is(speech: list[Utterance], monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(phases, "AT_ONCE", 2)
+    samples, reward = transcripts(speech)[:3], WeightedSum.of(accuracy=WordAccuracy())
+    policy = make_omni()
+    quiet = answer(policy, samples, reward, 4)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    shown = answer(policy, samples, reward, 4, "unseen_before")
+    assert [r.sample.id for r in shown] == [s.id for s in samples]
+    assert [r.text for r in shown] == [r.text for r in quiet]
+    err = capsys.readouterr().err
+    assert "unseen_before" in err and "3/3" in err
 
 
 def test_pairs_are_by_id_and_skipped_rows_do_not_count(tmp_path: Path) -> None:
