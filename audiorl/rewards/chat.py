@@ -198,7 +198,7 @@ class ChatEndpoint:
         )
         gate = asyncio.Semaphore(self.concurrency)
         deadline = time.monotonic() + self.max_seconds
-        keys = [_key_of(self._body(question)) for question in questions]  # with the audio's content
+        keys = [_key_of(self._body(question), question.seed) for question in questions]  # with the audio's content
         different = dict(zip(keys, questions, strict=True))  # equal answers of a group are judged once
         async with client:
             answers = await gather_all(self._ask(client, gate, deadline, q, key) for key, q in different.items())
@@ -335,9 +335,9 @@ class ChatEndpoint:
         return "".join(c if c.isprintable() else " " for c in message[:500])
 
 
-def _key_of(body: Mapping[str, Any]) -> str:
-    """Equal for equal requests."""
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+def _key_of(body: Mapping[str, Any], vote: int) -> str:
+    """Equal for equal requests of one vote; `fields` may leave the seed out of the body."""
+    return hashlib.sha256(json.dumps([body, vote], sort_keys=True).encode()).hexdigest()
 
 
 def _without_cost(answer: Answer | Failure) -> Answer | Failure:

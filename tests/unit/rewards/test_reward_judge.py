@@ -158,8 +158,9 @@ def test_a_verdict_is_on_the_scale_or_no_verdict(score: object) -> None:
 def test_further_fields_replace_those_of_the_request(make_rollout) -> None:
     server = ChatServer(letters)
     with judging(server, fields={"max_tokens": None, "max_completion_tokens": 9, "seed": None}) as endpoint:
-        OpenAIJudge(endpoint, PROMPT)([make_rollout("a")])
-    body = server.bodies[0]
+        OpenAIJudge(endpoint, PROMPT, votes=2)([make_rollout("a")])
+    body, second = server.bodies  # votes without seeds are two requests
+    assert body == second
     assert body["max_completion_tokens"] == 9 and not {"max_tokens", "seed"} & set(body)
 
 
