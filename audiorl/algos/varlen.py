@@ -63,8 +63,9 @@ class Segments:
 
     @classmethod
     def of_lengths(cls, queries: Sequence[int], keys: Sequence[int], causal: bool, device: torch.device) -> Segments:
-        """Segments from their lengths, which are copied to the device once."""
-        offsets = torch.tensor([[0, *accumulate(queries)], [0, *accumulate(keys)]], dtype=torch.int32).to(device)
+        """Segments from their lengths, which are copied to the device once, without waiting for it."""
+        offsets = torch.tensor([[0, *accumulate(queries)], [0, *accumulate(keys)]], dtype=torch.int32)
+        offsets = offsets.to(device, non_blocking=True)
         longest = max(queries, default=0), max(keys, default=0)
         return cls(offsets[0], offsets[1], *longest, causal, lengths_on_host=(queries, keys))
 
@@ -79,7 +80,7 @@ class Segments:
         number = {start: i for i, (start, _, _, _) in enumerate(spans)}
         parents = tuple(number[parent_start] if parent_end else None for _, _, parent_start, parent_end in spans)
         ranges = [x for start, end, *parent in spans for x in (torch.arange(*parent), torch.arange(start, end))]
-        return replace(segments, parents=parents, key_rows=torch.cat(ranges).to(device))
+        return replace(segments, parents=parents, key_rows=torch.cat(ranges).to(device, non_blocking=True))
 
     def gather(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """[rows, kv heads, D] -> [K, kv heads, D]."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -161,10 +161,14 @@ def _chunks(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    longest = int(max_length_q)
-    segments = Segments(cu_seq_lens_q, cu_seq_lens_q, longest, longest, causal=False)
     kernel = choose_kernel(attention, query.device, compute_dtype(query), query.shape[-1])
-    return SegmentAttention(kernel, segments)(query, key, value, scaling), None
+    return SegmentAttention(kernel, _chunk_segments(cu_seq_lens_q, max_length_q))(query, key, value, scaling), None
+
+
+@lru_cache(maxsize=1)
+def _chunk_segments(offsets: Tensor, longest: int) -> Segments:
+    """Made once for all layers, which get the same tensor."""
+    return Segments(offsets, offsets, int(longest), int(longest), causal=False)
 
 
 for _attention in KERNELS:
