@@ -113,6 +113,8 @@ def check(argv: Argv) -> None:
             assert option in source or re.search(rf"^    {name}: ", source, re.MULTILINE), option
     elif program == "python" and args[:2] == ["-m", "audiorl.gpu_check"]:
         gpu_check().parse_args(args[2:])
+    elif program == "python" and args[:2] == ["-m", "pytest"]:
+        assert all((ROOT / path).exists() for path in args[2:])
     elif program == "simuleval":
         module, _, name = args[args.index("--agent-class") + 1].rpartition(".")
         assert ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text().count(f"class {name}")
