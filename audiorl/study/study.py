@@ -99,6 +99,8 @@ class RewardStudy:
     def notes(self) -> tuple[str, ...]:
         """In words, what makes it a weak signal."""
         out = []
+        if not self.scored:
+            return ("it skipped every rollout",)
         if self.std <= _EQUAL:
             return ("every rollout has the same score",)
         if self.at_high >= _SATURATED:

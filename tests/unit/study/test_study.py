@@ -234,6 +234,7 @@ def test_the_page_has_every_section_and_audio(tmp_path: Path, recorded: Rollouts
         assert f"<h2>{title}</h2>" in text
     assert "▼ &lt;script&gt;: longer raises" in text and "<script>" not in text
     assert text.count("<audio") >= 8 and "data:audio/ogg" in text and "not embedded" not in text
+    assert "it skipped every rollout" in text
     assert "96 with labels" in text and "labels: rank correlation" in text
 
 
