@@ -16,6 +16,8 @@ RENAMED: dict[str, str] = {
     "ear-steps": "recogniser-steps",
     "ear-texts": "recogniser-texts",
     "weights.whole": "weights.stream-quality",
+    "weights": "rewards.weights",
+    "waits": "rewards.waits",
 }
 """Names of options in earlier versions and what they are now: the last parts of the path, such as "grpo.old"."""
 
