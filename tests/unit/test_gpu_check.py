@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -113,3 +115,25 @@ def test_spans_are_those_of_the_pack() -> None:
     batch = pack_experiences(models.experiences(PRETEND_SCALE))
     assert models.spans(PRETEND_SCALE) == spans_of(batch.span_ids, batch.span_parents)
     assert len(batch.ids) == PRETEND_SCALE.tokens and GPU_SCALE.tokens == 7944
+
+
+BLOCK = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in {"jiwer", "matplotlib", "msgspec", "tyro"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from audiorl.gpu_check.run import all_checks
+print(len(all_checks()))
+"""
+
+
+@pytest.mark.slow
+def test_a_plain_checkout_is_enough() -> None:
+    """Packages that a GPU image lacks, and that transformers does not look for itself, are not imported."""
+    done = subprocess.run([sys.executable, "-c", BLOCK], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) > 15
