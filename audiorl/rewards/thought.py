@@ -94,7 +94,7 @@ class ThoughtGrounding(_Judged):
     place: (gain in nats / tokens of the thought) / `full`, in [0, 1]; part `nats` holds the gain per token itself.
 
     A thought that fits any recording gains nothing. Without a closed thought that has words the score is 0. The judge
-    must listen: see `audiorl eval audit`. Raises ValueError for a sample without audio.
+    must listen: see `audiorl audit`. Raises ValueError for a sample without audio.
     """
 
     view: str = "silence"
