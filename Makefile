@@ -31,7 +31,7 @@ $(VENV)/.base: pyproject.toml constraints-cpu.txt | $(PY)
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.base
-	$(PIP) -e ".[dev,metrics,speech,serve,loggers,simuleval,scale,docs,$(VLLM)]"
+	$(PIP) -e ".[dev,metrics,speech,serve,judge,loggers,simuleval,scale,docs,$(VLLM)]"
 # It pins an older tqdm than datasets needs; see the extra simuleval in pyproject.toml.
 	$(PY) -m pip install --quiet --no-deps simuleval==1.1.4
 # vLLM brings builds of these for CUDA. With a CPU build of torch they cannot be loaded, and packages that find them
