@@ -396,7 +396,6 @@ def test_align_speech(tmp_path: Path) -> None:
     assert load_policy(tmp_path / "merged").adapter is None
 
 
-@pytest.mark.smoke
 def test_distill_speech(tmp_path: Path) -> None:
     run = train("distill_speech", tmp_path / "run", "--control", "--grpo.distill.off-policy", "0.5")
     wanted = {"before", "after", "control", "view_before", "view_after", "view_control"}

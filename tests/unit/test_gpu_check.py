@@ -26,6 +26,7 @@ from audiorl.models.attention import spans_of
 CPU = Setup(torch.device("cpu"), PRETEND_SCALE)
 
 
+@pytest.mark.slow
 def test_all_checks_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "report.json"
     assert audiorl(["doctor", "--gpu", "--pretend", "--only", "^(?!vLLM|clips)", "--out", str(out)]) == 0

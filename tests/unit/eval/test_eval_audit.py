@@ -133,6 +133,7 @@ def test_features_that_are_too_long(
         check_frames(listener, clips)
 
 
+@pytest.mark.slow
 def test_no_alarm_on_other_right_models(questions: list[Sample]) -> None:
     for count in (3, 4, 5):
         part = questions[:count]

@@ -12,7 +12,7 @@ import pytest
 FILE = Path(__file__).parent / "on_device.py"
 
 
-@pytest.mark.smoke
+@pytest.mark.slow
 def test_the_device_and_a_run_of_each_kind() -> None:
     run("smoke")
 
