@@ -291,7 +291,7 @@ def test_a_separate_reference_below_an_adapter(learned: bool, samples: list[Samp
     found = [Experience.from_rollout(r) for r in HFEngine(policy, SAMPLING).generate([Request(s, 2) for s in samples])]
     worker = Trainer(policy, replace(CONFIG, kl_beta=0.5), OPTIM, 1.0, 8, reference)
     separate = _reference(start, worker.config, SAMPLING, "base" if learned else None)
-    for e, logprobs in zip(worker.prepare(found), separate.logprobs(found), strict=True):
+    for e, logprobs in zip(worker.prepare(found), separate.ref_logprobs(found), strict=True):
         assert e.ref_logprobs is not None
         torch.testing.assert_close(logprobs, e.ref_logprobs, atol=1e-6, rtol=0)
         here = e.engine_logprobs
