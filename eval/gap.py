@@ -31,7 +31,7 @@ from audiorl.data.views import views_of
 from audiorl.evaluation.gap import MEASURES, gap_rows, gap_scores, tokenizer_digest
 from audiorl.evaluation.generate import check_settings, evaluation_config, generate_all, read_rows
 from audiorl.evaluation.options import InferenceOptions, run_script, write_scores
-from audiorl.evaluation.pages import player
+from audiorl.evaluation.pages import question_card
 from audiorl.evaluation.questions import question_policy, read_questions
 from audiorl.models import AudioPolicy
 from audiorl.report.eval_page import eval_page, number_table
@@ -192,17 +192,12 @@ def gap_page(
 
 
 def _article(sample: Sample, by_text: Sample, row: Mapping[str, Any]) -> str:
-    prompt = "\n".join(c for m in by_text.messages for c in m.content if isinstance(c, str))
     answers = "".join(
         f"<div class='side {'right' if row[f'right_{name}'] else 'wrong'}'><p class='when'>by {name}</p>"
         f"<p class='written'>{escape(str(row[f'answer_{name}']))}</p></div>"
         for name in ("text", "audio")
     )
-    return (
-        f"<article class='card'><div class='question'><h3>{escape(sample.id)}</h3>"
-        f"<div class='audio'>{''.join(map(player, sample.audio))}</div><p class='prompt'>{escape(prompt)}</p></div>"
-        f"<div class='sides'>{answers}</div></article>"
-    )
+    return question_card(sample, by_text, answers)
 
 
 if __name__ == "__main__":

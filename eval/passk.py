@@ -32,7 +32,7 @@ from audiorl.config import SamplingConfig
 from audiorl.evaluation.gap import tokenizer_digest
 from audiorl.evaluation.generate import check_settings, evaluation_config
 from audiorl.evaluation.options import InferenceOptions, run_script, write_scores
-from audiorl.evaluation.pages import player
+from audiorl.evaluation.pages import question_card
 from audiorl.evaluation.questions import question_policy, read_questions, right_answers, sample_answers
 from audiorl.evaluation.summaries import summarize
 from audiorl.metrics.passk import crossings, pass_at_k
@@ -287,18 +287,13 @@ def passk_page(
 
 
 def _article(sample: Sample, base: Counts, last: Counts, i: int) -> str:
-    prompt = "\n".join(c for m in sample.messages for c in m.content if isinstance(c, str))
     right = right_answers([sample], [base.answers[i]])[0].index(True)
     answers = "".join(
         f"<div class='side {kind}'><p class='when'>{escape(m.name)}, {m.right[i]} of {len(m.answers[i])}</p>"
         f"<p class='written'>{escape(text)}</p></div>"
         for m, kind, text in ((base, "right", base.answers[i][right]), (last, "wrong", last.answers[i][0]))
     )
-    return (
-        f"<article class='card'><div class='question'><h3>{escape(sample.id)}</h3>"
-        f"<div class='audio'>{''.join(map(player, sample.audio))}</div><p class='prompt'>{escape(prompt)}</p></div>"
-        f"<div class='sides'>{answers}</div></article>"
-    )
+    return question_card(sample, sample, answers)
 
 
 if __name__ == "__main__":

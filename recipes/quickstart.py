@@ -114,12 +114,12 @@ def main(config: Config, run: Run) -> None:
     measured = bundled_languages("test", config.max_seconds, config.held_out, config.max_phrases)
     policy = tiny_qwen_omni([u.text for u in human] + [LANGUAGE_QUESTION] * 100, seed=config.seed, config=config.model)
     policy.model.to(torch_device(config.model.device))
+    sets = {UNSEEN: strangers(config)} if config.unseen else {}
     supervised = ["sft", "control_sft"] if config.control else ["sft"]
     learned = all(run.finished(phase) for phase in supervised) and not config.grpo.ptx_coef
     examples = [] if learned else synthetic(human, config)
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     reward = rewarded(config, run)
-    sets = {UNSEEN: strangers(config)} if config.unseen else {}
     outside = WeightedSum.of(said=FunctionReward(said, "said")) if config.think else None
     evaluation = Evaluation(reward, measured, config.sampling.max_new_tokens, sets, outside)
     evaluation.measure(run, "before", policy)

@@ -232,9 +232,8 @@ def torch_varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, 
     from torch.nn.attention.varlen import varlen_attn
 
     key, value = segments.gather(key, value)
-    grouped: dict[str, Any] = (
-        {"enable_gqa": True} if _takes_enable_gqa() else {}
-    )  # torch 2.11 reads grouped keys without being told
+    # torch 2.11 reads grouped keys without being told
+    grouped: dict[str, Any] = {"enable_gqa": True} if _takes_enable_gqa() else {}
     out: Any = varlen_attn(
         query,
         key,

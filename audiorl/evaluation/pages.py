@@ -10,6 +10,7 @@ from html import escape
 import soundfile
 
 from audiorl.audio import AudioClip, AudioError
+from audiorl.types import Sample
 
 _RATE = 16_000
 _STYLE = (
@@ -47,3 +48,13 @@ def player(clip: AudioClip) -> str:
     soundfile.write(buffer, samples, _RATE, format="FLAC", subtype="PCM_16")
     data = base64.b64encode(buffer.getvalue()).decode("ascii")
     return f'<audio controls preload="none" src="data:audio/flac;base64,{data}"></audio>'
+
+
+def question_card(sample: Sample, shown: Sample, answers: str) -> str:
+    """A card of a question with its clips, the prompt's text as `shown` has it, and `answers` as HTML."""
+    prompt = "\n".join(c for m in shown.messages for c in m.content if isinstance(c, str))
+    return (
+        f"<article class='card'><div class='question'><h3>{escape(sample.id)}</h3>"
+        f"<div class='audio'>{''.join(map(player, sample.audio))}</div><p class='prompt'>{escape(prompt)}</p></div>"
+        f"<div class='sides'>{answers}</div></article>"
+    )

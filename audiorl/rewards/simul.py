@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, get_args
 
 import torch
@@ -252,9 +253,9 @@ class StreamLength:
         turns = _turns(rollout)
         of_turns = [len(units(turn.reference)) for turn in turns]
         total, available, values = sum(of_turns), 0, []
-        for count, of_turn in enumerate(of_turns, 1):
+        for of_turn, text in zip(of_turns, texts_so_far(rollout), strict=True):
             available += of_turn
-            written = len(units("".join(s.text for s in rollout.segments[:count])))
+            written = len(units(text))
             values.append(-min(1.0, max(0.0, written - self.high * available) / total))
         values[-1] -= max(0.0, self.low * total - written) / total
         return values
@@ -296,8 +297,7 @@ class HingedPromptness:
         turns, language = _turns(rollout), str(rollout.sample.metadata.get("target_language", ""))
         wanted = [turn for turn in turns if turn.reference.strip()]
         ends: list[float] = []  # of each word, the end of the turn that completed it
-        for count, turn in enumerate(turns, 1):
-            text = "".join(s.text for s in rollout.segments[:count])
+        for turn, text in zip(turns, texts_so_far(rollout), strict=True):
             ends += [turn.end] * (len(text_units(text, latency_unit(language))) - len(ends))
         rows, start = [], 0
         for piece, turn in zip(
@@ -408,6 +408,11 @@ def _per_turn(rollout: Rollout, value: Callable[[Segment, Turn], float]) -> Scor
     values = tuple(value(s, t) for s, t in zip(rollout.segments, _turns(rollout), strict=True))
     defined = [v for v in values if not math.isnan(v)]
     return Score(sum(defined) / len(defined) if defined else 0.0, per_segment=values)
+
+
+def texts_so_far(rollout: Rollout) -> Iterator[str]:
+    """After each turn, everything that has been written."""
+    return accumulate(s.text for s in rollout.segments)
 
 
 def _turns(rollout: Rollout) -> tuple[Turn, ...]:

@@ -115,6 +115,7 @@ def test_quickstart_measures_strangers(tmp_path: Path, capsys: pytest.CaptureFix
         main(["train", "recipes/quickstart.py", "--tiny", "--unseen", str(tmp_path), "--out", str(tmp_path / "b")]) == 2
     )
     assert "no English, Spanish or French by another speaker" in capsys.readouterr().err
+    assert not (tmp_path / "b" / "checkpoints").exists(), "said before anything is trained"
 
 
 def test_recorded_rollouts_score_the_same_again(
