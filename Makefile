@@ -38,6 +38,10 @@ $(VENV)/.installed: $(VENV)/.base
 # installed fail with them. Nothing here needs them.
 	$(PY) -c "import sys, torch; sys.exit(torch.version.cuda is None)" \
 		|| $(PY) -m pip uninstall --quiet --yes torchaudio torchvision torchcodec
+# The tests of audiorl view drive this browser. Without it, and without the rights to install it, they are skipped.
+	command -v chromium >/dev/null || ! command -v apt-get >/dev/null || [ "$$(id -u)" != 0 ] \
+		|| { apt-get update --quiet && apt-get install --yes --quiet --no-install-recommends chromium; } \
+		|| echo "no chromium: the browser tests of audiorl view are skipped"
 	touch $@
 
 test: install lint

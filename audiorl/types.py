@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -40,7 +40,8 @@ from torch import Tensor
 
 from audiorl.audio import AudioClip
 
-StopReason = Literal["eos", "stop", "length"]
+StopReason = Literal["eos", "stop", "length", "paused"]
+"""A stop token, a stop string, the length limit; "paused": a later step goes on with the answer."""
 
 
 @dataclass(frozen=True)
@@ -114,19 +115,23 @@ class Segment:
     audio: tuple[AudioClip, ...] = ()
     """The clips behind the placeholders of prompt_ids, in order."""
     stop_reason: StopReason = "eos"
-    """A stop token, a stop string, or the length limit."""
+    """A stop token, a stop string, or the length limit; "paused" where the answer has not ended."""
     policy_version: int = 0
-    """Updates that the weights had received."""
+    """Updates that the weights had received, those that sampled the last token."""
     source_time: float | None = None
     """Seconds of source read when the segment was complete."""
     emit_time: float | None = None
     """Seconds of wall clock when the segment was complete."""
+    decoder_passes: int | None = None
+    """Forward passes of the decoder in this turn of a stream, with those for tokens that a schedule cut off."""
     codes: Tensor | None = None
     """[N, Q] int64 in delayed rows, -1 where a row is no frame."""
     prompt_codes: Tensor | None = None
     """[P, Q] int64, likewise."""
     code_mask: Tensor | None = None
     """[N, Q] bool: which codes were sampled; the delay pattern forces the others."""
+    policy_versions: Tensor | None = None
+    """[N] int64: the version that sampled each token, of an answer that was paused; None: `policy_version` for all."""
 
 
 @dataclass(frozen=True)
@@ -388,14 +393,57 @@ class PackedBatch:
     """[T, Q] bool."""
 
 
+@dataclass(frozen=True, eq=False)
+class Hypothesis:
+    """What the model would write in a turn, before a schedule shortens it; filled in by the engine.
+
+    n tokens, A audio tokens.
+    """
+
+    ids: tuple[int, ...]
+    """[n], without the token that ends the turn."""
+    earlier: tuple[tuple[int, ...], ...] = ()
+    """The hypotheses of earlier turns, newest last, without the tokens at their start that have been written since. One
+    that does not begin with these is left out."""
+    attention: Tensor | None = None
+    """[n, A] float32: how the prediction of each token attends to all audio tokens so far; rows sum to 1. None unless
+    the review names layers."""
+
+
+class Review(Protocol):
+    """Shortens what the model wrote in a turn, such as AlignAtt. Rollouts under it are greedy."""
+
+    @property
+    def earlier(self) -> int:
+        """How many hypotheses of earlier turns it compares with."""
+        ...
+
+    @property
+    def layers(self) -> tuple[int, ...] | None:
+        """The decoder layers whose attention it reads, from 0, () for all; None: it reads no attention."""
+        ...
+
+    def keep(self, hypothesis: Hypothesis) -> int:
+        """How many tokens are written, 0 to n. What is cut off is not written, and the model does not see it later."""
+        ...
+
+
 class Schedule(Protocol):
-    """A fixed policy of READ and WRITE, such as wait-k, in words (or in the unit of `count`)."""
+    """Decides when to write, in place of the policy: how many words before the model writes, as wait-k does, or how
+    much of what it wrote is kept, as AlignAtt does. In the last turn everything is kept."""
 
     def words(self, turn: int, turns: int, written: int) -> int | None:
         """Words to write in `turn` (from 0) of `turns` after `written`: 0 reads on, None leaves it to the model."""
         ...
 
-    def count(self, text: str) -> int: ...
+    def count(self, text: str) -> int:
+        """Words, or other units, that are written and cut as a whole."""
+        ...
+
+    @property
+    def review(self) -> Review | None:
+        """None keeps what the model writes."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -414,6 +462,14 @@ class Request:
     """Take the most probable token each time, whatever the engine's temperature."""
     schedule: Schedule | None = None
     """Of streams: takes the decisions to read or to write away from the policy."""
+    token_limit: int | None = None
+    """Tokens that each answer may sample now; one that has not ended by then comes back as "paused". None: no limit."""
+    paused: tuple[Rollout, ...] = ()
+    """Paused answers to go on with, `n` of them, in place of new ones. Their tokens and log-probs stay as they are."""
+
+    def __post_init__(self) -> None:
+        if self.paused and len(self.paused) != self.n:
+            raise ValueError(f"sample {self.sample.id!r}: {len(self.paused)} paused answers, but n is {self.n}")
 
 
 @dataclass(frozen=True)
@@ -454,6 +510,8 @@ class TeacherOutput:
 class Reward(Protocol):
     """Rewards are batched: they see all rollouts of a step at once and return one Score each, in order.
 
+    One whose attribute `by_group` is true sees a group as soon as its answers have ended (`audiorl.rewards.early`).
+
     None in place of a Score skips the rollout: it takes no part in its group's baseline nor in the update.
     """
 
@@ -473,14 +531,21 @@ class SpeechDecoder(Protocol):
         ...
 
 
+Ended = Callable[[Sequence[Rollout]], None]
+"""Gets the rollouts of a request once all of them have ended."""
+
+
 class RolloutEngine(Protocol):
     """Generates rollouts: `HFEngine` and `VLLMEngine` in one process, `GroupEngine` with all engines of a run.
 
     How its weights follow the trainer's is the engine's own affair; those of one process have `update_weights`.
     """
 
-    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
-        """All rollouts of all requests, request by request, index ascending."""
+    def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
+        """All rollouts of all requests, request by request, index ascending.
+
+        `ended` may be called with those of a request before the others have ended.
+        """
         ...
 
 

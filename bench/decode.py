@@ -6,12 +6,17 @@
 Each side is a process of its own; they take turns, one measurement each, and the table gives medians of CPU seconds
 (user + system) and of the ratios of neighbours. Both must sample the same tokens.
 
-`decode`: 8 prompts of about 280 tokens x 8 samples of up to 96 tokens. `update`: `Trainer.step` on these rollouts. The
-decoder is a Qwen2 with 4 query heads for 2 heads of keys, on one thread.
+`decode`: 8 prompts of about 280 tokens x 8 samples of up to 96 tokens. `single`: one sample of each of 64 such prompts.
+`update`: `Trainer.step` on the rollouts of `decode`. The decoder is a Qwen2 with 4 query heads for 2 heads of keys, on
+one thread.
 
-`calls`: 8 prompts of 547 tokens x 8 samples of up to 512 tokens, together 64 x 1059, which is more than the default of
-`sampling.max_batch_tokens` (65,536). Answers end after random numbers of tokens. The numbers are decoder calls after
-the prompts, and rows times calls.
+`ending` and `full`: 8 prompts of 547 tokens x 8 samples of up to 512 tokens, together 64 x 1059, which is more than the
+default of `sampling.max_batch_tokens` (65,536). Answers of `ending` end after random numbers of tokens, those of `full`
+take all 512. The numbers are decoder calls after the prompts, rows times calls, CPU seconds, and the peak of the cache.
+
+    python bench/decode.py --compile
+
+`decode` with and without `sampling.compile`, alternately in one process; "first" is the call that compiles.
 """
 
 from __future__ import annotations
@@ -53,10 +58,10 @@ def child() -> None:
         head.register_forward_hook(lambda module, args, out: out + likely)
         return policy
 
-    def ask(policy: Any, tokens: int) -> list[Request]:
+    def ask(policy: Any, tokens: int, prompts: int = 8, samples_each: int = 8) -> list[Request]:
         words = WORDS.split()
         samples = []
-        for i in range(8):
+        for i in range(prompts):
             count = tokens
             while True:  # the longest prompt of at most `tokens` tokens
                 sample = Sample(
@@ -66,7 +71,9 @@ def child() -> None:
                     break
                 count -= 1
             samples.append(sample)
-        return [Request(sample, 8, seed=1, group_id=sample.id) for sample in samples]
+        return [Request(sample, samples_each, seed=1, group_id=sample.id) for sample in samples]
+
+    LONG = SamplingConfig(max_new_tokens=512)
 
     def timed(run: Callable[[], Any]) -> tuple[float, Any]:
         before = time.process_time()
@@ -89,26 +96,75 @@ def child() -> None:
     trainer.step(TrainBatch(experiences))
     update, _ = timed(lambda: trainer.step(TrainBatch(experiences)))
 
-    small = model(32, 1, 400, 0.0)
-    calls: list[int] = []
-    small.backbone.decoder(small.model).register_forward_pre_hook(
-        lambda module, args, kwargs: calls.append(
-            kwargs["inputs_embeds"].shape[0] if kwargs["inputs_embeds"].shape[1] == 1 else 0
-        ),
-        with_kwargs=True,
-    )
-    many = HFEngine(small, SamplingConfig(max_new_tokens=512)).generate(ask(small, 547))
-    numbers = {
-        "decode": decode,
-        "update": update,
-        "calls": sum(rows > 0 for rows in calls),
-        "rows": sum(calls),
-        "longest": max(lengths(many)),
-        "prompt": max(len(r.segments[0].prompt_ids) for r in many),
-        "tokens": sum(lengths(many)),
-        "ids": hash(tuple(tuple(r.segments[0].ids.tolist()) for r in [*rollouts, *many])),
-    }
+    def cache_bytes(arguments: dict[str, Any]) -> int:
+        layers = arguments["past_key_values"].layers
+        tensors = [b for layer in layers for b in getattr(layer, "buffers", (layer.keys, layer.values))]
+        prompts = arguments.get("prompts")
+        tensors += [] if prompts is None else [*prompts.keys, *prompts.values]
+        return sum(x.numel() * x.element_size() for x in tensors)
+
+    singles = ask(policy, 280, 64, 1)
+    single, alone = timed(lambda: engine.generate(singles))
+    numbers: dict[str, Any] = {"decode": decode, "single": single, "update": update}
+    sampled = [*rollouts, *alone]
+    for name, stop in (("ending", 0.0), ("full", -1e9)):
+        small = model(32, 1, 400, stop)
+        long_prompts = ask(small, 547)
+        calls: list[tuple[int, int]] = []
+        small.backbone.decoder(small.model).register_forward_pre_hook(
+            lambda module, args, kwargs, calls=calls: (
+                calls.append((kwargs["inputs_embeds"].shape[0], cache_bytes(kwargs)))
+                if kwargs["inputs_embeds"].shape[1] == 1
+                else None
+            ),
+            with_kwargs=True,
+        )
+        seconds, many = timed(
+            lambda small=small, long_prompts=long_prompts: HFEngine(small, LONG).generate(long_prompts)
+        )
+        numbers |= {
+            f"{name}, calls": len(calls),
+            f"{name}, rows": sum(rows for rows, _ in calls),
+            f"{name}, CPU s": seconds,
+            f"{name}, cache in MB": max(size for _, size in calls) / 1e6,
+            f"{name}, tokens": sum(lengths(many)),
+        }
+        sampled += many
+    numbers["prompt"] = max(len(r.segments[0].prompt_ids) for r in many)
+    numbers["ids"] = hash(tuple(tuple(r.segments[0].ids.tolist()) for r in sampled))
     print(json.dumps(numbers))
+
+
+def compiled(rounds: int) -> None:
+    """A table of `decode` with and without a compiled step."""
+    import torch
+
+    from audiorl.config import SamplingConfig
+    from audiorl.models import text
+    from audiorl.rollout.hf import HFEngine
+    from audiorl.types import Message, Request, Sample
+
+    torch.set_num_threads(1)
+    table = Table("CPU s", "first", "plain", "compiled", "compiled / plain")
+    policy = text.tiny([WORDS * 20], hidden=256, layers=4, vocab_size=2000)
+    samples = [Sample(f"{i}", (Message("user", (WORDS * 12,)),)) for i in range(8)]
+    requests = [Request(sample, 8, seed=1) for sample in samples]
+    seconds: list[tuple[float, float]] = []
+    for _ in range(rounds + 1):
+        times, ids = [], []
+        for on in (False, True):
+            engine = HFEngine(policy, SamplingConfig(max_new_tokens=96, compile=on))
+            before = sum(os.times()[:4])  # with the compiler, another process
+            rollouts = engine.generate(requests)
+            times.append(sum(os.times()[:4]) - before)
+            ids.append([r.segments[0].ids.tolist() for r in rollouts])
+        assert ids[0] == ids[1], "the compiled step samples different tokens"
+        seconds.append((times[0], times[1]))
+    ratios = [b / a for a, b in seconds[1:]]
+    plain, fast = (statistics.median(side) for side in zip(*seconds[1:], strict=True))
+    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+    table.add_row("width 256, 4 layers", f"{seconds[0][1]:.1f}", f"{plain:.2f}", f"{fast:.2f}", spread)
+    Console().print(table)
 
 
 def measure(checkout: Path) -> dict[str, Any]:
@@ -123,10 +179,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", type=Path, help="another checkout")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--compile", action="store_true", help="with and without a compiled step")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         child()
+        return
+    if options.compile:
+        compiled(options.rounds)
         return
     if options.against is None:
         parser.error("give --against FOLDER, a checkout of the commit to compare with")
@@ -135,17 +195,18 @@ def main() -> None:
     before, now = pairs[0]
     assert before["ids"] == now["ids"], "the two checkouts sample different tokens"
     table = Table("", "before", "now", "now / before")
-    for name in ("decode", "update"):
+    for name in ("decode", "single", "update", "ending, CPU s", "full, CPU s"):
         ratios = [b[name] / a[name] for a, b in pairs]
         middle = [statistics.median(side[name] for side in sides) for sides in zip(*pairs, strict=True)]
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-        table.add_row(f"{name}, CPU s", *(f"{x:.2f}" for x in middle), spread)
-    for name in ("calls", "rows"):
-        table.add_row(name, f"{before[name]}", f"{now[name]}", f"{now[name] / before[name]:.2f}")
+        label = name if name.endswith("CPU s") else f"{name}, CPU s"
+        table.add_row(label, *(f"{x:.2f}" for x in middle), spread)
+    for name in (f"{case}, {what}" for case in ("ending", "full") for what in ("calls", "rows", "cache in MB")):
+        table.add_row(name, f"{before[name]:.5g}", f"{now[name]:.5g}", f"{now[name] / before[name]:.2f}")
     console = Console()
     console.print(table)
     console.print(
-        f"calls: prompts of {now['prompt']} tokens, {now['tokens']} tokens sampled, the longest answer {now['longest']}"
+        f"prompts of {now['prompt']} tokens; {now['ending, tokens']} and {now['full, tokens']} tokens were sampled"
     )
 
 

@@ -68,7 +68,7 @@ class Options(InferenceOptions):
     """Only the first rows."""
     views: tuple[str, ...] = DEFAULT_VIEWS
     """What replaces the audio: silence, noise, swap (the audio of another prompt), text (none), transcript (its text),
-    or FILE.py:FUNCTION, a function from a Sample to a Sample."""
+    clean (the column clean_audio), or FILE.py:FUNCTION, a function from a Sample to a Sample."""
     answers: Literal["reference", "model"] = "reference"
     """Whose answers are measured: the data's, or the model's own."""
     min_gain: float = MIN_GAIN

@@ -35,7 +35,8 @@ from rich.table import Table
 
 from audiorl.data.rows import Row as DataRow
 from audiorl.data.rows import read_rows as table_rows
-from audiorl.data.schema import BenchmarkRow, FieldError, check, check_limit, parse_json
+from audiorl.data.schema import FieldError, check, check_limit, parse_json
+from audiorl.data.schema.results import BenchmarkRow
 from audiorl.data.views import View, silence, text_only
 from audiorl.evaluation.generate import generate_all
 from audiorl.evaluation.options import InferenceOptions, run_script, write_scores

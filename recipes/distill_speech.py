@@ -16,7 +16,6 @@ many seconds. `--path tiny --data bundled` tries the recipe without any download
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,9 +23,9 @@ from audiorl.config import DistillConfig, ModelConfig, OptimConfig, RLConfig, Sa
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.views import views_of
-from audiorl.evaluation.phases import Evaluation
 from audiorl.models.examples import Example
 from audiorl.recipe.common import (
+    ControlOptions,
     OutsideOptions,
     PtxOptions,
     RecipeConfig,
@@ -39,29 +38,22 @@ from audiorl.recipe.common import (
     read_questions,
     read_split,
     supervised_turn,
+    train_control,
 )
 from audiorl.rewards import WeightedSum, WordAccuracy
 from audiorl.rl.distill import UNCHANGED, check_teacher_prompts
 from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
-from audiorl.train.sft import sft
-from audiorl.types import Sample
 
 
 @dataclass(frozen=True)
-class Config(OutsideOptions, PtxOptions, RewardOptions, RecipeConfig):
+class Config(ControlOptions, OutsideOptions, PtxOptions, RewardOptions, RecipeConfig):
     task: Literal["questions", "transcripts"] = "questions"
     """Questions about speech, answered in <answer> tags, or transcription."""
     think: bool = False
     """Ask for thoughts before the answer to a question."""
     eval_tokens: int = 256
     """Most tokens of a greedy answer to a held-out row."""
-    control: bool = False
-    """Also train the control: SFT on the reference answers from the same start, for as many seconds."""
-    control_sft: SFTConfig = SFTConfig(batch_size=16, save_every=100)
-    """The batches of the control."""
-    control_optim: OptimConfig = OptimConfig(lr=1e-5, warmup_steps=10)
-    """The optimizer of the control."""
     grpo: RLConfig = RLConfig(
         advantage="none",
         group_size=4,
@@ -120,13 +112,14 @@ def main(config: Config, run: Run) -> None:
         **source,
     )
     answers = [Example(s, supervised_turn(s, config.task == "questions")) for s in samples if s.references]
+    grpo = config.scheduled(config.grpo, len(samples))
     with measured(run, policy, evaluation) as evaluate:
         train_rl(
             policy,
             samples,
             evaluation.reward,
             run,
-            config=config.scheduled(config.grpo, len(samples)),
+            config=grpo,
             optim=config.optim,
             sampling=config.sampling,
             seed=config.seed,
@@ -135,32 +128,13 @@ def main(config: Config, run: Run) -> None:
             supervised=ptx_examples(config, config.ptx_data, config.grpo),
             answers=answers,
         )
-        if config.control:
-            train_control(config, run, samples, answers, evaluation)
+        train_control(config, run, "distill", grpo, samples, evaluation, tags=config.task == "questions")
     if view != UNCHANGED:
         for when in ("before", "after"):
             by_view, by_audio = (run.result(name)["accuracy"] for name in (f"view_{when}", when))
             print(
                 f"gap {when}: {by_view - by_audio:+.3f} ({by_view:.3f} by {view}, {by_audio:.3f} by audio)", flush=True
             )
-
-
-def train_control(
-    config: Config, run: Run, samples: Sequence[Sample], answers: Sequence[Example], evaluation: Evaluation
-) -> None:
-    """SFT on the reference answers for as many seconds as distillation took, measured as `control`."""
-    policy = policy_from(config)
-    sft(
-        policy,
-        answers,
-        run,
-        config=replace(config.control_sft, steps=100 * config.scheduled(config.grpo, len(samples)).steps),
-        optim=config.control_optim,
-        seed=config.seed + 1,
-        phase="control_sft",
-        max_seconds=run.seconds("distill"),
-    )
-    evaluation.measure(run, "control", policy)
 
 
 if __name__ == "__main__":

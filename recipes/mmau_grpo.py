@@ -6,7 +6,8 @@
 `--data` and `--held-out` take AVQA and MusicBench as published, MMAU, MMAR and native manifests. `FILE:x0.5` shows half
 of a set's rows an epoch, `FILE:x2` all of them twice. `--think False` asks for the answer only. `--grpo.advantage
 leave-one-out` makes it RLOO; other estimators are other options of `--grpo`. `--reward-file my.py` adds a reward of
-your own. `--path tiny --data bundled` tries the recipe without any download.
+your own. `--control` also trains on the answers by SFT, without thoughts, for as much compute. `--path tiny --data
+bundled` tries the recipe without any download.
 
 As in Ke-Omni-R: 5,000 questions of AVQA without those that need the picture and 5,000 of MusicBench (key, tempo mark,
 time signature), 2 epochs, 8 answers of at most 64 tokens to a prompt at temperature 1, accuracy and format rewarded 2
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.recipe.common import (
+    ControlOptions,
     OutsideOptions,
     PtxOptions,
     RecipeConfig,
@@ -33,13 +35,14 @@ from audiorl.recipe.common import (
     policy_from,
     ptx_examples,
     read_questions,
+    train_control,
 )
 from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
 
 
 @dataclass(frozen=True)
-class Config(OutsideOptions, PtxOptions, RewardOptions, RecipeConfig):
+class Config(ControlOptions, OutsideOptions, PtxOptions, RewardOptions, RecipeConfig):
     think: bool = True
     """Ask for thoughts before the answer, and reward their format."""
     epochs: float = 2.0
@@ -72,13 +75,14 @@ def main(config: Config, run: Run) -> None:
     policy = policy_from(config)
     reward = config.rewarded(answer_reward(config.think))
     evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, think=config.think)
+    grpo = config.scheduled(config.grpo, len(samples))
     with measured(run, policy, evaluation) as evaluate:
         train_rl(
             policy,
             samples,
             reward,
             run,
-            config=config.scheduled(config.grpo, len(samples)),
+            config=grpo,
             optim=config.optim,
             sampling=config.sampling,
             seed=config.seed,
@@ -86,6 +90,7 @@ def main(config: Config, run: Run) -> None:
             evaluate=evaluate,
             supervised=ptx_examples(config, config.ptx_data, config.grpo),
         )
+        train_control(config, run, "grpo", grpo, samples, evaluation)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ spoken; it thinks (writes the words that it recognises), then answers. Three pha
 
   sft      a supervised start on synthetic speech only: many robot voices, correct thoughts and answers
   grpo     GRPO on human recordings, rewarded for a right answer and for the format
-  control  in place of grpo, further sft on synthetic speech for as many seconds
+  control  in place of grpo, further sft on synthetic speech for as many CPU seconds
 
 Each is measured on human recordings of phrases of which training had no human recording.
 
@@ -43,6 +43,7 @@ from audiorl.rewards import (
     ThoughtConsistency,
     ThoughtGrounding,
     WeightedSum,
+    extract_think,
 )
 from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
@@ -59,12 +60,13 @@ class Config:
     thought_words: int = 2
     """Words of the phrase that a thought repeats, in the supervised start and for the reward."""
     thought_reward: Literal["transcript", "grounding", "consistency"] = "transcript"
-    """What is rewarded in a thought: that it repeats what is said, that it is more probable with the audio than in
-    silence, or that the answer follows from it. The last two ask the model of the supervised start."""
+    """What is rewarded in a thought: that it repeats what is said, that it is more probable with the audio than with
+    that of another phrase in the same language, or that the answer follows from it. The last two ask the model of the
+    supervised start."""
     thought_weight: float = 1.0
     """Weight of that reward; 0: none."""
     control: bool = True
-    """Also train the control: further SFT for as long as GRPO took."""
+    """Also train the control: further SFT for as many CPU seconds as GRPO took (wall-clock seconds on a GPU)."""
     max_phrases: int | None = None
     """Use about so many phrases, evenly spaced; None: all."""
     max_seconds: float = 4.0
@@ -120,7 +122,11 @@ def main(config: Config, run: Run) -> None:
     examples = [] if learned else synthetic(human, config)
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     reward = rewarded(config, run)
-    outside = WeightedSum.of(said=FunctionReward(said, "said")) if config.think else None
+    outside = None
+    if config.think:
+        vocabulary = frozenset(word for u in human for word in normalised(u.text).split())
+        of_vocabulary = FunctionReward(lambda rollout: in_vocabulary(rollout, vocabulary), "vocabulary")
+        outside = WeightedSum.of(said=FunctionReward(said, "said"), vocabulary=of_vocabulary)
     evaluation = Evaluation(reward, measured, config.sampling.max_new_tokens, sets, outside)
     evaluation.measure(run, "before", policy)
     train_rl(
@@ -149,7 +155,7 @@ def main(config: Config, run: Run) -> None:
             optim=config.control_optim,
             seed=config.seed + 1,
             phase="control_sft",
-            max_seconds=run.seconds("grpo"),
+            limit=run.compute_time("grpo"),
         )
         evaluation.measure(run, "control", policy)
     print(write_report(run.dir))
@@ -159,12 +165,12 @@ def rewarded(config: Config, run: Run) -> WeightedSum:
     """Accuracy and format, 2 to 1, and the reward of thoughts. The judge of thoughts is the supervised start."""
     terms = [Term("accuracy", AnswerAccuracy(), 2.0), Term("format", ThinkFormat() if config.think else AnswerFormat())]
     if config.think and config.thought_weight:
-        judge = {"path": str(run.checkpoint("sft")), "view": "silence", "device": config.model.device}
+        judge = {"path": str(run.checkpoint("sft")), "device": config.model.device}
         thought: Reward = ThinkTranscript(config.thought_words)
         if config.thought_reward == "grounding":
             thought = ThoughtGrounding(**judge)
         elif config.thought_reward == "consistency":
-            thought = ThoughtConsistency(**judge)
+            thought = ThoughtConsistency(**judge, view="silence")
         terms.append(Term("thought", thought, config.thought_weight))
     return WeightedSum(tuple(terms))
 
@@ -188,6 +194,12 @@ def said(rollout: Rollout) -> float:
     """1 where the thought has words and each of them was said, else 0; nothing optimises this."""
     (score,) = ThinkTranscript()([rollout])
     return score.parts["said"]
+
+
+def in_vocabulary(rollout: Rollout, vocabulary: frozenset[str]) -> float:
+    """1 where the thought has words and all are of the vocabulary, said or not, else 0: a cue is mostly no word."""
+    words = normalised(extract_think(rollout.text) or "").split()
+    return float(bool(words) and vocabulary.issuperset(words))
 
 
 def synthetic(utterances: Sequence[Utterance], config: Config) -> list[Example]:

@@ -1,8 +1,9 @@
 """A small interpreter learns to speak in time: segmented PPO on real speech, in half an hour on two cores.
 
-English prompts, recorded by a person, are laid out as streams of some 10 to 15 s. The model, a Qwen2.5-Omni thinker
-of 11 M parameters whose audio tower is Whisper tiny, gets them in chunks of 960 ms. After each one it waits or writes
-a piece of Spanish.
+English prompts, recorded by a person, are laid out as streams of 6 to 12 s. The model, a Qwen2.5-Omni thinker of 11 M
+parameters whose audio encoder is that of Whisper tiny.en, gets them in chunks of 960 ms. After each one it waits or
+writes a piece of Spanish. From Spanish or French into English, unseen speakers say the same prompts; but this
+encoder learned from English alone, and the supervised start understands little of Spanish (docs/experiments.md).
 
   sft      supervised start on interpreted streams whose interpreter lags behind by up to three chunks: mostly robot
            voices, which say all prompts, and a person, who says those of the training split
@@ -10,10 +11,11 @@ a piece of Spanish.
   stage2   PPO with those and the latency and the quality of the whole stream
   wait-k   a baseline of its own: the same start trained on wait-k schedules for random k, then decoded by them
 
-Each is measured on streams of prompts of which training had no human recording.
+Each is measured on streams of prompts of which training had no human recording, and with `--unseen` the first three on
+streams of speakers that no phase trains on.
 
     audiorl train simul-quickstart --out runs/simul
-    audiorl train simul-quickstart --seed 1 --stage2.kl-control fixed --out runs/simul-fixed
+    audiorl train simul-quickstart --source es --target en --unseen unseen_speakers --out runs/simul-es
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -28,8 +31,9 @@ import torch
 
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, torch_device
 from audiorl.data.augment import augment
-from audiorl.data.corpus import Utterance
+from audiorl.data.corpus import Utterance, corpus
 from audiorl.data.synth import Speech, synthesize_many, voices
+from audiorl.evaluation.phases import UNSEEN
 from audiorl.evaluation.streams import measure_streams
 from audiorl.models.examples import Example
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
@@ -37,14 +41,13 @@ from audiorl.recipe.common import with_voice
 from audiorl.recipe.stages import Stage, StreamRewards, train_stages
 from audiorl.report import write_report
 from audiorl.run.folder import Run
-from audiorl.simulst.bundled import bundled_streams, prompt_pairs
+from audiorl.simulst.bundled import Split, bundled_streams, prompt_pairs
 from audiorl.simulst.formats import write_streams
 from audiorl.simulst.schedules import Offline, WaitK, delay_references, words_per_chunk
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.train.sft import sft
 from audiorl.types import Schedule
 
-Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 
 PPO = RLConfig(
@@ -77,8 +80,10 @@ WEIGHTS = {"quality": 2.0, "stream_quality": 2.0, "latency": 0.5}
 class Config:
     seed: int = 0
     """Seed of sampling, of the order of the data, and of new weights."""
+    source: str = "en"
+    """Language of the speech: en, es or fr."""
     target: str = "es"
-    """Language to translate into: es or fr."""
+    """Language to translate into: es, fr or en. English is also judged by the similarity of sentence embeddings."""
     chunks: ChunkConfig = ChunkConfig()
     """How streams are cut into chunks of audio."""
     seconds: tuple[float, float] = (6.0, 12.0)
@@ -94,7 +99,10 @@ class Config:
     human_streams: int = 150
     """Streams in a person's voice to train on."""
     test_streams: int = 40
-    """Streams in a person's voice to measure on."""
+    """Streams in a person's voice to measure on; as many in the voices of `unseen`."""
+    unseen: tuple[str, ...] = ()
+    """Folders of recordings as `audiorl data build` writes them: streams of speakers who are not in training, saying
+    the same prompts, are measured too; of held-out prompts alone where these last as long as a stream."""
     lag: int = 3
     """The supervised interpreter says a unit 0 to `lag` chunks after it could be said."""
     codec: str | None = None
@@ -162,20 +170,22 @@ def main(config: Config, run: Run) -> None:
     single, both = rewards.of_stages(speech_decoder.codec.frame_rate if speech_decoder else None)
     train = on_disk(run, human_streams("train", config.human_streams, config), "train")
     test = on_disk(run, human_streams("test", config.test_streams, config), "test")
+    unseen = on_disk(run, strangers(config), UNSEEN) if config.unseen else []
+    measure = partial(
+        measure_streams,
+        run,
+        policy=policy,
+        chunks=config.chunks,
+        sampling=config.sampling,
+        reward=both,
+        speech_decoder=speech_decoder,
+        optimised=rewards.quality,
+    )
 
     def measured(name: str, schedule: Schedule | None = None) -> None:
-        measure_streams(
-            run,
-            name,
-            policy,
-            test,
-            config.chunks,
-            config.sampling,
-            both,
-            schedule,
-            speech_decoder,
-            rewards.quality,
-        )
+        if unseen and schedule is None:
+            measure(f"{UNSEEN}_{name}", streams=unseen, baseline=f"{UNSEEN}_before")
+        measure(name, streams=test, schedule=schedule)
 
     streams = [*on_disk(run, robot_streams(config), "robots"), *train]
     rng = random.Random(config.seed)
@@ -216,16 +226,52 @@ def main(config: Config, run: Run) -> None:
     print(write_report(run.dir))
 
 
-def human_streams(split: Split, count: int, config: Config) -> list[Stream]:
+def human_streams(split: Split, count: int, config: Config, voice: Sequence[Utterance] = ()) -> list[Stream]:
     return bundled_streams(
         split,
         config.target,
+        config.source,
         count=count,
         seconds=config.seconds,
         max_prompt_seconds=config.max_prompt_seconds,
         held_out=config.held_out,
         seed=0,  # the same streams for all seeds
+        voice=voice,
     )
+
+
+def strangers(config: Config) -> list[Stream]:
+    """Streams of the speakers of `unseen`, `test_streams` in all, each of one speaker.
+
+    A speaker says held-out prompts only, or all, which is printed, where the held-out ones last no `config.seconds[1]`.
+    """
+    trained = sorted({source.speaker for source, _ in _prompts("train", config)})
+    voices: dict[str, list[Utterance]] = {}
+    for folder in config.unseen:
+        unseen = [u for u in corpus(folder, (config.source,)) if u.speaker not in trained]
+        if not unseen:
+            raise ValueError(f"--unseen {folder}: nobody but {', '.join(trained)} says anything in {config.source!r}")
+        for u in unseen:
+            voices.setdefault(u.speaker, []).append(u)
+    speakers: list[tuple[Split, list[Utterance]]] = []
+    for speaker, voice in voices.items():
+        held_out, prompts = (len(_prompts(split, config, voice)) for split in ("test", "all"))
+        if not prompts:
+            print(f"{speaker}: left out, says none of the prompts", flush=True)
+            continue
+        enough = sum(source.duration for source, _ in _prompts("test", config, voice)) >= config.seconds[1]
+        speakers.append(("test" if enough else "all", voice))
+        of_training = 0 if enough else prompts - held_out
+        print(
+            f"{speaker}: {held_out if enough else prompts} prompts, {of_training} of them said by a person in training",
+            flush=True,
+        )
+    if not speakers:
+        raise ValueError(
+            f"--unseen: {', '.join(voices)} say none of the prompts of at most {config.max_prompt_seconds:g} s"
+        )
+    count = -(-config.test_streams // len(speakers))
+    return [s for split, voice in speakers for s in human_streams(split, count, config, voice)][: config.test_streams]
 
 
 def on_disk(run: Run, streams: list[Stream], split: str) -> list[Stream]:
@@ -240,6 +286,7 @@ def robot_streams(config: Config) -> list[Stream]:
         streams += bundled_streams(
             split,
             config.target,
+            config.source,
             count=config.robot_streams // 2,
             seconds=config.seconds,
             max_prompt_seconds=config.max_prompt_seconds,
@@ -250,17 +297,19 @@ def robot_streams(config: Config) -> list[Stream]:
     return streams
 
 
-def _prompts(split: Split, config: Config) -> list[tuple[Utterance, Utterance]]:
+def _prompts(split: Split, config: Config, voice: Sequence[Utterance] = ()) -> list[tuple[Utterance, Utterance]]:
     return prompt_pairs(
         split,
         config.target,
+        config.source,
         held_out=config.held_out,
         max_prompt_seconds=config.max_prompt_seconds,
+        voice=voice,
     )
 
 
 def _robots(prompts: Sequence[Utterance], config: Config) -> Callable[[Utterance, np.random.Generator], np.ndarray]:
-    """Says a prompt in one of its `voices`, each drawn once."""
+    """Says a prompt in one of its `voices`, each sampled once."""
     rng = random.Random(config.seed)
     requests = [
         Speech(u.text, u.language, rng.choice(voices(u.language)), rng.randint(120, 200), rng.randint(20, 80))

@@ -48,6 +48,7 @@ SLOW = (
     "recipes/test_recipes",
     "unit/rollout/test_vllm",
     "unit/runtime/test_cluster",
+    "unit/runtime/test_critics",
     "unit/runtime/test_engines",
     "unit/runtime/test_pretend_device",
     "unit/runtime/test_ranks",
@@ -66,6 +67,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         runs_anyway = item.get_closest_marker("smoke") or item.get_closest_marker("large")
         if place.startswith(SLOW) and not runs_anyway:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def audio_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Recordings from tables and archives are stored for the session only."""
+    os.environ["AUDIORL_CACHE"] = str(tmp_path_factory.mktemp("audio"))
 
 
 @pytest.fixture(scope="session")

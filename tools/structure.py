@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audiorl.data", "audiorl.models"),
     ("audiorl.rollout", "audiorl.judges", "audiorl.run", "audiorl.plan"),
     ("audiorl.rewards", "audiorl.simulst", "audiorl.tts", "audiorl.report"),
-    ("audiorl.evaluation", "audiorl.study", "audiorl.train"),
+    ("audiorl.annotate", "audiorl.evaluation", "audiorl.study", "audiorl.train", "audiorl.view"),
     ("audiorl.rl",),
     ("audiorl.recipe", "audiorl.gpu_check"),
     ("audiorl.cli",),

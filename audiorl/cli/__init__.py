@@ -18,6 +18,8 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg, subcommand
 
 import audiorl
+from audiorl.annotate.options import Annotate
+from audiorl.cli.chat import Chat
 from audiorl.cli.codec import Decode, Encode, run_codec
 from audiorl.cli.data import Build, run_data
 from audiorl.cli.graft import Graft, run_graft
@@ -171,6 +173,36 @@ def _report(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
+class View:
+    """Look at runs in a browser while they train: curves, rollouts with their audio, evaluations; and label answers."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Run folders."""
+    port: int = 8310
+    """Port on this machine; 0: any free one."""
+    labels: Path | None = None
+    """File to which labels are appended; by default there is nothing to label, and nothing is written."""
+    label: Literal["pairs", "scores"] = "pairs"
+    """What to ask: which of two answers is better, or a score from 1 to 5."""
+
+
+def _view(args: list[str]) -> int:
+    if not args:
+        raise ValueError("view: name run folders, for example: audiorl view runs/*")
+    options: View = parse(View, args, prog="audiorl view")
+    if not options.runs:
+        raise ValueError("view: name run folders, for example: audiorl view runs/*")
+    try:
+        from audiorl.view.server import serve
+    except ModuleNotFoundError as error:
+        if error.name not in ("fastapi", "starlette", "uvicorn"):
+            raise
+        raise ValueError("view: needs fastapi and uvicorn: pip install 'audiorl[serve]'") from error
+    serve(options.runs, options.port, options.labels, options.label)
+    return 0
+
+
+@dataclass(frozen=True)
 class Eval:
     """Evaluate a model, or score recorded results."""
 
@@ -316,6 +348,18 @@ def _data(args: list[str]) -> int:
     return 0
 
 
+def _annotate(args: list[str]) -> int:
+    if not args or (args[0].startswith("-") and args[0] not in HELP):
+        raise ValueError(
+            "annotate: name audio files or folders first: audiorl annotate FOLDER --out OUT --asr judges/whisper-base"
+        )
+    options: Annotate = parse(Annotate, args, prog="audiorl annotate")
+    from audiorl.annotate.run import run
+
+    run(options)
+    return 0
+
+
 @dataclass(frozen=True)
 class Export:
     """Write the model of a checkpoint to a folder that transformers and vLLM load, with a model card."""
@@ -333,9 +377,21 @@ class Export:
 def _export(args: list[str]) -> int:
     options: Export = parse(Export, args or ["--help"], prog="audiorl export")
     from audiorl.models.export import export
+    from audiorl.models.model_card import run_of
+    from audiorl.recipe.loader import recorded_defaults
 
-    print(export(options.checkpoint, options.out, options.merge, options.push))
+    run = run_of(options.checkpoint)
+    defaults = None if run is None else recorded_defaults(run)
+    print(export(options.checkpoint, options.out, options.merge, options.push, defaults))
     return 0
+
+
+def _chat(args: list[str]) -> int:
+    if not args or (args[0].startswith("-") and args[0] not in HELP):
+        raise ValueError("chat: name a model first, for example: audiorl chat runs/quickstart")
+    from audiorl.cli.chat import run_chat
+
+    return run_chat(parse(Chat, args, prog="audiorl chat"))
 
 
 @dataclass(frozen=True)
@@ -376,12 +432,15 @@ COMMANDS: dict[str, tuple[type, Callable[[list[str]], int]]] = {
     "train": (Train, _train),
     "resume": (Resume, _resume),
     "report": (Report, _report),
+    "view": (View, _view),
     "eval": (Eval, _eval),
     "audit": (Audit, _audit),
     "rewards": (Rewards, _rewards),
     "codec": (Codec, _codec),
     "data": (Data, _data),
+    "annotate": (Annotate, _annotate),
     "graft": (Graft, _graft),
     "export": (Export, _export),
+    "chat": (Chat, _chat),
     "doctor": (Doctor, _doctor),
 }

@@ -17,11 +17,12 @@ from tyro.conf import AvoidSubcommands, Positional
 
 from audiorl.config import to_json
 from audiorl.options import parse
+from audiorl.plan.checkpoint import SavedFile, checkpoint_files
 from audiorl.plan.layout import GIB, PHASES
 from audiorl.plan.options import Change, PlanOptions, command_line, suggestions
 from audiorl.plan.parts import GPU, Plan
 from audiorl.plan.released import RELEASED
-from audiorl.plan.sizes import Size
+from audiorl.plan.sizes import Size, count
 
 RENAMED = {
     "--gpus": "--runtime.ranks",
@@ -68,17 +69,21 @@ def plan(args: Sequence[str], console: Console | None = None) -> int:
             raise ValueError(f"doctor --plan: {name} is now {RENAMED[name]}, the option of the run")
     words = [arg.replace("--lora-rank", "--model.lora.rank", 1) for arg in args]  # the short form
     options: Options = parse(AvoidSubcommands[Options], words, prog="audiorl doctor --plan", description=__doc__)
-    result = options.plan(options.size(options.path))
+    policy = options.policy(options.path)
+    result = options.plan(count(policy))
+    files = checkpoint_files(policy, result.layout)
     advice = [] if result.fits else suggestions(options.path, options)
     if options.json:
-        print(json.dumps(as_json(options, result, advice), indent=2))
+        print(json.dumps(as_json(options, result, advice, files), indent=2))
     else:
-        show(options.path, result, advice, console or Console())
+        show(options.path, result, advice, files, console or Console())
     return 0 if result.fits else 1
 
 
-def show(model: str, plan: Plan, advice: Sequence[tuple[Change, Plan]], console: Console) -> None:
-    """Parameters, a table for each kind of GPU, the verdict."""
+def show(
+    model: str, plan: Plan, advice: Sequence[tuple[Change, Plan]], files: Sequence[SavedFile], console: Console
+) -> None:
+    """Parameters, a table for each kind of GPU, what a checkpoint is, the verdict."""
     console.print(parameters(model, plan.size))
     for gpu in plan.gpus:
         console.print(memory(gpu))
@@ -92,15 +97,33 @@ def show(model: str, plan: Plan, advice: Sequence[tuple[Change, Plan]], console:
             )
     if plan.host:
         console.print(f"memory of each node beside its GPUs: {plan.host / GIB:.1f} GiB")
+    console.print(checkpoint(files))
     verdict(plan, advice, console)
+
+
+def checkpoint(files: Sequence[SavedFile]) -> str:
+    """One line: what each trainer and each critic writes."""
+    critics = [file for file in files if file.name.startswith("trainer-critic")]
+    trainers = [file for file in files if file.name.startswith("trainer") and file not in critics]
+    model = sum(file.bytes for file in files if file not in (*trainers, *critics))
+    states = [_states("trainers", trainers), *([_states("critics", critics)] if critics else [])]
+    return (
+        f"a checkpoint: the model {model / GIB:.2f} GiB, written by the first trainer; {'; '.join(states)}; while they "
+        "are written a copy lies in CPU memory"
+    )
+
+
+def _states(writers: str, files: Sequence[SavedFile]) -> str:
+    each = f"each of {len(files)} {writers} {files[0].name} and so on" if len(files) > 1 else files[0].name
+    return f"{each}, {max(file.bytes for file in files) / GIB:.2f} GiB"
 
 
 def parameters(model: str, size: Size) -> Table:
     table = Table(title=f"{model}: parameters", title_justify="left")
     table.add_column("part")
     table.add_column("millions", justify="right")
-    for name, count in size.parts.items():
-        table.add_row(name, f"{count / 1e6:,.1f}")
+    for name, number in size.parts.items():
+        table.add_row(name, f"{number / 1e6:,.1f}")
     table.add_row("all", f"{size.total / 1e6:,.1f}", style="bold")
     table.add_row("trained", f"{(size.trained + size.adapters) / 1e6:,.1f}", style="bold")
     return table
@@ -135,9 +158,12 @@ def verdict(plan: Plan, advice: Sequence[tuple[Change, Plan]], console: Console)
         console.print("No change of the options makes it fit: use more or larger GPUs, or a smaller model")
 
 
-def as_json(options: Options, plan: Plan, advice: Sequence[tuple[Change, Plan]]) -> dict[str, Any]:
+def as_json(
+    options: Options, plan: Plan, advice: Sequence[tuple[Change, Plan]], files: Sequence[SavedFile]
+) -> dict[str, Any]:
     return {
         "model": options.path,
+        "checkpoint": [{"name": file.name, "rank": file.rank, "bytes": file.bytes} for file in files],
         "fits": plan.fits,
         "size": to_json(plan.size),
         "layout": to_json(plan.layout),

@@ -17,7 +17,8 @@ from typing import Any
 from audiorl.data.folders import AUDIO_SUFFIXES
 from audiorl.data.published import AnyRow
 from audiorl.data.rows import BadRow, Row, read_rows
-from audiorl.data.schema import Cut, FieldError, check, parse_json
+from audiorl.data.schema import FieldError, check, parse_json
+from audiorl.data.schema.manifests import Cut
 from audiorl.data.stored import stored
 
 SOUNDS = (*AUDIO_SUFFIXES, ".m4a", ".webm", ".aac")

@@ -20,7 +20,8 @@ from importlib import resources
 from pathlib import Path
 
 from audiorl.audio import AudioClip
-from audiorl.data.schema import FieldError, RecordingRow, check, parse_json
+from audiorl.data.schema import FieldError, check, parse_json
+from audiorl.data.schema.results import RecordingRow
 
 
 @dataclass(frozen=True)
@@ -222,10 +223,14 @@ def _utterance(manifest: Path, number: int, line: str) -> Utterance:
         raise ValueError(f"{manifest}: row {number}: not JSON ({error}); build the folder again") from error
     return Utterance(
         id=row.id,
-        key=row.key,
+        key=row.key or row.id,
         language=row.language,
         text=row.text,
-        clip=AudioClip(path=str(manifest.parent / row.audio)),
+        clip=AudioClip(
+            path=str(manifest.parent / row.audio),
+            start=row.start or 0.0,
+            duration=None if row.start is None else row.duration,
+        ),
         duration=row.duration,
         speaker=row.speaker,
         translation=row.translation,

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from audiorl.data.rows import BadRow, Row
-from audiorl.data.schema import FieldError, WenetSpeechRecording, WenetSpeechSegment, check
+from audiorl.data.schema import FieldError, check
+from audiorl.data.schema.manifests import WenetSpeechRecording, WenetSpeechSegment
 
 AUDIO_SUFFIXES = (".flac", ".wav", ".opus", ".ogg", ".mp3")
 

@@ -2,7 +2,8 @@
 
 Fields (others are kept in `Sample.metadata`):
 
-    native      id?, audio, question?, choices?, answer | text | transcript, language?, start?, duration?, sample_rate?
+    native      id?, audio, question?, choices?, answer | text | transcript, language?, start?, duration?, sample_rate?;
+                for views of the prompt: clean_audio? (the same part of a recording without noise), rationale?
     avqa        id, video_name, audio_path?, question_text, multi_choice, answer (an index), question_relation,
                 question_type; questions about the video are asked about the audio
     musicbench  id, audio_path, question_text, multi_choice, answer (an index or the text); or, as published, location,
@@ -35,7 +36,10 @@ from audiorl.audio import AudioClip
 from audiorl.data.folders import AUDIO_SUFFIXES
 from audiorl.data.prompts import asr_prompt, choice_question, open_question
 from audiorl.data.rows import Row
-from audiorl.data.schema import AudioColumns, AudioObject, FieldError, MMSUColumns, SampleColumns, check
+from audiorl.data.schema import FieldError, check
+from audiorl.data.schema.manifests import AudioColumns, MMSUColumns, SampleColumns
+from audiorl.data.schema.types import AudioObject
+from audiorl.data.stored import stored
 from audiorl.types import Sample
 
 AUDIO_FIELDS = ("audio", "audio_path", "audio_filepath", "audio_id")
@@ -58,8 +62,12 @@ def native(row: Row, style: Style) -> Sample:
     columns = check(row.data, SampleColumns)
     asks = columns.question is not None or columns.choices is not None
     if asks or (style.question and not any(row.data.get(name) for name in TEXT_FIELDS)):
-        return _question_sample(row, style, audio_field(row), "question", "choices", open_ended=True)
-    return asr(row, style)
+        sample = _question_sample(row, style, audio_field(row), "question", "choices", open_ended=True)
+    else:
+        sample = asr(row, style)
+    if row.data.get("clean_audio") is None:
+        return sample
+    return replace(sample, metadata={**sample.metadata, "clean_audio": clip_of(row, style, "clean_audio")})
 
 
 def avqa(row: Row, style: Style) -> Sample:
@@ -140,7 +148,7 @@ def asr(row: Row, style: Style) -> Sample:
     columns = check(row.data, SampleColumns)
     text = next((name for name in TEXT_FIELDS if row.data.get(name) is not None), None)
     if text is None:
-        raise FieldError("text", f"missing; give the transcript in text (the columns are {', '.join(row.data)})")
+        raise FieldError("text", f"missing; give the transcript in text{existing_columns(row)}")
     transcript = row.data[text].strip()
     if not transcript and columns.task != "no_speech":
         raise FieldError(text, "empty; give the transcript")
@@ -208,8 +216,9 @@ def clip_from(columns: AudioColumns, style: Style, field: str) -> AudioClip:
     rate = columns.sample_rate or columns.sampling_rate
     source = getattr(columns, field)
     if isinstance(source, AudioObject):
-        if source.bytes_:
-            return AudioClip(data=source.bytes_, sample_rate=rate, **part)
+        if source.bytes_:  # from a table: in a file the recordings of all rows take no memory
+            suffix = Path(source.path or "").suffix
+            return AudioClip(path=str(stored(source.bytes_, suffix)), sample_rate=rate, **part)
         if source.array is not None:
             rate = source.sampling_rate or rate
             if rate is None:
@@ -235,6 +244,11 @@ def _samples(values: Any, field: str) -> np.ndarray:
     return array.astype(np.float32)
 
 
+def existing_columns(row: Row) -> str:
+    """The row's columns, for the end of a message that one is missing."""
+    return f" (the columns are {', '.join(row.data)})"
+
+
 def _question_sample(
     row: Row, style: Style, audio: str, question: str, choices: str, open_ended: bool = False
 ) -> Sample:
@@ -242,7 +256,9 @@ def _question_sample(
     columns = check(row.data, SampleColumns)
     question_text = getattr(columns, question) or style.question
     if not question_text:
-        raise FieldError(question, "missing; give the question, here or for all rows with question=…")
+        raise FieldError(
+            question, f"missing; give the question, here or for all rows with question=…{existing_columns(row)}"
+        )
     options = _choices(row, choices, open_ended)
     unanswered = not style.need_answer and columns.answer in (None, "")
     references = () if unanswered else _answers(row, "answer", options)
@@ -268,7 +284,8 @@ def _question_sample(
 def _choices(row: Row, field: str, optional: bool) -> tuple[str, ...]:
     values = row.data.get(field)
     if not values and not optional:
-        raise FieldError(field, f"{'empty' if field in row.data else 'missing'}; give the list of choices")
+        state, columns = ("empty", "") if field in row.data else ("missing", existing_columns(row))
+        raise FieldError(field, f"{state}; give the list of choices{columns}")
     choices = tuple(str(choice).strip() for choice in values or ())
     if not all(choices):
         raise FieldError(field, f"{values!r} is not a list of texts; give every choice as a text that is not empty")
@@ -279,8 +296,8 @@ def _answers(row: Row, field: str, choices: tuple[str, ...]) -> tuple[str, ...]:
     """The gold text: of an index the choice it points to. An open question may list several."""
     value = row.data.get(field)
     if value is None:
-        state = "empty" if field in row.data else "missing"
-        raise FieldError(field, f"{state}; give the text of the answer, or its index from 0")
+        state, columns = ("empty", "") if field in row.data else ("missing", existing_columns(row))
+        raise FieldError(field, f"{state}; give the text of the answer, or its index from 0{columns}")
     if isinstance(value, int) and choices:
         if not 0 <= value < len(choices):
             raise FieldError(field, f"index {value} lies outside the {len(choices)} choices; count from 0")

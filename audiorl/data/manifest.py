@@ -184,7 +184,7 @@ def read_values(
     values: list[T] = []
     skipped: list[SkippedRow] = []
     left_out: Counter[str] = Counter()
-    first: dict[str, tuple[Row, Sample]] = {}
+    first: dict[str, tuple[int, Sample]] = {}
     for row in rows:
         if limit is not None and len(values) >= limit:
             break
@@ -274,7 +274,7 @@ def _value(
     style: Style,
     to_sample: Format,
     value_of: Callable[[Row, Style, Format], tuple[Sample, T]],
-    first: dict[str, tuple[Row, Sample]],
+    first: dict[str, tuple[int, Sample]],
     repeats: bool,
     check_audio: bool,
 ) -> T | SkippedRow:
@@ -284,7 +284,7 @@ def _value(
             earlier, same = first[sample.id]
             if not repeats or _prompt(same) != _prompt(sample):
                 own = "prompt" if repeats else "row"
-                raise FieldError("id", f"{sample.id!r} also names row {earlier.number}; give every {own} its own id")
+                raise FieldError("id", f"{sample.id!r} also names row {earlier}; give every {own} its own id")
         if check_audio:
             try:
                 check_clips(sample)
@@ -292,7 +292,7 @@ def _value(
                 raise FieldError(audio_field(row), str(error)) from error
     except FieldError as error:
         return SkippedRow(row.file, row.number, error.field, error.message)
-    first.setdefault(sample.id, (row, sample))
+    first.setdefault(sample.id, (row.number, sample))  # not the row, which may hold the recording
     return value
 
 

@@ -34,20 +34,24 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from audiorl.audio import AudioClip, name
-from audiorl.data.formats import TEXT_FIELDS, Style, clip_from, detect
+from audiorl.data.formats import TEXT_FIELDS, Style, clip_from, detect, existing_columns
 from audiorl.data.manifest import Format, Kind, Loaded, ReadOptions, read_values
 from audiorl.data.rows import Row
-from audiorl.data.schema import (
+from audiorl.data.schema import FieldError, check
+from audiorl.data.schema.preferences import (
     ChatMessage,
     ContentPart,
     ConversationColumns,
-    FieldError,
     JudgedColumns,
     PairColumns,
     StepsColumns,
-    check,
 )
 from audiorl.types import Message, Rollout, Sample
+
+ROLLOUT_COLUMNS = frozenset(
+    ("step", "group_id", "index", "sample", "segments", "clips", "text", "score", "advantage", "spoken_audio")
+)
+"""Columns of a recorded rollout; a labelled one has them besides those of a judged answer, and they are no metadata."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> None:
     lines = []
     for number, pair in enumerate(pairs, 1):
         try:
-            lines.append(json.dumps(_as_row(pair), ensure_ascii=False) + "\n")
+            lines.append(json.dumps(pair_row(pair), ensure_ascii=False) + "\n")
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: row {number} (sample {pair.sample.id!r}): {error}") from error
     Path(path).write_text("".join(lines), encoding="utf-8")
@@ -183,11 +187,11 @@ def _judged(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Judged]:
     sample = _sample(row, style, to_sample, field, verdict)
     desirable, answer = getattr(columns, verdict), getattr(columns, field)
     if desirable is None:
-        raise FieldError(verdict, "missing; give true or false")
+        raise FieldError(verdict, f"missing; give true or false{existing_columns(row)}")
     if desirable not in (True, False):  # 0 and 1 are equal to these
         raise FieldError(verdict, f"{desirable!r} is not a verdict; give true or false")
     if answer is None:
-        raise FieldError(field, "missing; give the text of the answer")
+        raise FieldError(field, f"missing; give the text of the answer{existing_columns(row)}")
     return sample, Judged(sample, _answer(answer, field), bool(desirable))
 
 
@@ -220,8 +224,9 @@ def _detect(row: Row) -> str:
 
 def _conversation(row: Row, style: Style) -> Sample:
     columns = check(row.data, ConversationColumns)
+    recorded = ROLLOUT_COLUMNS if "segments" in row.data else ()
     gold = _either(row, "references", "answer")
-    used = ("id", "prompt", "choices", "task", "metadata", gold)
+    used = ("id", "prompt", "choices", "task", "metadata", gold, *recorded)
     sample = Sample(
         id=f"{Path(row.file).stem}:{row.number}" if columns.id is None else str(columns.id).strip(),
         messages=tuple(Message(m.role, tuple(_piece(part, style) for part in _parts(m))) for m in columns.prompt),
@@ -274,11 +279,12 @@ def _either(row: Row, *fields: str) -> str:
     return next((field for field in fields if row.data.get(field) is not None), fields[0])
 
 
-def _as_row(pair: Pair) -> dict[str, Any]:
+def pair_row(pair: Pair) -> dict[str, Any]:
+    """The row of `write_pairs`. Raises ValueError for audio that is not a file."""
     s = pair.sample
     return {
         "id": s.id,
-        "prompt": [{"role": m.role, "content": [_as_part(c) for c in m.content]} for m in s.messages],
+        "prompt": [{"role": m.role, "content": [part_row(c) for c in m.content]} for m in s.messages],
         "references": s.references,
         "choices": s.choices,
         "task": s.task,
@@ -289,7 +295,8 @@ def _as_row(pair: Pair) -> dict[str, Any]:
     }
 
 
-def _as_part(content: str | AudioClip) -> dict[str, Any]:
+def part_row(content: str | AudioClip) -> dict[str, Any]:
+    """A part of a message as a row holds it. Raises ValueError for audio that is not a file."""
     if isinstance(content, str):
         return {"type": "text", "text": content}
     if content.path is None:

@@ -24,7 +24,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from audiorl.data.rows import BadRow, LeftOut, Row
-from audiorl.data.schema import FieldError, MusicBenchColumns, check
+from audiorl.data.schema import FieldError, check
+from audiorl.data.schema.manifests import MusicBenchColumns
 
 AnyRow = Row | BadRow | LeftOut
 

@@ -5,27 +5,32 @@
      "sample": {"id", "prompt", "references", "choices", "task", "metadata", "audio": [{"path", "start", "duration"}],
                 "messages", "turns": [{"audio", "end", "reference", "source", "reference_seconds", "speech"}]},
      "segments": [{"text", "stop_reason", "num_tokens", "policy_version", "source_time", "emit_time", "audio",
-                   "prompt_ids", "ids", "logprobs", "codes", "prompt_codes", "code_mask"}],
+                   "prompt_ids", "ids", "logprobs", "codes", "prompt_codes", "code_mask",
+                   "advantages"?, "entropies"?, "ratios"?}],
      "clips": [{"path", "start", "duration", "context", "sample_rate", "audio"}],
      "spoken_audio"?: {"path": "rollouts/step_000040/0000.wav"}}
 
-Entries of `clips` are referred to by number. `sample.prompt` and `sample.audio` repeat messages and turns for people.
-Paths of files that the run wrote are relative to the run folder.
+The last three fields of a segment hold a 16-bit float a token for people (`audiorl.rl.token_record`); the rollout that
+is read back does not have them. Entries of `clips` are referred to by number. `sample.prompt` and `sample.audio` repeat
+messages and turns for people. Paths of files that the run wrote are relative to the run folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from audiorl.audio import AudioClip
 from audiorl.data.rows import BadRow, read_rows
-from audiorl.data.schema import FieldError, RecordedFile, RolloutRow01, SegmentRow01, TurnRow01, check
+from audiorl.data.schema import FieldError, check
+from audiorl.data.schema.rollouts_01 import RecordedFile, RolloutRow01, SegmentRow01, TurnRow01
 from audiorl.data.serialization import (
     NOT_SENT,
     VERSION,
@@ -35,15 +40,23 @@ from audiorl.data.serialization import (
     file_bytes,
     file_key,
     serialize_scores,
+    tensor_row,
 )
 from audiorl.types import Message, Rollout, Sample, Score, Segment, Turn
 
+_HALF = np.dtype("<f2")
 _SUFFIXES = {b"RIFF": ".wav", b"fLaC": ".flac", b"OggS": ".ogg"}
 """Of encoded audio, by its first bytes."""
 
 
-def rollout_row(rollout: Rollout, step: int, advantage: float, run_folder: Path | None = None) -> dict[str, Any]:
-    """A rollout as one JSON object.
+def rollout_row(
+    rollout: Rollout,
+    step: int,
+    advantage: float,
+    run_folder: Path | None = None,
+    numbers: Mapping[str, Tensor] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """A rollout as one JSON object. `numbers`: by name a number [L] of each token, observed ones included.
 
     Audio in memory is written to rollouts/audio/ in `run_folder`, once for equal audio (32-bit float WAV, 64 kB for a
     second at 16 kHz); without a folder it is left out. Values of the sample's metadata that JSON cannot hold are left
@@ -74,13 +87,27 @@ def rollout_row(rollout: Rollout, step: int, advantage: float, run_folder: Path 
         **{name: row[name] for name in ("group_id", "index")},
         "sample": {**writer.samples[0], "prompt": prompt, "audio": audio},
         "segments": [
-            {**segment, "num_tokens": len(s.ids)} for segment, s in zip(row["segments"], rollout.segments, strict=True)
+            {
+                **segment,
+                "num_tokens": len(s.ids),
+                **{name: tensor_row(values[at], _HALF) for name, values in numbers.items()},
+            }
+            for segment, s, at in zip(row["segments"], rollout.segments, _sampled(rollout), strict=True)
         ],
         "clips": writer.clips,
         "text": rollout.text,
         "score": None if rollout.score is None else _score_row(rollout.score),
         "advantage": round(float(advantage), 6),
     }
+
+
+def _sampled(rollout: Rollout) -> Iterator[slice]:
+    """Where the sampled tokens of each segment stand in the rollout's L tokens."""
+    start = 0
+    for segment in rollout.segments:
+        start += len(segment.prompt_ids)
+        yield slice(start, start + len(segment.ids))
+        start += len(segment.ids)
 
 
 def read_rollouts(path: str | Path) -> list[Rollout]:
@@ -95,7 +122,7 @@ def read_rollouts(path: str | Path) -> list[Rollout]:
         if isinstance(row, BadRow):
             raise ValueError(str(row))
         try:
-            rollouts.append(_rollout(row.data, path.resolve().parent.parent))
+            rollouts.append(rollout_from_row(row.data, path.resolve().parent.parent))
         except KeyError as missing:
             raise ValueError(f"{path}: row {row.number}: no field {missing}; is this a run's rollouts file?") from None
         except FieldError as error:
@@ -107,7 +134,8 @@ def read_rollouts(path: str | Path) -> list[Rollout]:
     return rollouts
 
 
-def _rollout(row: Mapping[str, Any], run_folder: Path) -> Rollout:
+def rollout_from_row(row: Mapping[str, Any], run_folder: Path) -> Rollout:
+    """The rollout of one row. FieldError, KeyError, TypeError or ValueError for what is no row of rollouts."""
     spoken = row.get("spoken_audio", row.get("said"))  # "said" in rows of 0.1
     if "clips" in row:
         document = {"version": VERSION, "audio": [], "clips": row["clips"], "samples": [row["sample"]]}

@@ -10,9 +10,10 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -81,6 +82,8 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
 
 
 _JSON = (".jsonl", ".json", ".ndjson")
+_BUFFER = 2**20
+"""Bytes of a column of a Parquet file that are read at once."""
 
 
 def _unpacked(path: Path) -> bytes:
@@ -99,6 +102,15 @@ def read_checked(path: Path, schema: type[T]) -> Iterator[tuple[int, T]]:
             yield row.number, check(row.data, schema)
         except FieldError as error:
             raise ValueError(str(BadRow(row.file, row.number, error.field, error.message))) from error
+
+
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace the file by one line of JSON a row, in one step. Half a surrogate pair, which UTF-8 cannot hold, becomes
+    a question mark."""
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "w", encoding="utf-8", errors="replace") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    os.replace(partial, path)
 
 
 def json_document(path: Path) -> Any:
@@ -169,8 +181,11 @@ def _table(path: Path) -> Iterator[dict[str, Any]]:
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
     if path.suffix == ".parquet":
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            yield from file.iter_batches(batch_size=256)  # rows may carry whole audio files
+        # Rows may carry whole recordings. Without a buffer a row group is read at once, and batches of several groups
+        # keep those before them.
+        with pq.ParquetFile(path, page_checksum_verification=True, buffer_size=_BUFFER) as file:
+            for group in range(file.num_row_groups):
+                yield from file.iter_batches(batch_size=32, row_groups=[group])
         return
     with pa.OSFile(str(path)) as source:  # a mapped file that was cut ends the process
         if source.read(6) == b"ARROW1":  # read as a stream it would be a length of 1.3 GB

@@ -11,15 +11,22 @@ own::
 
     {"id": "d1", "audio": "d1.wav", "turns": [{"speaker": "A", "text": "Hi.", "start": 0.0, "duration": 1.2}, …]}
     {"id": "d2", "turns": [{"speaker": "A", "text": "Hi.", "audio": "d2_0.wav"}, …]}
+
+A script is a conversation that is to be said: its turns have no audio, and `voices` has a recording of each speaker and
+what is said there::
+
+    {"id": "d3", "voices": {"A": {"audio": "a.wav", "text": "Hello there."}, …}, "turns": [{"speaker": "A", "text": …}]}
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from audiorl.audio import AudioClip
-from audiorl.data.schema import ConversationRow, FieldError, TurnRow, check, parse_json
+from audiorl.data.schema import FieldError, check, parse_json
+from audiorl.data.schema.results import ConversationRow, TurnRow
 
 
 @dataclass(frozen=True)
@@ -37,17 +44,19 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one speaker of a conversation says; `audio` is its recording."""
+    """What one speaker of a conversation says; `audio` is its recording, None in a script."""
 
     speaker: str
     text: str
-    audio: AudioClip
+    audio: AudioClip | None
 
 
 @dataclass(frozen=True)
 class Conversation:
     id: str
     turns: tuple[Turn, ...]
+    voices: Mapping[str, tuple[str, AudioClip]] = field(default_factory=dict)
+    """(text, recording) of each speaker; empty, or one for every speaker of a turn."""
 
 
 def read_meta(path: str | Path) -> list[Utterance]:
@@ -88,8 +97,12 @@ def read_texts(path: str | Path) -> list[Utterance]:
     return texts
 
 
-def read_conversations(path: str | Path) -> list[Conversation]:
-    """The conversations of a JSON-lines file. Raises ValueError naming file, line and field; audio is not opened."""
+def read_conversations(path: str | Path, script: bool = False) -> list[Conversation]:
+    """The conversations of a JSON-lines file; a `script`'s turns need no recordings, which are left out.
+
+    Raises ValueError naming file, line and field, and for a turn whose speaker is not among the voices; audio is not
+    opened.
+    """
     path = Path(path)
     conversations: list[Conversation] = []
     ids: dict[str, int] = {}
@@ -104,14 +117,23 @@ def read_conversations(path: str | Path) -> list[Conversation]:
         if row.id in ids:
             raise ValueError(f"{where}: {row.id!r} is also the id of line {ids[row.id]}; give every line its own")
         ids[row.id] = number
-        turns = [_turn(t, row, path.parent, f"{where}, turn {i}") for i, t in enumerate(row.turns, 1)]
-        conversations.append(Conversation(row.id, tuple(turns)))
+        turns = [_turn(t, row, path.parent, f"{where}, turn {i}", script) for i, t in enumerate(row.turns, 1)]
+        voices = {
+            name: (v.text, AudioClip(path=str(path.parent / v.audio), start=v.start or 0.0, duration=v.duration))
+            for name, v in row.voices.items()
+        }
+        conversations.append(Conversation(row.id, tuple(turns), voices))
     if not conversations:
         raise ValueError(f"{path}: holds no conversation")
     return conversations
 
 
-def _turn(turn: TurnRow, row: ConversationRow, folder: Path, where: str) -> Turn:
+def _turn(turn: TurnRow, row: ConversationRow, folder: Path, where: str, script: bool) -> Turn:
+    if row.voices and turn.speaker not in row.voices:
+        names = ", ".join(row.voices)
+        raise ValueError(f"{where}, field 'speaker': {turn.speaker!r} is none of the voices ({names}); add its voice")
+    if script:
+        return Turn(turn.speaker, turn.text, None)
     if turn.audio is not None:
         return Turn(turn.speaker, turn.text, AudioClip(path=str(folder / turn.audio)))
     if row.audio is None:

@@ -35,10 +35,10 @@ import torch
 from torch import Tensor
 
 from audiorl.audio import AudioClip, probe
-from audiorl.data.schema import (
+from audiorl.data.schema import FieldError, check
+from audiorl.data.schema.rollouts import (
     ClipDocument,
     ContentDocument,
-    FieldError,
     MessageDocument,
     RolloutDocument,
     RolloutsDocument,
@@ -49,7 +49,6 @@ from audiorl.data.schema import (
     TensorDocument,
     TurnDocument,
     VersionDocument,
-    check,
 )
 from audiorl.types import Message, Rollout, Sample, Score, Segment, Turn
 
@@ -164,13 +163,14 @@ class Writer:
     def segment(self, s: Segment) -> dict[str, Any]:
         tensors = {name: getattr(s, name) for name in _TENSORS}
         return {
-            **{name: None if t is None else _tensor_row(t, _TENSORS[name]) for name, t in tensors.items()},
+            **{name: None if t is None else tensor_row(t, _TENSORS[name]) for name, t in tensors.items()},
             "text": s.text,
             "audio": [self.clip(c) for c in s.audio],
             "stop_reason": s.stop_reason,
             "policy_version": s.policy_version,
             "source_time": s.source_time,
             "emit_time": s.emit_time,
+            **({} if s.decoder_passes is None else {"decoder_passes": s.decoder_passes}),
         }
 
     def value(self, value: Any, where: str) -> Any:
@@ -256,7 +256,8 @@ _TENSORS: dict[str, np.dtype[Any]] = {
 """The tensors of a segment."""
 
 
-def _tensor_row(tensor: Tensor, dtype: np.dtype[Any]) -> dict[str, Any]:
+def tensor_row(tensor: Tensor, dtype: np.dtype[Any]) -> dict[str, Any]:
+    """{"shape", "data"} with the base64 of the values."""
     array = tensor.detach().cpu().numpy().astype(dtype)
     return {"shape": list(array.shape), "data": base64.b64encode(array.tobytes()).decode()}
 
@@ -397,6 +398,7 @@ class Reader:
             policy_version=row.policy_version,
             source_time=row.source_time,
             emit_time=row.emit_time,
+            decoder_passes=row.decoder_passes,
         )
 
     def value(self, value: Any, where: str) -> Any:

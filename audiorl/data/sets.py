@@ -12,8 +12,9 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from audiorl.types import Sample
 
@@ -54,8 +55,13 @@ def first_drawn(given: str, items: list[T], count: int, seed: int, usable: Calla
     return [items[i] for i in sorted(chosen)]
 
 
+SET = "data_set"
+"""Where the metadata of a sample in a mix names its set."""
+
+
 def weighted(sets: Sets[T], seed: int = 0) -> list[T]:
-    """The rows of all sets in order, each set's as often as the weight in its name says. Prints the shares of a mix.
+    """The rows of all sets in order, each set's as often as the weight in its name says. Prints the shares of a mix,
+    whose samples name their set in metadata["data_set"].
 
     Weight 2 gives every row twice, 0.5 gives half of the rows, drawn by `seed`; 2.5 gives every row twice and a drawn
     half a third time. One pass over the result is one epoch: a set with weight 2 is seen twice in it.
@@ -66,11 +72,26 @@ def weighted(sets: Sets[T], seed: int = 0) -> list[T]:
         extra = set(_draw_order(items, seed)[: round(fraction * len(items))])
         mix.append([item for i, item in enumerate(items) for _ in range(int(passes) + (i in extra))])
     total = sum(map(len, mix))
-    if len(mix) > 1:
-        for (name, items), rows in zip(sets, mix, strict=True):
-            share = f"{len(rows)} rows ({len(rows) / max(total, 1):.0%})"
-            print(f"mix: {share} of {name}, which has {len(items)}", flush=True)
-    return [item for rows in mix for item in rows]
+    if len(mix) == 1:
+        return mix[0]
+    for (name, items), rows in zip(sets, mix, strict=True):
+        share = f"{len(rows)} rows ({len(rows) / max(total, 1):.0%})"
+        print(f"mix: {share} of {name}, which has {len(items)}", flush=True)
+    labels = _labels([parse_set(name)[0] for name, _ in sets])
+    return [_labelled(item, label) for label, rows in zip(labels, mix, strict=True) for item in rows]
+
+
+def _labels(paths: Sequence[str]) -> list[str]:
+    """Short names of sets: the stems of their files, or the whole paths where two have one stem."""
+    stems = [Path(path).stem for path in paths]
+    return stems if len(set(stems)) == len(stems) else list(paths)
+
+
+def _labelled(item: T, label: str) -> T:
+    """A sample with the name of its set; anything else as it is."""
+    if not isinstance(item, Sample):
+        return item
+    return cast(T, replace(item, metadata={**item.metadata, SET: label}))
 
 
 def split_held_out(sets: Sets[T], held_out: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[T]]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from audiorl.data.rows import read_checked
-from audiorl.data.schema import PassageColumns, TextQuestionColumns, check_limit
+from audiorl.data.schema import check_limit
+from audiorl.data.schema.manifests import PassageColumns, TextQuestionColumns
 
 BUNDLED = "bundled"
 PASSAGE = (200, 1200)

@@ -1,4 +1,4 @@
-"""Other views of a prompt: the same question about silence, noise, another recording, or the words that are said.
+"""Other views of a prompt: the same question about silence, another recording, the words that are said, and so on.
 
 A view changes what a model is given, not what may be answered: choices, references and task stay. The log-probability
 of one answer under two views says what the difference between them is worth to a model.
@@ -46,14 +46,45 @@ def transcript(sample: Sample) -> Sample:
     text = sample.metadata.get("text")
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f'sample {sample.id!r}: no transcript in metadata "text" to put in place of the audio')
-    if len(sample.audio) != 1:
-        raise ValueError(f"sample {sample.id!r}: one transcript cannot stand for {len(sample.audio)} clips")
-    return with_clips(sample, lambda clip, _: f"{text.strip()}\n")
+    return with_clips(_one_clip(sample, "one transcript"), lambda clip, _: f"{text.strip()}\n")
 
 
-VIEWS: Mapping[str, View] = {"silence": silence, "noise": noise, "text": text_only, "transcript": transcript}
-SWAP = "swap"
-"""The name of the view that needs other samples; see `swapped`."""
+def clean(sample: Sample) -> Sample:
+    """metadata["clean_audio"], the recording without its noise, in place of the one clip.
+
+    Raises ValueError without it and for more clips.
+    """
+    recording = sample.metadata.get("clean_audio")
+    if isinstance(recording, str) and recording:
+        recording = AudioClip(path=recording)
+    if not isinstance(recording, AudioClip):
+        raise ValueError(f'sample {sample.id!r}: no "clean_audio" to put in place of its audio; give the column')
+    return with_clips(_one_clip(sample, "one clean recording"), lambda clip, _: recording)
+
+
+def rationale(sample: Sample) -> Sample:
+    """The prompt with metadata["rationale"], the reasons for the right answer, after the last turn's text.
+
+    Raises ValueError without it.
+    """
+    reasons = sample.metadata.get("rationale")
+    if not isinstance(reasons, str) or not reasons.strip():
+        raise ValueError(f'sample {sample.id!r}: no "rationale" to add to the prompt; give the column')
+    *earlier, last = sample.messages
+    last = replace(last, content=(*last.content, f"\n\nReasons for the right answer: {reasons.strip()}"))
+    return replace(sample, messages=(*earlier, last))
+
+
+VIEWS: Mapping[str, View] = {
+    "silence": silence,
+    "noise": noise,
+    "text": text_only,
+    "transcript": transcript,
+    "clean": clean,
+    "rationale": rationale,
+}
+SWAP, SWAP_ALIKE = "swap", "swap-alike"
+"""The names of the views that need other samples; see `swapped` and `swapped_alike`."""
 
 
 def swapped(samples: Sequence[Sample]) -> list[Sample]:
@@ -61,22 +92,46 @@ def swapped(samples: Sequence[Sample]) -> list[Sample]:
 
     Raises ValueError where a sample has no such partner, and for prompts with different numbers of clips.
     """
+
+    def other_answers(sample: Sample, others: list[Sample]) -> list[Sample]:
+        return [o for o in others if not sample.references or o.references != sample.references]
+
+    return _swapped(samples, other_answers, "other audio and another answer")
+
+
+def swapped_alike(samples: Sequence[Sample]) -> list[Sample]:
+    """Each sample with the clips of another one, whose audio differs, if possible with the same references, and then
+    most like it in length: what the right audio adds over it is not the answer.
+
+    Raises ValueError as `swapped` does.
+    """
+
+    def same_answers(sample: Sample, others: list[Sample]) -> list[Sample]:
+        return [o for o in others if o.references == sample.references] or others
+
+    return _swapped(samples, same_answers, "other audio")
+
+
+def _swapped(
+    samples: Sequence[Sample], choose: Callable[[Sample, list[Sample]], list[Sample]], wanted: str
+) -> list[Sample]:
+    """Each sample with the clips of the one nearest in length among choose(sample, samples with other audio)."""
     if len({len(s.audio) for s in samples}) > 1:
         raise ValueError("the view swap needs samples with equally many clips")
     lengths = [sum(map(seconds, s.audio)) for s in samples]
     keys = [tuple(c.key for c in s.audio) for s in samples]
     views = []
-    for i, sample in enumerate(samples):
-        others = [
-            j
-            for j, other in enumerate(samples)
-            if keys[j] != keys[i] and (not sample.references or other.references != sample.references)
-        ]
+    for sample, length, key in zip(samples, lengths, keys, strict=True):
+        length_of = {id(s): n for s, n, k in zip(samples, lengths, keys, strict=True) if k != key}
+        others = choose(sample, [s for s in samples if id(s) in length_of])
         if not others:
-            raise ValueError(f"sample {sample.id!r}: no other sample has other audio and another answer to swap with")
-        clips = samples[min(others, key=lambda j: (abs(lengths[j] - lengths[i]), j))].audio
+            raise ValueError(f"sample {sample.id!r}: no other sample has {wanted} to swap with")
+        clips = min(others, key=lambda s: abs(length_of[id(s)] - length)).audio
         views.append(with_clips(sample, lambda clip, number, clips=clips: clips[number]))  # type: ignore[misc]
     return views
+
+
+_SWAPS = {SWAP: swapped, SWAP_ALIKE: swapped_alike}
 
 
 def view_named(name: str) -> View:
@@ -86,13 +141,13 @@ def view_named(name: str) -> View:
     file, colon, function = name.rpartition(":")
     if not colon or not file.endswith(".py"):
         raise ValueError(
-            f"no view is called {name!r}; choose from {', '.join((*VIEWS, SWAP))}, or give FILE.py:FUNCTION"
+            f"no view is called {name!r}; choose from {', '.join((*VIEWS, *_SWAPS))}, or give FILE.py:FUNCTION"
         )
     return load_function(file, function, "view")
 
 
 def view_of(sample: Sample, name: str) -> Sample:
-    """One sample under the view of that name, checked like `views_of`; "swap" needs several samples."""
+    """One sample under the view of that name, checked like `views_of`; swaps need several samples."""
     return views_of([sample], name)[0]
 
 
@@ -101,7 +156,7 @@ def views_of(samples: Sequence[Sample], name: str) -> list[Sample]:
 
     Raises ValueError for a view that changes what may be answered, or that leaves the prompt as it was.
     """
-    views = swapped(samples) if name == SWAP else list(map(view_named(name), samples))
+    views = _SWAPS[name](samples) if name in _SWAPS else list(map(view_named(name), samples))
     for sample, view in zip(samples, views, strict=True):
         if not isinstance(view, Sample) or (view.choices, view.references) != (sample.choices, sample.references):
             raise ValueError(f"view {name!r} changes the choices or references of sample {sample.id!r}; it must not")
@@ -130,6 +185,13 @@ def with_clips(sample: Sample, other: Callable[[AudioClip, int], AudioClip | str
                 content.append(piece)
         messages.append(replace(message, content=tuple(content)))
     return replace(sample, messages=tuple(messages))
+
+
+def _one_clip(sample: Sample, replacement: str) -> Sample:
+    """The sample. Raises ValueError if it has several clips, for which one replacement cannot stand."""
+    if len(sample.audio) > 1:
+        raise ValueError(f"sample {sample.id!r}: {replacement} cannot stand for {len(sample.audio)} clips")
+    return sample
 
 
 def _content(sample: Sample) -> list[str]:

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from audiorl.config import ModelConfig, torch_device
-from audiorl.data.schema import FieldError, ResultRow, check, parse_json
+from audiorl.data.schema import FieldError, check, parse_json
+from audiorl.data.schema.results import ResultRow
 from audiorl.types import Request, Rollout, RolloutEngine, Sample
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from audiorl.rewards import StandardisedSum, WeightedSum
 from audiorl.rewards.check import check_scores, scored_rollouts
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
-from audiorl.types import Request, Reward, Rollout, Sample
+from audiorl.types import Request, Reward, Rollout, RolloutEngine, Sample
 
 UNSEEN = "unseen"
 """The set of speakers that no phase trains on."""
@@ -36,15 +36,23 @@ def answer(
     With a `title` a progress bar is shown, where stderr is a terminal.
     """
     sampling = SamplingConfig(temperature=0.0, max_new_tokens=max_new_tokens, max_batch_tokens=16_384)
-    engine = HFEngine(policy, sampling)
-    rollouts: list[Rollout] = []
     with progress_display(bool(title) and sys.stderr.isatty()) as display:
         bar = display.add_task(title, total=len(samples))
-        for start in range(0, len(samples), AT_ONCE):
-            several = samples[start : start + AT_ONCE]
-            rollouts += engine.generate([Request(s) for s in several])
-            display.advance(bar, len(several))
+        rollouts = greedy_answers(
+            HFEngine(policy, sampling), samples, AT_ONCE, lambda done: display.update(bar, completed=done)
+        )
     return scored_rollouts(reward, rollouts)
+
+
+def greedy_answers(
+    engine: RolloutEngine, samples: Sequence[Sample], several: int, moved: Callable[[int], None]
+) -> list[Rollout]:
+    """One greedy rollout per sample, `several` at a time; `moved` is told how many there are."""
+    rollouts: list[Rollout] = []
+    for start in range(0, len(samples), several):
+        rollouts += engine.generate([Request(s, greedy=True) for s in samples[start : start + several]])
+        moved(len(rollouts))
+    return rollouts
 
 
 @dataclass(frozen=True)
@@ -98,14 +106,34 @@ class Evaluation:
                 baseline=f"{prefix}before",
             )
 
-    def probe(self, policy: AudioPolicy) -> Callable[[], dict[str, float]]:
-        """A function for the training loop that measures the held-out data with the policy as it is at the moment."""
+    def probe(self, policy: AudioPolicy) -> Probe:
+        """What the training loop calls to measure the held-out data with the policy as it is at the moment."""
+        return Probe(self, policy)
 
-        def now() -> dict[str, float]:
-            rollouts = answer(policy, self.held_out, self.reward, self.max_new_tokens)
-            return {self.metric: float(summarize_answers(rollouts, self.metric)[self.metric])}
 
-        return now
+@dataclass(frozen=True)
+class Probe:
+    """The headline of an evaluation on the held-out data: by the policy itself, or by an engine with its weights."""
+
+    evaluation: Evaluation
+    policy: AudioPolicy
+
+    @property
+    def max_new_tokens(self) -> int:
+        return self.evaluation.max_new_tokens
+
+    def __call__(self) -> dict[str, float]:
+        e = self.evaluation
+        return self._measured(answer(self.policy, e.held_out, e.reward, e.max_new_tokens))
+
+    def by_engine(self, engine: RolloutEngine, several: int, note: Callable[[str], None]) -> dict[str, float]:
+        samples = self.evaluation.held_out
+        rollouts = greedy_answers(engine, samples, several, lambda done: note(f"held-out {done}/{len(samples)}"))
+        return self._measured(scored_rollouts(self.evaluation.reward, rollouts))
+
+    def _measured(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        metric = self.evaluation.metric
+        return {metric: float(summarize_answers(rollouts, metric)[metric])}
 
 
 def evaluate_phase(

@@ -15,6 +15,7 @@ from audiorl.data.bundled import bundled_set
 from audiorl.data.formats import audio_field
 from audiorl.data.manifest import read_values
 from audiorl.data.schema import check_limit
+from audiorl.data.stored import cache_folder
 from audiorl.evaluation.generate import Row, complete_rows
 from audiorl.evaluation.options import InferenceOptions
 from audiorl.models import AudioPolicy, load_policy
@@ -106,8 +107,9 @@ def write_manifest(
     lines = []
     for number, sample in enumerate(samples, 1):
         field, row = rows[sample.id]
-        row = {**row, field: _audio_path(sample.audio[0], path.parent, f"{path.stem}-{number}.flac")}
-        if sample.audio[0].path is None:
+        clip = sample.audio[0]
+        row = {**row, field: _audio_path(clip, path.parent, f"{path.stem}-{number}.flac")}
+        if not _has_file(clip):
             row = {name: value for name, value in row.items() if name not in ("start", "offset", "duration")}
         try:
             lines.append(json.dumps({**row, **columns[sample.id]}, ensure_ascii=False) + "\n")
@@ -116,9 +118,14 @@ def write_manifest(
     path.write_text("".join(lines), encoding="utf-8")
 
 
+def _has_file(clip: AudioClip) -> bool:
+    """Whether the clip is a file of the user's, not one of the cache, which may be emptied."""
+    return clip.path is not None and not Path(clip.path).is_relative_to(cache_folder())
+
+
 def _audio_path(clip: AudioClip, folder: Path, name: str) -> str:
-    if clip.path is not None:
-        return str(Path(clip.path).resolve())
+    if _has_file(clip):
+        return str(Path(str(clip.path)).resolve())
     soundfile.write(folder / name, clip.load(_RATE), _RATE)
     return name
 

@@ -42,6 +42,7 @@ class InterpreterAgent(SpeechToTextAgent):  # type: ignore[misc]
         self._policy = load_policy(args.model, ModelConfig(device=args.device))
         self._languages = args.source_language, args.target_language
         self._chunks = ChunkConfig(args.source_segment_size / 1000, args.context)
+        self._history = args.history
         self._sampling = SamplingConfig(temperature=0.0, max_new_tokens=args.max_new_tokens)
         super().__init__(args)
 
@@ -56,6 +57,7 @@ class InterpreterAgent(SpeechToTextAgent):  # type: ignore[misc]
             default=ChunkConfig().context,
             help="seconds encoded before a chunk",
         )
+        parser.add_argument("--history", type=float, help="most seconds of the past that are carried; default: all")
         parser.add_argument("--max-new-tokens", type=int, default=48, help="maximum number of tokens after one chunk")
 
     def reset(self) -> None:
@@ -70,8 +72,8 @@ class InterpreterAgent(SpeechToTextAgent):  # type: ignore[misc]
             return WriteAction("", finished=True) if states.source_finished else ReadAction()
         if states.source_finished:
             self._interpreter.finish()
-        rollout = self._interpreter.rollout
-        text = rollout.text if states.source_finished else settled(rollout.segments, self._languages[1])
+        interpreter = self._interpreter
+        text = interpreter.text if states.source_finished else settled(interpreter.segments, self._languages[1])
         new, self._written = text[self._written :], max(self._written, len(text))
         return WriteAction(new, finished=states.source_finished) if new or states.source_finished else ReadAction()
 
@@ -82,6 +84,11 @@ class InterpreterAgent(SpeechToTextAgent):  # type: ignore[misc]
             return
         if self._interpreter is None:
             self._interpreter = Interpreter(
-                self._policy, *self._languages, self._chunks, self._sampling, rate=states.source_sample_rate
+                self._policy,
+                *self._languages,
+                self._chunks,
+                self._sampling,
+                rate=states.source_sample_rate,
+                history=self._history,
             )
         self._interpreter.observe(new if new.ndim == 1 else new.mean(axis=1, dtype=np.float32))

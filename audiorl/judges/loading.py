@@ -9,11 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from audiorl.judges.protocol import QualityModel, Recogniser, SpeakerEncoder
+from audiorl.judges.protocol import QualityModel, Recogniser, SpeakerEncoder, SpeechDetector
 from audiorl.user_files import load_function
 
 POCKETSPHINX = "pocketsphinx"
 DNSMOS = "dnsmos"
+SILERO = "silero"
 RECIPE_JUDGES = {
     "ge2e": "audiorl.recipes.judges.ge2e",
     "audiorl_character_ctc": "audiorl.recipes.judges.character_ctc",
@@ -103,6 +104,15 @@ def load_quality_model(name: str) -> QualityModel:
     from audiorl.judges.dnsmos import DNSMOS as Model
 
     return Model()
+
+
+def load_speech_detector(name: str = SILERO) -> SpeechDetector:
+    """The voice activity detector called `name`: "silero"."""
+    if name != SILERO:
+        raise ValueError(f"no voice activity detector is called {name!r}; there is {SILERO!r}")
+    from audiorl.judges.silero import Silero
+
+    return Silero()
 
 
 def _file_and_folder(path: str | Path) -> tuple[str, str] | None:

@@ -1,4 +1,5 @@
-"""The protocols of speech judges: `Recogniser`, `SpeakerEncoder`, `QualityModel`.
+"""The protocols of speech judges: `Recogniser`, `LanguageIdentifier`, `SpeakerEncoder`, `QualityModel`,
+`SpeechDetector`.
 
 All take mono waveforms [T] of floats in [-1, 1] at one rate, any number and any length, resample them, and return one
 result each, in order. A result does not depend on the other waveforms (within the dtype's tolerance) nor on the call.
@@ -27,6 +28,25 @@ class Recogniser(Protocol):
         ...
 
 
+class LanguageIdentifier(Recogniser, Protocol):
+    """A recogniser of many languages: it says which one is spoken, and transcribes in the one that it is given."""
+
+    @property
+    def multilingual(self) -> bool:
+        """Whether the model has more than one language; False for Whisper's English models."""
+        ...
+
+    def identify(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[dict[str, float]]:
+        """The probability of each language, by its code; {} for no samples. Whisper looks at the first 30 s."""
+        ...
+
+    def transcribe(
+        self, waveforms: Sequence[Waveform], sample_rate: int, languages: Sequence[str] | None = None
+    ) -> list[str]:
+        """One text each; `languages` holds the code of each waveform's, in place of the recogniser's own."""
+        ...
+
+
 class SpeakerEncoder(Protocol):
     """Speech to a vector; vectors of the same speaker are close."""
 
@@ -50,4 +70,22 @@ class QualityModel(Protocol):
 
     def rate(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[float]:
         """A mean opinion score from 1 (bad) to 5 (excellent) each. Raises ValueError for a waveform without samples."""
+        ...
+
+
+class SpeechDetector(Protocol):
+    """Audio to the probability of speech over time."""
+
+    @property
+    def name(self) -> str:
+        """The name in tables and settings."""
+        ...
+
+    @property
+    def frame_seconds(self) -> float:
+        """Length of a frame in seconds."""
+        ...
+
+    def probabilities(self, waveform: Waveform, sample_rate: int) -> NDArray[Any]:
+        """[ceil(T / frame)] float32 in [0, 1], for one waveform; the last frame may be shorter."""
         ...

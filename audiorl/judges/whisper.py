@@ -52,28 +52,73 @@ class Whisper:
         model = load_judge(WhisperForConditionalGeneration, self.path, torch_device(self.device))
         extractor = load_processor(WhisperFeatureExtractor, self.path, "feature extractor")
         tokenizer = load_processor(WhisperTokenizer, self.path, "tokenizer")
-        languages = getattr(model.generation_config, "lang_to_id", None) or {}
-        if self.language and languages and f"<|{self.language}|>" not in languages:
-            codes = ", ".join(sorted(token.strip("<|>") for token in languages))
-            raise ValueError(f"{self.path}: no language {self.language!r}; it has {codes}")
+        self._check_language(model, self.language)
         return model, extractor, tokenizer
 
-    def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
-        _, extractor, _ = self.parts
+    @property
+    def multilingual(self) -> bool:
+        from transformers import GenerationConfig
+
+        config = load_processor(GenerationConfig, self.path, "generation configuration")
+        return bool(getattr(config, "is_multilingual", False))
+
+    def transcribe(
+        self, waveforms: Sequence[Waveform], sample_rate: int, languages: Sequence[str] | None = None
+    ) -> list[str]:
+        model, extractor, _ = self.parts
+        for given in sorted(set(languages or ())):
+            self._check_language(model, given)
         waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
         window = extractor.sampling_rate * extractor.chunk_length
         texts = [""] * len(waves)
-        short = [wav if len(wav) <= window else wav[:0] for wav in waves]
-        for batch in batches_by_length(short, self.batch_size):
-            for place, text in zip(batch, self._texts([waves[i] for i in batch], long=False), strict=True):
-                texts[place] = text
+        codes = list(languages) if languages is not None else [self.language] * len(waves)
+        for language in dict.fromkeys(codes):
+            short = [
+                wav if len(wav) <= window and code == language else wav[:0]
+                for wav, code in zip(waves, codes, strict=True)
+            ]
+            for batch in batches_by_length(short, self.batch_size):
+                for place, text in zip(batch, self._texts([waves[i] for i in batch], False, language), strict=True):
+                    texts[place] = text
         for i, wav in enumerate(waves):
             if len(wav) > window:
-                (texts[i],) = self._texts([wav], long=True)
+                (texts[i],) = self._texts([wav], True, codes[i])
         return texts
 
     @torch.no_grad()
-    def _texts(self, waves: Sequence[Wave], long: bool) -> list[str]:
+    def identify(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[dict[str, float]]:
+        """The probability of each language by its code, from the first 30 s; {} for no samples.
+
+        It is that of the language's token after the start token, among all languages (Radford et al. 2022, 2.3).
+        """
+        model, extractor, _ = self.parts
+        tokens = getattr(model.generation_config, "lang_to_id", None) or {}
+        if not self.multilingual or not tokens:
+            raise ValueError(
+                f"{self.path}: an English model of Whisper identifies no languages; give a multilingual one"
+            )
+        codes, ids = [token.strip("<|>") for token in tokens], list(tokens.values())
+        waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
+        window = extractor.sampling_rate * extractor.chunk_length
+        probabilities: list[dict[str, float]] = [{} for _ in waves]
+        for batch in batches_by_length(waves, self.batch_size):
+            features = extractor(
+                [waves[i][:window] for i in batch], sampling_rate=extractor.sampling_rate, return_tensors="pt"
+            ).input_features.to(model.device, model.dtype)
+            start = torch.full((len(batch), 1), model.config.decoder_start_token_id, device=model.device)
+            logits_NV = model(input_features=features, decoder_input_ids=start).logits[:, -1, ids].float()
+            for place, row in zip(batch, logits_NV.softmax(-1).tolist(), strict=True):
+                probabilities[place] = dict(zip(codes, row, strict=True))
+        return probabilities
+
+    def _check_language(self, model: Any, language: str | None) -> None:
+        tokens = getattr(model.generation_config, "lang_to_id", None) or {}
+        if language and tokens and f"<|{language}|>" not in tokens:
+            codes = ", ".join(sorted(token.strip("<|>") for token in tokens))
+            raise ValueError(f"{self.path}: no language {language!r}; it has {codes}")
+
+    @torch.no_grad()
+    def _texts(self, waves: Sequence[Wave], long: bool, language: str | None) -> list[str]:
         model, extractor, tokenizer = self.parts
         features = extractor(
             list(waves),
@@ -86,7 +131,7 @@ class Whisper:
 
         options: dict[str, Any] = {"return_timestamps": True} if long else {}
         if getattr(model.generation_config, "is_multilingual", False):
-            options |= {"language": self.language, "task": self.task}
+            options |= {"language": language, "task": self.task}
         elif self.task == "translate":
             raise ValueError(f"{self.path}: an English model of Whisper cannot translate; give a multilingual one")
         with quietly():  # it warns about arguments that it passes to itself

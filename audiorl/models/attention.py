@@ -9,8 +9,9 @@ Shapes: B rows, T tokens of a packed row, D head width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from audiorl.algos.prompt_attention import PromptAttention
 from audiorl.algos.varlen import (
     KERNELS,
     Attention,
@@ -31,7 +33,7 @@ from audiorl.algos.varlen import (
     compute_dtype,
 )
 
-VARLEN, UNGROUPED = "audiorl_varlen", "audiorl_ungrouped"
+VARLEN, UNGROUPED, RECORDED = "audiorl_varlen", "audiorl_ungrouped", "audiorl_recorded"
 
 
 CHUNKS = "audiorl_flash_chunks_"
@@ -60,21 +62,54 @@ def takes_segments(decoder: Any) -> bool:
     return bool(decoder.config._attn_implementation == VARLEN)
 
 
+def takes_prompts(decoder: Any) -> bool:
+    """Whether it takes a `PromptAttention` within `ungrouped`."""
+    return decoder.config._attn_implementation in (VARLEN, UNGROUPED)
+
+
 def packed_arguments(decoder: Any, spans: Spans, attention: Attention, inputs: Tensor) -> dict[str, Any]:
     """The arguments that a decoder takes instead of a mask for a packed row. inputs: [1, T, width].
 
     Raises ValueError when no kernel of `attention` can run.
     """
-    # transformers passes a mask of four dimensions on as it is, and makes one of T × T where there is none.
-    unused = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs.device)
-    return {"attention_mask": unused, "packed": packed_attention(decoder, spans, attention, inputs)}
+    return {"attention_mask": no_mask(inputs.device), "packed": packed_attention(decoder, spans, attention, inputs)}
 
 
-def mask_argument(decoder: Any, mask: Tensor, dtype: torch.dtype) -> dict[str, Any]:
-    """mask [T, T] bool as a decoder takes it; eager attention adds its mask to the scores."""
-    if decoder.config._attn_implementation == "eager":
-        mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
-    return {"attention_mask": mask[None, None]}
+def no_mask(device: torch.device) -> Tensor:
+    """What a decoder gets where attention needs no mask: transformers passes a mask of four dimensions on as it is, and
+    makes one of T × T where there is none."""
+    return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+
+
+def mask_argument(decoder: Any, mask: Tensor, positions: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """mask [T, T] bool as a decoder takes it.
+
+    positions: [T] int64, of each token in its own sequence, for layers with a sliding window: they get a mask of their
+    own. Raises ValueError for layers of other kinds, which a mask does not keep to one sequence.
+    """
+    config = decoder.config
+
+    def prepared(mask: Tensor) -> Tensor:
+        return as_mask(decoder, mask[None, None], dtype)
+
+    if not _has_windows(config):
+        return {"attention_mask": prepared(mask)}
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if other := kinds - {"full_attention", "sliding_attention"}:
+        raise ValueError(
+            f"{config.model_type}: layers of the kind {sorted(other)[0]!r} cannot read several answers in one row"
+        )
+    windowed = prepared(mask & (positions[:, None] - positions < config.sliding_window))
+    if not kinds:
+        return {"attention_mask": windowed}
+    return {"attention_mask": {"full_attention": prepared(mask), "sliding_attention": windowed}}
+
+
+def as_mask(decoder: Any, mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """mask [B, 1, L, S] bool, True where a query may look, as a decoder takes it: eager attention adds it to scores."""
+    if decoder.config._attn_implementation != "eager":
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
 
 
 def packed_attention(decoder: Any, spans: Spans, attention: Attention, inputs: Tensor) -> SegmentAttention:
@@ -100,7 +135,8 @@ def spans_of(span_ids: Tensor, span_parents: Tensor) -> Spans:
 
 @contextmanager
 def ungrouped(decoder: Any) -> Iterator[None]:
-    """Attention to a cache without a copy of it for every query head of a group.
+    """Attention to a cache without a copy of it for every query head of a group, and with a `PromptAttention` as the
+    decoder's argument `prompts` to prompts that several rows share.
 
     Of one new token a row this holds on every device. Of several it holds on the CPU: CUDA has no fast kernel that
     reads grouped keys with a mask.
@@ -115,13 +151,66 @@ def ungrouped(decoder: Any) -> Iterator[None]:
         config._attn_implementation = before
 
 
+@dataclass
+class AttentionRecord:
+    """Attention weights of decoder layers, filled in by one forward pass within `recording`."""
+
+    layers: tuple[int, ...]
+    """Which layers, from 0; () for all."""
+    sum_BLS: Tensor | None = None
+    """[B, L, S] float32: the mean over the heads, summed over the layers. S: columns of the cache."""
+    count: int = 0
+    """Layers in the sum."""
+
+    def add(self, layer: int, weights_BHLS: Tensor) -> None:
+        if not self.layers or layer in self.layers:
+            mean_BLS = weights_BHLS.float().mean(1)
+            self.sum_BLS = mean_BLS if self.sum_BLS is None else self.sum_BLS + mean_BLS
+            self.count += 1
+
+    def mean(self) -> Tensor:
+        """[B, L, S]: over heads and layers."""
+        assert self.sum_BLS is not None
+        return self.sum_BLS / self.count
+
+
+@contextmanager
+def recording(decoder: Any, layers: Sequence[int]) -> Iterator[AttentionRecord]:
+    """Attention whose weights are recorded: give the record to the decoder as the argument `record`.
+
+    It computes the full matrix of scores. Raises ValueError for a layer that the decoder does not have.
+    """
+    config = decoder.config
+    for layer in layers:
+        if not 0 <= layer < config.num_hidden_layers:
+            raise ValueError(f"attention of layer {layer}: the decoder has layers 0 to {config.num_hidden_layers - 1}")
+    before = config._attn_implementation
+    config._attn_implementation = RECORDED
+    try:
+        yield AttentionRecord(tuple(layers))
+    finally:
+        config._attn_implementation = before
+
+
 def _has_windows(config: Any) -> bool:
-    return any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ())
+    """Whether a layer is not plain attention to everything before. Without `layer_types` a window is that of all."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    return any(kind != "full_attention" for kind in kinds)
 
 
 def _ungrouped(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    prompts: PromptAttention | None = None,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
+    if prompts is not None:
+        return prompts(module.layer_idx, query, key, value, kwargs.get("scaling")), None
     one_token = query.shape[2] == 1 and attention_mask is not None and attention_mask.shape[1] == 1
     if attention_mask is None or kwargs.get("position_bias") is not None or not (one_token or query.is_cpu):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
@@ -132,6 +221,26 @@ def _ungrouped(
         return out.flatten(1, 2)[:, None], None
     out = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scale, enable_gqa=True)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _recorded(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    record: AttentionRecord | None = None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """query: [B, heads, L, D]; key, value: [B, kv heads, S, D]; attention_mask: [B, 1, L, S] bool."""
+    assert record is not None and attention_mask is not None and attention_mask.dtype == torch.bool
+    group = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(group, 1) for x in (key, value))
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    weights = scores.float().masked_fill(~attention_mask, -torch.inf).softmax(-1)
+    record.add(module.layer_idx, weights)
+    return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), None
 
 
 def _varlen(
@@ -177,3 +286,5 @@ AttentionInterface.register(VARLEN, _varlen)
 AttentionMaskInterface.register(VARLEN, sdpa_mask)
 AttentionInterface.register(UNGROUPED, _ungrouped)
 AttentionMaskInterface.register(UNGROUPED, sdpa_mask)
+AttentionInterface.register(RECORDED, _recorded)
+AttentionMaskInterface.register(RECORDED, sdpa_mask)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from audiorl.audio import AudioClip
+from audiorl.models.saving import Source
 from audiorl.types import Message
 
 
@@ -37,10 +38,10 @@ class Backbone(Protocol):
         """`chat` as a Jinja template for tokenizers and processors; None where the checkpoint's own is always there."""
         ...
 
-    def save_model(self, model: PreTrainedModel, folder: str, config: Mapping[str, Any]) -> None:
+    def save_model(self, model: PreTrainedModel, folder: str, source: Source) -> None:
         """Weights, config.json and generation config with the names of the released model, which other software reads.
 
-        `config`: the config.json that the model was loaded with, empty for a new one.
+        `source`: what the folder held that the model was loaded from; empty for a new one.
         """
         ...
 

@@ -8,11 +8,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from audiorl.config import LoraConfig, ModelConfig
 from audiorl.models.lora import adapter_config, is_adapter, read_adapter
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.saving import BASE_KEY, Source
 from audiorl.models.speech import CONFIG_KEY, FrameLayout
+from audiorl.models.vision import read_copied
 from tokenizers_audio.protocol import AudioTokenizer
 
 _log = logging.getLogger(__name__)
@@ -34,7 +37,8 @@ def load_policy(
     else:
         model_config = read_config(path)
         policy = _load_model(path, model_config, config)
-        policy.source = Source.read(path, _with_base(path, model_config))
+        source = Source.read(path, _with_base(path, model_config))
+        policy.source = dataclasses.replace(source, copied=policy.source.copied)
     if codec is not None:
         policy.set_codec(codec)
     return policy
@@ -45,7 +49,9 @@ def _with_base(path: str | Path, model_config: dict[str, Any]) -> dict[str, Any]
     if "thinker_config" not in model_config or not model_config.get("enable_audio_output", True):
         return model_config
     base = str(Path(path).resolve() if Path(path).exists() else path)
-    _log.info("%s: the thinker is trained; checkpoints hold no talker, `audiorl export` puts it back from here", base)
+    _log.warning(
+        "%s: the thinker is trained; checkpoints hold no talker, `audiorl export` puts it back from here", base
+    )
     return {**model_config, BASE_KEY: base}
 
 
@@ -99,7 +105,10 @@ def load_weights(folder: str | Path, policy: AudioPolicy) -> None:
         )
     if saved.speech != policy.speech:
         raise ValueError(f"{folder}: holds a model that speaks as {saved.speech}, this run trains {policy.speech}")
-    policy.load_weights(saved.parameters_by_name(), str(folder))
+    weights: dict[str, Tensor] = dict(saved.parameters_by_name())
+    if any(name.startswith("visual.") for name in policy.parameters_by_name()):  # a model that was made, not loaded
+        weights |= read_copied(saved.source.copied)
+    policy.load_weights(weights, str(folder))
 
 
 def _layout(path: str | Path, saved: Any) -> FrameLayout:
@@ -136,5 +145,6 @@ def _load_adapter(folder: Path, config: ModelConfig) -> AudioPolicy:
     targets = tuple(sorted({t.rsplit(".", 1)[-1] for t in saved.target_modules}))
     lora = LoraConfig(rank=saved.r, alpha=saved.lora_alpha, target_modules=targets)
     policy = load_policy(saved.base_model_name_or_path, dataclasses.replace(config, lora=lora))
-    read_adapter(folder, policy)
+    if config.device != "meta":
+        read_adapter(folder, policy)
     return policy

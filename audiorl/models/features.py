@@ -36,6 +36,15 @@ def padded_mel(mel: Tensor, frames: int) -> Tensor:
     return padded
 
 
+def require_in_window(frames: int, window: int, encoder: str) -> None:
+    """Raise ValueError, in seconds, for a clip of more frames than an encoder with a fixed window reads."""
+    if frames > window:
+        raise ValueError(
+            f"audio of {frames / 100:.1f} s is longer than the {window / 100:.0f} s that {encoder} encodes; "
+            "cut the clip with start and duration"
+        )
+
+
 def log_mels(extractor: WhisperFeatureExtractor, wavs: Sequence[np.ndarray]) -> list[Tensor]:
     return [log_mel(extractor, wav) for wav in wavs]
 

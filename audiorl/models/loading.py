@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -50,11 +51,12 @@ def load_model(
     config: ModelConfig,
     build: Callable[[Any], None] | None = None,
     fill: Callable[[Any, str], bool] | None = None,
+    ignored: re.Pattern[str] | None = None,
 ) -> PreTrainedModel:
     """The model of a local folder or a hub id, on the configured device.
 
     build(model) changes its structure before the weights are read. fill(model, name) may give a weight that the
-    checkpoint lacks its value and return True.
+    checkpoint lacks its value and return True. `ignored`: weights of the checkpoint that the model shall not have.
 
     On the device "meta" it is the structure alone: no weights are read.
 
@@ -79,7 +81,9 @@ def load_model(
     strange = [  # buffers that some releases keep and others compute do no harm
         key
         for key in info["unexpected_keys"]
-        if key.endswith((".weight", ".bias")) and not key.startswith(SPEECH_OUTPUT)
+        if key.endswith((".weight", ".bias"))
+        and not key.startswith(SPEECH_OUTPUT)
+        and not (ignored and ignored.match(key))
     ]
     for kind, keys in (
         ("missing from", missing),

@@ -73,13 +73,33 @@ def save_adapter(policy: AudioPolicy, folder: Path) -> None:
         save_file(others, folder / NON_LORA_WEIGHTS)
 
 
-def read_adapter(folder: Path, policy: AudioPolicy) -> None:
-    """Copy a saved adapter into the policy's. Raises ValueError where it is damaged or of another shape."""
-    from peft.utils import load_peft_weights, set_peft_model_state_dict
+def saved_adapter(folder: Path, policy: AudioPolicy) -> Iterator[tuple[str, Tensor]]:
+    """The trained weights in an adapter's folder, on the CPU, by `weight_name`: matrices, then what else was trained.
+
+    Raises ValueError where they are damaged.
+    """
+    for name, tensor in _saved_matrices(folder, "cpu").items():
+        module, _, last = name.removeprefix(_PEFT).removesuffix(".weight").rpartition(".")
+        yield f"{policy.backbone.weight_name(module)}.{last}.default.weight", tensor
+    if (folder / NON_LORA_WEIGHTS).exists():
+        yield from read_tensors(folder / NON_LORA_WEIGHTS).items()
+
+
+def _saved_matrices(folder: Path, device: str) -> dict[str, Tensor]:
+    """By peft's names."""
+    from peft.utils import load_peft_weights
 
     with naming_damage(folder):
-        weights = load_peft_weights(str(folder), device=str(policy.device))
+        weights: dict[str, Tensor] = load_peft_weights(str(folder), device=device)
     check_finite_weights(weights.items(), folder)
+    return weights
+
+
+def read_adapter(folder: Path, policy: AudioPolicy) -> None:
+    """Copy a saved adapter into the policy's. Raises ValueError where it is damaged or of another shape."""
+    from peft.utils import set_peft_model_state_dict
+
+    weights = _saved_matrices(folder, str(policy.device))
     weight_name = policy.backbone.weight_name
     modules = {weight_name(name): name for name, _ in policy.model.named_modules()}
     renamed = {}  # peft saves the names in transformers' model, which may be of another release here
@@ -95,6 +115,13 @@ def read_adapter(folder: Path, policy: AudioPolicy) -> None:
     if (folder / NON_LORA_WEIGHTS).exists():
         policy.load_weights(read_tensors(folder / NON_LORA_WEIGHTS), str(folder / NON_LORA_WEIGHTS))
     policy.weights_changed()
+
+
+def adapter_weights(policy: AudioPolicy) -> Iterator[tuple[str, Tensor]]:
+    """The adapter's matrices, frozen ones too, and what else is trained, by `weight_name`."""
+    for name, p in policy.parameters_by_name().items():
+        if ".lora_" in name or p.requires_grad:
+            yield name, p.detach()
 
 
 def merged_weights(

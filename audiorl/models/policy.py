@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from pathlib import Path
@@ -138,10 +138,20 @@ class AudioPolicy(nn.Module):
     def copy(self) -> AudioPolicy:
         """The policy as it is now. Trained weights are copied; what is never trained is shared."""
         shared: dict[int, Any] = {id(p): p for p in self.model.parameters() if not p.requires_grad}
-        shared |= {id(x): x for x in (self.tokenizer, self.extractor, self.backbone, self.clip_codes, self.audio.mels)}
         if self.config.audio != "full":
             shared[id(self.audio.cache)] = self.audio.cache  # the output of an encoder that both share
-        return copy.deepcopy(self, shared)
+        return copy.deepcopy(self, shared | self._never_copied())
+
+    def _never_copied(self) -> dict[int, Any]:
+        return {id(x): x for x in (self.tokenizer, self.extractor, self.backbone, self.clip_codes, self.audio.mels)}
+
+    def skeleton(self, hollow: Collection[nn.Parameter]) -> AudioPolicy:
+        """A copy that shares all weights but the `hollow` ones: these are on meta, to be filled before it is saved."""
+        weights: dict[int, Any] = {id(p): p for p in self.model.parameters()}
+        for p in hollow:
+            weights[id(p)] = nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
+        weights[id(self.audio.cache)] = self.audio.cache
+        return copy.deepcopy(self, weights | self._never_copied())
 
     def reference(self) -> Reference:
         """A frozen copy of the policy as it is now, sharing every weight that is not trained."""
@@ -358,7 +368,7 @@ class AudioPolicy(nn.Module):
             attention = packed_arguments(decoder, spans, self.config.attention, embeds_TH[None])
         else:
             mask = attention_mask(batch.span_ids, batch.span_parents).to(self.device)
-            attention = mask_argument(decoder, mask, embeds_TH.dtype)
+            attention = mask_argument(decoder, mask, batch.position_ids.to(self.device), embeds_TH.dtype)
         out = decoder(
             inputs_embeds=embeds_TH[None],
             position_ids=batch.position_ids[None].to(self.device),

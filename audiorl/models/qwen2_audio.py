@@ -21,9 +21,10 @@ from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.models.chatml import chatml, chatml_template
 from audiorl.models.dual_branch import branch
-from audiorl.models.features import padded_mel
+from audiorl.models.features import padded_mel, require_in_window
 from audiorl.models.loading import load_frontend, load_model
 from audiorl.models.policy import AudioPolicy
+from audiorl.models.saving import Source
 from audiorl.models.speech import FrameLayout
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.types import Message
@@ -55,7 +56,7 @@ class Qwen2Audio:
     def chat_template(self) -> str | None:
         return chatml_template("Audio {k}: <|audio_bos|><|AUDIO|><|audio_eos|>\n")
 
-    def save_model(self, model: PreTrainedModel, folder: str, config: Mapping[str, Any]) -> None:
+    def save_model(self, model: PreTrainedModel, folder: str, source: Source) -> None:
         # transformers 5.19 would write language_model.model.model.*, which vLLM does not read.
         weights = {}
         for name, weight in model.state_dict().items():
@@ -103,12 +104,7 @@ class Qwen2Audio:
 
     def _lengths(self, model: Any, frames: int) -> tuple[int, int]:
         """How many there are after the convolutions, and how many audio tokens."""
-        window = self._window(model)
-        if frames > window:
-            raise ValueError(
-                f"audio of {frames / 100:.1f} s is longer than the {window / 100:.0f} s that Qwen2-Audio encodes; "
-                "cut the clip with start and duration"
-            )
+        require_in_window(frames, self._window(model), "Qwen2-Audio")
         after_conv, tokens = self.audio_encoder(model)._get_feat_extract_output_lengths(torch.tensor(frames))
         return int(after_conv), int(tokens)
 

@@ -30,9 +30,10 @@ from audiorl.models.dual_branch import branch
 from audiorl.models.features import flat_mels
 from audiorl.models.loading import load_frontend, load_model, quietly
 from audiorl.models.policy import AudioPolicy
-from audiorl.models.saving import BASE_KEY
+from audiorl.models.saving import BASE_KEY, Source
 from audiorl.models.speech import CODEC_KEY, CONFIG_KEY, FrameLayout
 from audiorl.models.tiny import tiny_tokenizer
+from audiorl.models.vision import IN_CHECKPOINT, read_copied, remove_vision, vision_tensors
 from audiorl.types import Message
 
 MIN_FRAMES = 3
@@ -66,9 +67,10 @@ class QwenOmni:
     def chat_template(self) -> str | None:
         return chatml_template(f"{self.bos}{self.audio_token}{self.eos}", self.default_system)
 
-    def save_model(self, model: PreTrainedModel, folder: str, config: Mapping[str, Any]) -> None:
+    def save_model(self, model: PreTrainedModel, folder: str, source: Source) -> None:
         """As a whole Omni model with this thinker and no talker: vLLM reads the thinker from such a config only."""
         config_class, model_class = self._whole_model()
+        config = source.config
         thinker = model.config.to_dict()
         embedding = self.decoder(model).embed_tokens.weight
         thinker["text_config"]["tie_word_embeddings"] = self.head(model).weight is embedding
@@ -83,7 +85,9 @@ class QwenOmni:
         with torch.device("meta"):
             whole: PreTrainedModel = model_class(saved)
         whole.thinker, whole.generation_config = model, model.generation_config
-        whole.save_pretrained(folder)
+        # In their own type: no bit of what is not trained changes.
+        copied = {f"thinker.{name}": tensor for name, tensor in read_copied(source.copied).items()}
+        whole.save_pretrained(folder, state_dict={**whole.state_dict(), **copied})
 
     def _whole_model(self) -> tuple[Any, Any]:
         from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
@@ -173,15 +177,34 @@ class Qwen3Omni(QwenOmni):
 
 
 def load(path: str | Path, config: ModelConfig, kind: str, speech: FrameLayout | None = None) -> AudioPolicy:
-    """A thinker from a checkpoint of the whole model or of the thinker alone, local or by hub id."""
+    """A thinker from a checkpoint of the whole model or of the thinker alone, local or by hub id.
+
+    Its vision tower is not loaded, unless the weights are not in safetensors files; see `models.vision`.
+    """
     model_class: type[PreTrainedModel] = (
         Qwen3OmniMoeThinkerForConditionalGeneration if kind == "qwen3" else Qwen2_5OmniThinkerForConditionalGeneration
     )
     backbone = Qwen3Omni() if kind == "qwen3" else QwenOmni()
+    copied = vision_tensors(path)
+    add_speech = branch(backbone, speech)
+
+    def build(model: Any) -> None:
+        if add_speech is not None:
+            add_speech(model)
+        if copied or config.device == "meta":
+            numel, saved = remove_vision(model), sum(tensor.numel for tensor in copied.values())
+            if copied and numel != saved:
+                raise ValueError(
+                    f"{path}: the vision tower of the checkpoint has {saved:,} numbers, that of config.json {numel:,}; "
+                    "do config.json and the weights belong together?"
+                )
+
     with quietly():
-        model = load_model(model_class, path, config, branch(backbone, speech))
+        model = load_model(model_class, path, config, build, ignored=IN_CHECKPOINT if copied else None)
         tokenizer, extractor = load_frontend(path)
-    return AudioPolicy(model, tokenizer, extractor, backbone, config, speech)
+    policy = AudioPolicy(model, tokenizer, extractor, backbone, config, speech)
+    policy.source = Source(copied=copied)
+    return policy
 
 
 def tiny(

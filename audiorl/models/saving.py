@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from audiorl.models.lora import save_adapter
+from audiorl.models.vision import CopiedTensor
 
 if TYPE_CHECKING:
     from audiorl.models.policy import AudioPolicy
@@ -32,11 +33,13 @@ PROCESSOR_FILES = (
 class Source:
     """What a policy's folder or hub id held and the policy does not use: `load_policy` fills it, saving writes it back.
 
-    config: config.json. files: the content of its `PROCESSOR_FILES` by name.
+    config: config.json. files: the content of its `PROCESSOR_FILES` by name. copied: the tensors that were not loaded,
+    by their name in the model.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
+    copied: Mapping[str, CopiedTensor] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: str | Path, config: Mapping[str, Any]) -> Source:
@@ -60,13 +63,14 @@ def save_policy(policy: AudioPolicy, folder: str | Path) -> None:
     """A Hugging Face model folder in safetensors; with LoRA, an adapter folder that names its base model.
 
     Of an Omni model the thinker is saved, in the layout of the whole model with `enable_audio_output` false; its talker
-    is not. `audiorl.models.export` puts that back.
+    is not. `audiorl.models.export` puts that back. Its vision tower, which is not loaded, is copied from the files that
+    the policy was loaded from.
     """
     folder = Path(folder)
     if not torch.cuda.is_available():  # transformers imports DeepSpeed here if it can, which would warn of no GPU
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if policy.adapter is None:
-        policy.backbone.save_model(policy.model, str(folder), policy.source.config)
+        policy.backbone.save_model(policy.model, str(folder), policy.source)
     else:
         save_adapter(policy, folder)
     save_processor(policy, folder)

@@ -23,6 +23,7 @@ from audiorl.models.chatml import chatml, chatml_template
 from audiorl.models.dual_branch import branch
 from audiorl.models.loading import load_model, load_tokenizer
 from audiorl.models.policy import AudioPolicy
+from audiorl.models.saving import Source
 from audiorl.models.speech import FrameLayout
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.types import Message
@@ -55,7 +56,7 @@ class TextDecoder:
     def chat_template(self) -> str | None:
         return chatml_template(default_system=None)
 
-    def save_model(self, model: PreTrainedModel, folder: str, config: Mapping[str, Any]) -> None:
+    def save_model(self, model: PreTrainedModel, folder: str, source: Source) -> None:
         model.save_pretrained(folder)
 
     def weight_name(self, name: str) -> str:

@@ -25,9 +25,10 @@ from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.data.prompts import transcript_language
 from audiorl.models.cross_attention import CrossAttentionDecoder
-from audiorl.models.features import padded_mel
+from audiorl.models.features import padded_mel, require_in_window
 from audiorl.models.loading import load_frontend, load_model
 from audiorl.models.policy import AudioPolicy
+from audiorl.models.saving import Source
 from audiorl.models.tiny import tiny_whisper_tokenizer
 from audiorl.types import Message
 
@@ -78,7 +79,7 @@ class Whisper:
     def chat_template(self) -> str | None:
         return None
 
-    def save_model(self, model: PreTrainedModel, folder: str, config: Mapping[str, Any]) -> None:
+    def save_model(self, model: PreTrainedModel, folder: str, source: Source) -> None:
         model.save_pretrained(folder)
 
     def weight_name(self, name: str) -> str:
@@ -98,11 +99,7 @@ class Whisper:
 
     def tokens(self, model: Any, frames: int) -> int:
         positions = int(self.audio_encoder(model).config.max_source_positions)
-        if frames > 2 * positions:
-            raise ValueError(
-                f"audio of {frames / 100:.1f} s is longer than the {positions / 50:.0f} s that Whisper encodes; "
-                "cut the clip with start and duration"
-            )
+        require_in_window(frames, 2 * positions, "Whisper")
         if frames < 3:
             raise ValueError(f"audio of {frames * 10} ms is too short; at least 30 ms")
         return positions
@@ -116,13 +113,14 @@ class Whisper:
         return encoder_output
 
 
-def _read_by_spans(model: Any) -> None:
+def read_by_spans(model: Any) -> None:
+    """Give a Whisper of transformers the decoder that takes packed rows."""
     model.model.decoder.__class__ = CrossAttentionDecoder
 
 
 def load(path: str | Path, config: ModelConfig) -> AudioPolicy:
     """Whisper from a local folder or a hub id."""
-    model = load_model(WhisperForConditionalGeneration, path, config, _read_by_spans)
+    model = load_model(WhisperForConditionalGeneration, path, config, read_by_spans)
     tokenizer, extractor = load_frontend(path)
     multilingual = getattr(model.generation_config, "is_multilingual", model.config.vocab_size >= 51_865)
     return AudioPolicy(model, tokenizer, extractor, Whisper(tokenizer, multilingual), config)
@@ -162,7 +160,7 @@ def tiny(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = WhisperForConditionalGeneration(whole)
-    _read_by_spans(model)
+    read_by_spans(model)
     model.generation_config.is_multilingual = True
     model.generation_config._from_model_config = False  # else transformers makes it again when the model is loaded
     extractor = WhisperFeatureExtractor(feature_size=80, n_fft=400, hop_length=160, chunk_length=window)

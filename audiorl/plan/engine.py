@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from audiorl.plan.activations import kv_bytes_per_token
-from audiorl.plan.layout import BYTES, GIB, Layout
+from audiorl.plan.layout import BYTES, GIB, Layout, critics_layout
 from audiorl.plan.parts import Cache, Part, count_text, part
 from audiorl.plan.sizes import Size
 from audiorl.plan.trainer import optimizer_bytes, precision_of
@@ -16,26 +16,36 @@ def engine_parts(size: Size, layout: Layout) -> tuple[list[Part], Cache | None]:
         how = f"{layout.max_batch_tokens} tokens x {each} bytes"
         return [part("key-value cache", how, layout.max_batch_tokens * each, "generate")], None
     tp, number = layout.tensor_parallel, 2 if layout.autocast else BYTES[layout.dtype]
-    whole = sum(size.parts.get(name, 0) for name in ("audio tower", "projector", "vision tower"))
-    weights = number * (whole + (size.total - size.adapters - whole) / tp)
+    whole = sum(size.parts.get(name, 0) for name in ("audio tower", "projector"))
+    weights = number * (whole + (_served(size) - whole) / tp)
     work = a.engine_workspace_gib * GIB
     budget = layout.gpu_fraction * layout.gpu_gib * GIB
     each = kv_bytes_per_token(shape, number, tp)
-    room = max(budget - weights - work, 0.0)
+    adapter = 2.0 * number * size.adapters if layout.sends_adapter else 0.0
+    room = max(budget - weights - adapter - work, 0.0)
     cache = _cache(each, int(room // each), layout)
-    sync = max(a.sync_bucket_mib * 2**20, size.largest * number)
+    bucket = a.sync_bucket_mib * 2**20
+    sync = bucket if layout.sends_adapter else max(bucket, size.largest * number)
     asleep = layout.sleep and layout.placement == "colocated"
     rest = "" if asleep else " score backward step sync"
-    split = f"{count_text(size.total - size.adapters)} x {number} bytes" + (f", the decoder / {tp}" if tp > 1 else "")
+    split = f"{count_text(_served(size))} x {number} bytes" + (f", the decoder / {tp}" if tp > 1 else "")
     parts = [
         part("engine's weights", split, weights, "generate sync" if asleep else "generate" + rest),
         part("key-value cache", f"what {layout.gpu_fraction:g} of the GPU leaves", room, "generate" + rest),
         part("engine's workspace", "assumed", work, "generate" + rest),
-        part("weight sync", "a bucket or the largest tensor", sync, "sync"),
+        part("weight sync", "a bucket" if layout.sends_adapter else "a bucket or the largest tensor", sync, "sync"),
     ]
+    if adapter:
+        how = f"2 x {count_text(size.adapters)} x {number} bytes: as they came, and where they are used"
+        parts.insert(1, part("engine's adapter", how, adapter, "generate sync" if asleep else "generate" + rest))
     if asleep:
         parts.append(part("engine asleep", "assumed", a.engine_asleep_gib * GIB, "score backward step"))
     return parts, cache
+
+
+def _served(size: Size) -> int:
+    """Weights of a vLLM engine without an adapter."""
+    return size.total - size.adapters
 
 
 def _cache(each: int, tokens: int, layout: Layout) -> Cache:
@@ -48,12 +58,20 @@ def _cache(each: int, tokens: int, layout: Layout) -> Cache:
 
 
 def host_bytes(size: Size, layout: Layout) -> float:
-    p = precision_of(layout)
     ranks = min(layout.gpus, layout.trainers)
     needed = 0.0
     if layout.offload_optimizer:
-        states, _ = optimizer_bytes(layout, p, size.trained, size.adapters)
-        needed += ranks * (states + 4 * (size.trained + size.adapters) / layout.trainers)
+        needed += _offloaded(layout, size.trained, size.adapters, layout.gpus)
+        if layout.critic in ("own", "separate"):
+            of_critic = critics_layout(layout) if layout.critic == "separate" else layout
+            needed += _offloaded(of_critic, size.trained - size.heads, size.adapters, layout.gpus)
     if layout.engine == "vllm" and layout.placement == "colocated" and layout.sleep:
-        needed += (2 if layout.autocast else BYTES[layout.dtype]) * size.total * ranks
+        adapters = 2 * size.adapters if layout.sends_adapter else 0
+        needed += (2 if layout.autocast else BYTES[layout.dtype]) * (_served(size) + adapters) * ranks
     return needed
+
+
+def _offloaded(layout: Layout, trained: int, adapters: int, gpus: int) -> float:
+    """The optimizer's states and the gradients of the ranks that may lie on a node of `gpus`."""
+    states, _ = optimizer_bytes(layout, precision_of(layout), trained, adapters)
+    return min(gpus, layout.trainers) * (states + 4 * (trained + adapters) / layout.trainers)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from audiorl.plan.activations import Attention
+from audiorl.plan.sizes import Size
 
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -66,6 +67,8 @@ class Layout:
     one span to the next, as on a CPU; `mask` is one call under a mask of the row's length squared."""
 
     zero: Literal[0, 1, 2, 3] = 0
+    fsdp: bool = False
+    """FSDP2 in the place of ZeRO: it divides what stage 3 divides."""
     offload_optimizer: bool = False
     """Moments, master weights and (from stage 2) gradients in the node's memory."""
     master_weights: bool = False
@@ -77,7 +80,12 @@ class Layout:
     own. auto: lora or copy, as the policy makes it. none: kl_beta is 0."""
     reference_gpus: int = 1
     """GPUs that only hold a separate reference."""
-    critic: Literal["none", "shared", "own"] = "none"
+    teacher: Size | None = None
+    """Of distillation, where it is another model; with a separate reference it lies there."""
+    critic: Literal["none", "shared", "own", "separate"] = "none"
+    """shared: a head on the policy. own: a model on every trainer. separate: processes with GPUs of their own."""
+    critic_gpus: int = 1
+    """GPUs that only hold a separate critic."""
 
     prompt_tokens: int = 600
     """With the audio's: 12.5 or 25 tokens a second."""
@@ -100,6 +108,8 @@ class Layout:
     """GPUs of all dedicated engines together."""
     tensor_parallel: int = 1
     """GPUs of one dedicated engine."""
+    engine_lora: Literal["adapter", "merged"] = "adapter"
+    """Whether vLLM runs a LoRA adapter next to the weights or is sent merged weights."""
     gpu_fraction: float = 0.5
     """Of a GPU, for an engine with its weights and cache (vLLM's gpu_memory_utilization)."""
     sleep: bool = True
@@ -111,7 +121,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         counts = ("gpus", "nodes", "prompt_tokens", "response_tokens", "group_size", "tensor_parallel", "clips")
-        for name in (*counts, "reference_gpus"):
+        for name in (*counts, "reference_gpus", "critic_gpus"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{_flag(name)} is {getattr(self, name)}; it must be at least 1")
         for name in ("engine_gpus", "lora_rank", "codebooks"):
@@ -126,14 +136,17 @@ class Layout:
         self._check_placement()
         if self.trainers < 1:
             raise ValueError(
-                f"{self.total_gpus} GPUs leave none to a trainer: engines and references take "
-                f"{self.total_gpus - self.trainers}; use more GPUs, or fewer --runtime.engines and --runtime.references"
+                f"{self.total_gpus} GPUs leave none to a trainer: engines, references and critics take "
+                f"{self.total_gpus - self.trainers}; use more GPUs, or fewer --runtime.engines, --runtime.references "
+                "and --runtime.critics"
             )
         if self.zero and self.trainers == 1 and not self.offload_optimizer:
             raise ValueError(
                 f"--runtime.zero {self.zero} divides nothing on one trainer GPU; take --runtime.zero 0, more GPUs, or "
                 "--runtime.offload True"
             )
+        if self.fsdp and self.trainers == 1:
+            raise ValueError("--runtime.fsdp divides nothing on one trainer GPU; leave it out, or take more GPUs")
         if self.offload_optimizer and not self.zero:
             raise ValueError("--runtime.offload is ZeRO's: it needs --runtime.zero 1, 2 or 3")
         if self.autocast and self.dtype != "float32":
@@ -162,13 +175,44 @@ class Layout:
             )
 
     @property
+    def sends_adapter(self) -> bool:
+        """Whether the engines are vLLM and get a LoRA adapter as an adapter."""
+        return self.engine == "vllm" and self.lora_rank > 0 and self.engine_lora == "adapter"
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the optimizer's state is divided by the trainers."""
+        return self.fsdp or self.zero > 0
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether the weights are, too, in an update."""
+        return self.fsdp or self.zero == 3
+
+    @property
     def total_gpus(self) -> int:
         return self.gpus * self.nodes
 
     @property
     def trainers(self) -> int:
         """Trainer ranks."""
-        return self.total_gpus - self.engine_gpus - (self.reference_gpus if self.reference == "separate" else 0)
+        references = self.reference_gpus if self.reference == "separate" else 0
+        critics = self.critic_gpus if self.critic == "separate" else 0
+        return self.total_gpus - self.engine_gpus - references - critics
+
+
+def critics_layout(layout: Layout) -> Layout:
+    """The layout of a separate critic's GPUs, as if they were all trainers."""
+    return replace(
+        layout,
+        gpus=layout.critic_gpus,
+        nodes=1,
+        placement="colocated",
+        engine_gpus=0,
+        tensor_parallel=1,
+        reference="none",
+        critic="none",
+    )
 
 
 def _flag(name: str) -> str:

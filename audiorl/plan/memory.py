@@ -25,10 +25,10 @@ Numbers that cannot be computed are fields of `Assumptions`.
 from __future__ import annotations
 
 from audiorl.plan.engine import engine_parts, host_bytes
-from audiorl.plan.layout import Layout
+from audiorl.plan.layout import Layout, critics_layout
 from audiorl.plan.parts import GPU, Plan, gpu_of, with_overhead
 from audiorl.plan.sizes import Size
-from audiorl.plan.trainer import reference_parts, trainer_parts
+from audiorl.plan.trainer import critic_parts, reference_parts, trainer_parts
 
 
 def make_plan(size: Size, layout: Layout) -> Plan:
@@ -51,6 +51,10 @@ def make_plan(size: Size, layout: Layout) -> Plan:
     if layout.reference == "separate":
         separate = with_overhead(reference_parts(size, layout), layout, "reference", processes=1, ranks=1)
         gpus += (gpu_of("reference", layout.reference_gpus, layout, separate),)
+    if layout.critic == "separate":
+        critic = critic_parts(size, critics_layout(layout))
+        separate = with_overhead(critic, layout, "critic", processes=1, ranks=layout.critic_gpus)
+        gpus += (gpu_of("critic", layout.critic_gpus, layout, separate),)
     return Plan(size, layout, gpus, host_bytes(size, layout))
 
 
@@ -66,5 +70,7 @@ def _check_model(size: Size, layout: Layout) -> None:
             )
         if shape.codes:
             raise ValueError("vLLM does not serve models that write codes; use --runtime.engine hf")
+        if shape.kind == "whisper":
+            raise ValueError("vLLM serves no Whisper policy; use --runtime.engine hf")
     if layout.speech_share and not shape.codes:
         raise ValueError("--speech-share is for a model that writes codes; give --codebooks, or leave it out")

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.models import AudioPolicy
 from audiorl.plan.activations import Attention
 from audiorl.plan.layout import Assumptions, Layout
 from audiorl.plan.memory import make_plan
 from audiorl.plan.parts import Plan
-from audiorl.plan.sizes import Size, size_of
+from audiorl.plan.sizes import Size, count, policy_of, size_of
 from audiorl.runtime.config import RuntimeConfig
 
 ATTENTION: dict[str, Attention] = {
@@ -56,12 +57,13 @@ class PlanOptions:
     assume: Assumptions = field(default_factory=Assumptions)
 
     def layout(self) -> Layout:
-        """The numbers that the plan depends on. Raises ValueError for options that contradict each other."""
+        """The numbers that the plan depends on. Raises ValueError for options that contradict each other, and for a
+        teacher of distillation whose size cannot be counted."""
         self.runtime.check()
         runtime, model, rl = self.runtime, self.model, self.grpo
         separate_engines = runtime.engines > 0 and not runtime.shares_gpus
         engine_gpus = runtime.engines * runtime.engine_gpus if separate_engines else 0
-        total = runtime.ranks + engine_gpus + runtime.references
+        total = runtime.ranks + engine_gpus + runtime.references + runtime.critics
         nodes = -(-total // self.gpus_per_node)
         if nodes > 1 and total % self.gpus_per_node:
             raise ValueError(
@@ -70,8 +72,11 @@ class PlanOptions:
         reference: Literal["auto", "none", "separate"] = "none"
         if rl.kl_beta or rl.distill.from_reference_process:
             reference = "auto"
-        critic: Literal["none", "shared", "own"] = "none"
-        if rl.advantage == "gae":
+        critic: Literal["none", "shared", "own", "separate"] = "none"
+        if runtime.critics:
+            rl.check_separate_critic(runtime.critics)
+            critic = "separate"
+        elif rl.advantage == "gae":
             critic = "shared" if rl.critic.shared else "own"
         return Layout(
             gpu_gib=self.gpu_gib,
@@ -86,12 +91,15 @@ class PlanOptions:
             gradient_checkpointing=model.gradient_checkpointing,
             attention=ATTENTION[model.attention],
             zero=runtime.zero,
+            fsdp=runtime.fsdp,
             offload_optimizer=runtime.offload,
             master_weights=self.optim.master_weights,
             ema=rl.ema_decay is not None,
             reference="separate" if reference == "auto" and runtime.references else reference,
             reference_gpus=max(runtime.references, 1),
+            teacher=self._teacher(),
             critic=critic,
+            critic_gpus=max(runtime.critics, 1),
             prompt_tokens=self.prompt_tokens,
             response_tokens=self.sampling.max_new_tokens,
             group_size=rl.group_size,
@@ -104,15 +112,26 @@ class PlanOptions:
             placement="dedicated" if separate_engines else "colocated",
             engine_gpus=engine_gpus,
             tensor_parallel=runtime.engine_gpus if separate_engines else 1,
+            engine_lora="merged" if runtime.engine_lora == "merged" else "adapter",
             gpu_fraction=runtime.engine_gpu_fraction,
             max_batch_tokens=self.sampling.max_batch_tokens,
             assume=self.assume,
         )
 
+    def _teacher(self) -> Size | None:
+        distill = self.grpo.distill
+        if distill.coef == 0 or distill.teacher in ("reference", "policy"):
+            return None
+        return size_of(distill.teacher, replace(self.model, lora=None, audio="frozen", only=()))
+
     def size(self, model: str) -> Size:
         """The parameters of a released model or a model folder under these options."""
+        return count(self.policy(model))
+
+    def policy(self, model: str) -> AudioPolicy:
+        """A released model or a model folder under these options, on the device meta."""
         lora = self.model.lora if self.model.lora and self.model.lora.rank else None
-        return size_of(model, replace(self.model, lora=lora), self.codebooks, self.codebook_size)
+        return policy_of(model, replace(self.model, lora=lora), self.codebooks, self.codebook_size)
 
     def plan(self, size: Size) -> Plan:
         """The memory of the run. Raises ValueError for options that contradict each other or the model."""
@@ -191,11 +210,15 @@ def _changes(options: PlanOptions) -> Iterator[Change]:
     if model.dtype == "float32":
         yield {"model.dtype": "bfloat16", "model.autocast": False}
     for stage in (1, 2, 3):
-        if stage > runtime.zero and runtime.ranks > 1:
+        if stage > runtime.zero and runtime.ranks > 1 and not runtime.fsdp:
             yield {"runtime.zero": stage}
     if runtime.kind == "ray" and not runtime.references and options.layout().reference == "auto":
         yield {"runtime.references": 1}
-    if not runtime.offload:
+    if runtime.kind == "ray" and options.layout().critic == "own":
+        yield {"runtime.critics": 1}
+    if not runtime.sharded and runtime.ranks > 1:
+        yield {"runtime.fsdp": True}
+    if not runtime.offload and not runtime.fsdp:
         yield {"runtime.zero": max(runtime.zero, 2), "runtime.offload": True}
     if not (model.lora and model.lora.rank):
         yield {"model.lora.rank": 16}

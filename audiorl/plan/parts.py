@@ -71,17 +71,17 @@ def part(name: str, how: str, size: float, phases: str = " ".join(PHASES)) -> Pa
     return Part(name, how, tuple(size * (x in phases.split()) for x in PHASES))
 
 
-def only(part: Part, phase: str) -> Part:
-    return Part(part.name, part.how, tuple(b * (x == phase) for b, x in zip(part.bytes, PHASES, strict=True)))
+def only(part: Part, *phases: str) -> Part:
+    return Part(part.name, part.how, tuple(b * (x in phases) for b, x in zip(part.bytes, PHASES, strict=True)))
 
 
 def with_overhead(parts: list[Part], layout: Layout, kind: str, processes: int, ranks: int) -> list[Part]:
     a = layout.assume
     fixed = GIB * (processes * a.context_gib + (a.nccl_gib if ranks > 1 else 0))
     out = [*parts, part("CUDA and NCCL", f"{processes} process{'es' * (processes > 1)}, assumed", fixed)]
-    if kind == "trainer":
+    if kind in ("trainer", "critic"):
         lost = tuple(a.fragmentation * sum(column) for column in zip(*(p.bytes for p in parts), strict=True))
-        out.append(Part("fragmentation", f"{a.fragmentation:.0%} of the trainer's, assumed", lost))
+        out.append(Part("fragmentation", f"{a.fragmentation:.0%} of the {kind}'s, assumed", lost))
     return out
 
 

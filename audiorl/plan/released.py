@@ -3,7 +3,7 @@
 The numbers are those of the config.json of each checkpoint; what is left out is the default of transformers' class.
 They were checked against what the authors say of their models: Qwen2.5-Omni's decoder has the 7.6 B parameters of
 Qwen2.5-7B (arXiv 2503.20215), Qwen3-Omni's encoders 650 M and 540 M and its thinker 30 B (arXiv 2509.17765), Higgs
-Audio V2 a 3.6 B decoder with 2.2 B in its audio FFNs (its model card).
+Audio V2 a 3.6 B decoder with 2.2 B in its audio FFNs (its model card), Whisper large 1.55 B (arXiv 2212.04356).
 """
 
 from __future__ import annotations
@@ -74,6 +74,18 @@ RELEASED: dict[str, dict[str, Any]] = {
         "model_type": "qwen2_audio",
         "audio_config": {"model_type": "qwen2_audio_encoder", **_TOWER, "num_mel_bins": 128},
         "text_config": {"model_type": "qwen2", "intermediate_size": 11008, "vocab_size": 156032},
+    },
+    "whisper-large-v3": {
+        "model_type": "whisper",
+        "d_model": 1280,
+        "encoder_layers": 32,
+        "decoder_layers": 32,
+        "encoder_attention_heads": 20,
+        "decoder_attention_heads": 20,
+        "encoder_ffn_dim": 5120,
+        "decoder_ffn_dim": 5120,
+        "num_mel_bins": 128,
+        "vocab_size": 51866,
     },
     "higgs-audio-v2-3b": {"model_type": "higgs_audio_v2", "num_codebooks": 8, "codebook_size": 1026},
 }

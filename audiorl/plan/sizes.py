@@ -23,6 +23,8 @@ from transformers import (
     Qwen2AudioForConditionalGeneration,
     Qwen3OmniMoeThinkerConfig,
     Qwen3OmniMoeThinkerForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
 )
 
 from audiorl.config import ModelConfig
@@ -31,9 +33,12 @@ from audiorl.models.dual_branch import add_branch
 from audiorl.models.higgs import Higgs, add_routing
 from audiorl.models.qwen2_audio import Qwen2Audio
 from audiorl.models.qwen_omni import Qwen3Omni, QwenOmni
+from audiorl.models.saving import Source
 from audiorl.models.speech import CONFIG_KEY
 from audiorl.models.text import MODELS, TextDecoder
-from audiorl.models.tiny import tiny_llama_tokenizer, tiny_tokenizer
+from audiorl.models.tiny import tiny_llama_tokenizer, tiny_tokenizer, tiny_whisper_tokenizer
+from audiorl.models.vision import planned_copy, remove_vision
+from audiorl.models.whisper import Whisper, read_by_spans
 from audiorl.plan.released import RELEASED
 
 _OMNI = (Qwen2_5OmniThinkerConfig, Qwen2_5OmniThinkerForConditionalGeneration, QwenOmni)
@@ -44,10 +49,16 @@ _FAMILIES: dict[str, tuple[Any, Any, Any]] = {
     "qwen3_omni_moe": _OMNI3,
     "qwen3_omni_moe_thinker": _OMNI3,
     "qwen2_audio": (Qwen2AudioConfig, Qwen2AudioForConditionalGeneration, Qwen2Audio),
+    "whisper": (WhisperConfig, WhisperForConditionalGeneration, Whisper),
     "higgs_audio_v2": (HiggsAudioV2Config, HiggsAudioV2ForConditionalGeneration, Higgs),
     **{kind: (model.config_class, model, TextDecoder) for kind, model in MODELS.items()},
 }
-_WITH_AUDIO = {QwenOmni: (50.0, 25.0, 0.0), Qwen3Omni: (12.5, 12.5, 0.0), Qwen2Audio: (50.0, 25.0, 30.0)}
+_WITH_AUDIO = {
+    QwenOmni: (50.0, 25.0, 0.0),
+    Qwen3Omni: (12.5, 12.5, 0.0),
+    Qwen2Audio: (50.0, 25.0, 30.0),
+    Whisper: (50.0, 50.0, 30.0),
+}
 """Frames a second inside of the tower, audio tokens a second, and the seconds that each clip is padded to."""
 
 
@@ -116,7 +127,12 @@ def size_of(model: str, config: ModelConfig, codebooks: int = 0, codebook_size: 
     With `codebooks` a decoder that writes text is counted as it would be after `dualize`. Raises ValueError for a name
     or a model_type that is not known and for a config.json that its class does not take.
     """
-    return count(skeleton(_read(model), config, codebooks, codebook_size, model))
+    return count(policy_of(model, config, codebooks, codebook_size))
+
+
+def policy_of(model: str, config: ModelConfig, codebooks: int = 0, codebook_size: int = 1024) -> AudioPolicy:
+    """The policy that `size_of` counts, on the device meta. Raises ValueError as it does."""
+    return skeleton(_read(model), config, codebooks, codebook_size, model)
 
 
 def skeleton(
@@ -138,8 +154,11 @@ def skeleton(
         raise ValueError(f"{where}/config.json: {config_class.__name__} does not take it: {error}") from error
     with torch.device("meta"):
         model, backbone, speech = _build(size, model_class, backbone_class, raw_config, codebooks, codebook_size)
+        vision = remove_vision(model) if isinstance(backbone, QwenOmni) else 0
         tokenizer = backbone.tokenizer if hasattr(backbone, "tokenizer") else _stand_in()
-        return AudioPolicy(model, tokenizer, None, backbone, config, speech)
+        policy = AudioPolicy(model, tokenizer, None, backbone, config, speech)
+    policy.source = Source(copied=planned_copy(vision))
+    return policy
 
 
 def _read(model: str) -> dict[str, Any]:
@@ -161,6 +180,9 @@ def _build(
         last = size.codebook_size - 1
         return model, Higgs(_llama_stand_in()), _layout(size.num_codebooks, last - 1)
     model = model_class(size)
+    if backbone_class is Whisper:
+        read_by_spans(model)
+        return model, Whisper(_whisper_stand_in(), True), None
     backbone = TextDecoder(_stand_in()) if backbone_class is TextDecoder else backbone_class()
     speech = FrameLayout(**raw_config[CONFIG_KEY]) if CONFIG_KEY in raw_config else None
     if codebooks and speech is None:
@@ -180,6 +202,11 @@ def _llama_stand_in() -> Any:
     return tiny_llama_tokenizer([], 300)
 
 
+@cache
+def _whisper_stand_in() -> Any:
+    return tiny_whisper_tokenizer([], 300)
+
+
 def _layout(codebooks: int, codes: int) -> FrameLayout:
     return FrameLayout(codebooks, codes + 2, codes, codes + 1, 0, 0, 0, 0)
 
@@ -192,7 +219,6 @@ def count(policy: AudioPolicy) -> Size:
     modules = {
         "projector": list(backbone.projector(model)),
         "audio tower": [backbone.audio_encoder(model)],
-        "vision tower": [m for m in [getattr(model, "visual", None)] if m is not None],
         "embeddings": [embedding, *(m for m in [getattr(decoder, "embed_audio_tokens", None)] if m is not None)],
         "text head": [head],
         "code head": [] if policy.speech is None else [policy.code_head],
@@ -235,14 +261,17 @@ def _shape(policy: AudioPolicy) -> Shape:
         for name, m in decoder.layers[0].named_modules()
         if isinstance(m, nn.Linear) and ".lora_A." in name and not name.startswith("audio_")
     )
+    whisper = isinstance(policy.backbone, Whisper)  # what its config calls by these names is the encoder's
+    heads = c.decoder_attention_heads if whisper else c.num_attention_heads
+    wide = c.moe_intermediate_size if experts > 1 else c.decoder_ffn_dim if whisper else c.intermediate_size
     return Shape(
         kind=c.model_type,
         layers=len(decoder.layers),
         hidden=c.hidden_size,
-        intermediate=c.moe_intermediate_size if experts > 1 else c.intermediate_size,
-        heads=c.num_attention_heads,
-        kv_heads=c.num_key_value_heads,
-        head_dim=getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
+        intermediate=wide,
+        heads=heads,
+        kv_heads=heads if whisper else c.num_key_value_heads,
+        head_dim=getattr(c, "head_dim", None) or c.hidden_size // heads,
         vocabulary=policy.backbone.head(policy.model).weight.shape[0],
         experts=experts,
         codes=0 if policy.speech is None else policy.code_head.weight.shape[0],

@@ -31,10 +31,12 @@ def trainer_parts(size: Size, layout: Layout) -> list[Part]:
     if layout.ema:
         parts.append(part("moving average", "float32 of what is trained", 4 * (size.trained + size.adapters)))
     parts += _reference(size, layout, p)
+    if layout.reference != "separate":
+        parts += _teacher(size, layout, p)
     if layout.critic == "own":
         # Weights that are divided have one owner: at stage 3 the critic copies the frozen ones, too.
         what, copied = "what is trained", _copied(size, p)
-        if layout.zero == 3:
+        if layout.shards_weights:
             what, copied = "the model", _held(size, p)
         parts.append(_divided("critic weights", f"a copy of {what}", copied, size, layout, p))
         parts += _states("critic ", size, layout, p, size.trained - size.heads, size.adapters)
@@ -55,16 +57,21 @@ def _copied(size: Size, p: Precision) -> float:
 
 
 def _divided(name: str, how: str, held: float, size: Size, layout: Layout, p: Precision) -> Part:
-    """At stage 3 each rank's part, plus all weights between updates; in a backward pass only those outside of
-    the decoder's layers and the layers that are gathered."""
-    if layout.zero != 3:
+    """At stage 3 and with FSDP each rank's part, plus all weights between updates; in a backward pass only those
+    outside of the decoder's layers and the layers that are gathered (with FSDP one, and the next)."""
+    if not layout.shards_weights:
         return part(name, how, held)
-    layers = size.adapters + sum(size.parts.get(name, 0) for name in ("decoder layers", "audio FFNs"))
-    non_layer = size.total - layers - size.parts.get("vision tower", 0)
-    gathered = (non_layer + min(layers, max(layout.assume.zero_live, size.largest))) * p.weights
-    spread = held / layout.trainers
+    layers = _in_layers(size)
+    non_layer = size.total - layers
+    live = 2 * layers / size.shape.layers if layout.fsdp else max(layout.assume.zero_live, size.largest)
+    gathered = (non_layer + min(layers, live)) * p.weights
+    spread = (layers * p.weights if layout.fsdp else held) / layout.trainers
     at_work = tuple(spread + (min(gathered, held) if x == "backward" else held) for x in PHASES)
     return Part(name, f"{how}, / {layout.trainers} and whole between updates", at_work)
+
+
+def _in_layers(size: Size) -> int:
+    return size.adapters + sum(size.parts.get(name, 0) for name in ("decoder layers", "audio FFNs"))
 
 
 def _states(name: str, size: Size, layout: Layout, p: Precision, trained: int, adapters: int) -> list[Part]:
@@ -79,13 +86,23 @@ def _states(name: str, size: Size, layout: Layout, p: Precision, trained: int, a
         gradient = 0 if layout.offload_optimizer else gradient / n
         how += ", a bucket of them" if layout.offload_optimizer else f" / {n} + a bucket"
     gradients = tuple(gradient * (x in ("backward", "step")) + bucket * (x == "backward") for x in PHASES)
+    if layout.fsdp:  # those outside of the layers are reduced after the last backward pass; a layer's in 4 bytes
+        in_layers = trained + adapters if layout.lora_rank else min(trained, _in_layers(size))
+        outside = (trained + adapters - in_layers) * p.weights
+        divided = gradient / n
+        reduced = 2 * 4 * in_layers / size.shape.layers
+        gradients = tuple(
+            (gradient - outside) / n + outside + reduced if x == "backward" else divided * (x == "step") for x in PHASES
+        )
+        how += f" / {n}, whole outside of the layers until the step"
     parts = [Part(f"{name}gradients", how, gradients)]
     if not layout.offload_optimizer:
         states, how = optimizer_bytes(layout, p, trained, adapters)
         parts.append(part(f"{name}optimizer", how, states))
         master = _master(layout, p)
-        temporary = 4 * (trained + adapters) / (n if layout.zero else 1) if master or layout.zero else weights
-        what = "gradients in float32" if master or layout.zero else "a moment's copy"
+        in_float32 = master or layout.zero
+        temporary = (4 * (trained + adapters) if in_float32 else weights) / (n if layout.sharded else 1)
+        what = "gradients in float32" if in_float32 else "a moment's copy"
         parts.append(part(f"{name}step", what, temporary, "step"))
     return parts
 
@@ -99,7 +116,7 @@ def optimizer_bytes(layout: Layout, p: Precision, trained: int, adapters: int) -
         states, how = 8.0 * (trained + adapters), "8 bytes (two moments)"
     else:
         states, how = 2.0 * (trained * p.weights + adapters * p.adapter), "two moments"
-    return (states / layout.trainers, f"{how} / {layout.trainers}") if layout.zero else (states, how)
+    return (states / layout.trainers, f"{how} / {layout.trainers}") if layout.sharded else (states, how)
 
 
 def _master(layout: Layout, p: Precision) -> bool:
@@ -124,7 +141,30 @@ def reference_parts(size: Size, layout: Layout) -> list[Part]:
     parts = [part("weights", f"{count_text(size.total)} x {p.weights} bytes", _held(size, p))]
     if layout.autocast:
         parts.append(part("autocast copies", "the layers' matrices in 2 bytes", 2 * size.linears, "score"))
+    parts += _teacher(size, layout, p)
     return parts + [only(part, "score") for part in _activations(size, layout, p)]
+
+
+def critic_parts(size: Size, layout: Layout) -> list[Part]:
+    """The value model on GPUs of its own, which scores and learns, with its optimizer. `layout`: of the critics."""
+    p = precision_of(layout)
+    parts = [_weights(size, layout, p), *_states("", size, layout, p, size.trained - size.heads, size.adapters)]
+    if layout.autocast:
+        parts.append(part("autocast copies", "the layers' matrices in 2 bytes", 2 * size.linears, "score backward"))
+    activations = [part for part in _activations(size, layout, p) if part.name != "logits"]
+    return parts + [only(part, "score", "backward") for part in activations]
+
+
+def _teacher(size: Size, layout: Layout, p: Precision) -> list[Part]:
+    """A teacher of distillation that is another model: whole and frozen. It scores before or after the policy does."""
+    teacher = layout.teacher
+    if teacher is None:
+        return []
+    score = PHASES.index("score")
+    teachers, policys = (sum(x.bytes[score] for x in _activations(each, layout, p)) for each in (teacher, size))
+    how = f"{count_text(teacher.total)} x {p.weights} bytes, frozen"
+    more = part("teacher's activations", "what they take more than the policy's", max(teachers - policys, 0), "score")
+    return [part("teacher", how, teacher.total * p.weights), more]
 
 
 def _activations(size: Size, layout: Layout, p: Precision) -> list[Part]:

@@ -26,6 +26,7 @@ from audiorl.config import (
     CTCConfig,
     LoraConfig,
     ModelConfig,
+    OptimConfig,
     PreferenceConfig,
     ProcessRewardConfig,
     RewardModelConfig,
@@ -46,9 +47,10 @@ from audiorl.models.examples import Example
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.report import write_report
 from audiorl.rewards import AnswerAccuracy, AnswerFormat, StandardisedSum, Term, ThinkFormat, WeightedSum, load_reward
-from audiorl.rl.train import Evaluate
+from audiorl.rl.held_out import Evaluate
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
+from audiorl.train.sft import sft
 from audiorl.types import Reward, Sample
 from tokenizers_audio import load as load_codec
 
@@ -136,6 +138,19 @@ class OutsideOptions:
     retention_text: str | None = None
     """Text without audio, measured before and after as the set `text`: `bundled` (passages of Python's documentation
     and simple questions), or passages, a .txt file divided by empty lines or rows with `text`."""
+
+
+@dataclass(frozen=True)
+class ControlOptions:
+    """The options of recipes of reinforcement learning that can compare with SFT from the same start."""
+
+    control: bool = False
+    """Also train the control: SFT on the rows' reference answers from the same start, for as much compute: CPU seconds
+    of all processes, or wall-clock seconds where a GPU computes."""
+    control_sft: SFTConfig = SFTConfig(batch_size=8, save_every=100)
+    """The batches of the control."""
+    control_optim: OptimConfig = OptimConfig(lr=1e-5, warmup_steps=10)
+    """The optimizer of the control."""
 
 
 @dataclass(frozen=True)
@@ -367,6 +382,36 @@ def check_strangers(trained: Sequence[tuple[str, str]], unseen: Sequence[tuple[s
             print(
                 f"{nameless} of {len(rows)} {name} name no speaker: whether both share one is not checked", flush=True
             )
+
+
+def train_control(
+    config: RecipeConfig,
+    run: Run,
+    phase: str,
+    training: RLConfig,
+    samples: Sequence[Sample],
+    evaluation: Evaluation,
+    tags: bool = True,
+) -> None:
+    """If `config.control`: SFT of a new copy of the start for as much compute as `phase` took, measured as `control`.
+
+    It learns the first reference of each of `samples`, in <answer> tags if `tags`. `training`: the
+    phase's configuration. Raises ValueError for a sample without a reference.
+    """
+    if not isinstance(config, ControlOptions) or not config.control:
+        return
+    policy = policy_from(config)
+    sft(
+        policy,
+        [Example(s, supervised_turn(s, tags)) for s in samples],
+        run,
+        config=replace(config.control_sft, steps=100 * training.steps),
+        optim=config.control_optim,
+        seed=config.seed + 1,
+        phase="control_sft",
+        limit=run.compute_time(phase),
+    )
+    evaluation.measure(run, "control", policy)
 
 
 @contextmanager

@@ -119,6 +119,13 @@ def resume(folder: str | Path, trackers: Sequence[str] = (), trusted: Sequence[s
         return run
 
 
+def recorded_defaults(folder: Path) -> dict[str, Any] | None:
+    """The default config of a saved run's recipe; None for a recipe that is not installed, which is not run."""
+    recipe = Path(read_record(folder / "config.json", RunConfig).recipe).stem.replace("_", "-")
+    defaults = to_json(load_recipe(recipe).Config()) if recipe in scripts("recipes") else None
+    return defaults if isinstance(defaults, dict) else None
+
+
 def _checked_recipe(folder: Path, trusted: Sequence[str | Path]) -> tuple[ModuleType, Any]:
     """The recipe of a saved run and its config, which is the saved one."""
     saved = read_record(folder / "config.json", RunConfig)

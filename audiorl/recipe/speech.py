@@ -27,7 +27,7 @@ from audiorl.recipe.common import (
     read_split,
     with_voice,
 )
-from audiorl.rl.train import Evaluate
+from audiorl.rl.held_out import Evaluate
 from audiorl.run.folder import Run
 from audiorl.tts.prompts import utterance_sample
 from audiorl.tts.texts import bundled_utterances, read_utterances

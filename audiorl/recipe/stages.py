@@ -25,9 +25,9 @@ Name = Literal["stage1", "stage2"]
 class StreamRewards:
     """What the two stages reward; see `audiorl.rewards.simul`."""
 
-    quality: Metric = "chrf"
-    """How a translation is compared with its reference. chrF weighs what is missing more than what is too much; `ter`
-    and `word_f1` do not."""
+    quality: Metric = "word_f1"
+    """How a translation is compared with its reference. `word_f1` and `ter` weigh what is missing and what is too much
+    alike; chrF weighs what is missing more."""
     time: bool = False
     """Time compliance: the translation should last as long as its reference does when spoken."""
     longest_wait: float = 1.0
@@ -38,9 +38,9 @@ class StreamRewards:
     hinge: float | None = None
     """Reward speed only where a sentence's quality is at least this, in [0, 1], as HPO does (arXiv 2604.21045); None:
     the penalty on waits, whatever the quality."""
-    guards: bool = False
+    guards: bool = True
     """Penalise output that is longer or shorter than the reference, or that repeats itself: parts `length` and
-    `repetition`."""
+    `repetition`. Without them and with chrF as `quality` it pays to say more than the reference."""
     weights: dict[str, float] = field(default_factory=dict)
     """Weights of rewards by name; 1 for those that are not named."""
     hpo: bool = False

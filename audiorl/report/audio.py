@@ -8,7 +8,7 @@ import io
 import json
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,9 @@ class Players:
     Whole files of a kind that browsers play are embedded untouched when small. Parts of files, and files over
     `max_file`, are decoded and encoded again as 16 kHz mono Opus. Files that are not in `allowed`, by default those
     below `run_dir`, are not read.
+
+    `link`: the address of (file, start, duration) on a server that sends the sound. Then nothing is embedded, and there
+    are no limits.
     """
 
     run_dir: Path
@@ -108,6 +111,7 @@ class Players:
     max_bytes: int = 12_000_000
     max_file: int = 400_000
     allowed: Allowed | None = None
+    link: Callable[[Path, float, float | None], str] | None = None
     embedded: int = 0
     skipped: int = 0
     bytes_used: int = 0
@@ -120,26 +124,28 @@ class Players:
         path = self._path(clip)
         start, duration = float(clip.get("start") or 0.0), clip.get("duration")
         label = path.name + (f" from {start:.1f} s" if start else "") + (f", {duration:.1f} s" if duration else "")
-        if self.embedded >= self.max_clips or self.bytes_used >= self.max_bytes:
+        if self.link is None and (self.embedded >= self.max_clips or self.bytes_used >= self.max_bytes):
             self.skipped += 1
             return _note(f"not embedded to keep the page small: {label}")
         if not self._may_read(path):
             return _note(f"not embedded, it is neither in the run folder nor in the run's data: {label}")
         if not path.is_file():
             return _note(f"audio file not found: {label}")
+        title = html.escape(label)
+        if self.link is not None:
+            source = html.escape(self.link(path, start, duration))
+            return f'<audio controls preload="none" title="{title}" src="{source}"></audio>'
         key = (str(path), start, duration)
         if key not in self._cache:
             try:
-                self._cache[key] = self._read(path, start, duration)
+                self._cache[key] = playable(path, start, duration, self.max_file)
             except AudioError as error:
                 return _note(f"cannot be played: {error}")
         mime, content = self._cache[key]
         self.embedded += 1
         self.bytes_used += len(content) * 4 // 3
         data = base64.b64encode(content).decode("ascii")
-        return (
-            f'<audio controls preload="metadata" title="{html.escape(label)}" src="data:{mime};base64,{data}"></audio>'
-        )
+        return f'<audio controls preload="metadata" title="{title}" src="data:{mime};base64,{data}"></audio>'
 
     def samples(self, clip: Mapping[str, Any]) -> np.ndarray | None:
         """The clip's sound, mono float32 [T] at 16 kHz; None where there is none to read."""
@@ -158,13 +164,14 @@ class Players:
     def _may_read(self, path: Path) -> bool:
         return path in (self.allowed or Allowed((self.run_dir,)))
 
-    def _read(self, path: Path, start: float, duration: float | None) -> tuple[str, bytes]:
-        """(MIME type, content); AudioError when the clip cannot be decoded."""
-        mime = _TYPES.get(path.suffix.lower())
-        if mime and not start and duration is None and path.stat().st_size <= self.max_file:
-            probe(AudioClip(path=str(path)))  # raises for a file that only has the name of audio
-            return mime, path.read_bytes()
-        return "audio/ogg", _opus(AudioClip(path=str(path), start=start, duration=duration).load(_RATE))
+
+def playable(path: Path, start: float, duration: float | None, max_file: int) -> tuple[str, bytes]:
+    """(MIME type, content) of a clip for a browser, see `Players`; AudioError when it cannot be decoded."""
+    mime = _TYPES.get(path.suffix.lower())
+    if mime and not start and duration is None and path.stat().st_size <= max_file:
+        probe(AudioClip(path=str(path)))  # raises for a file that only has the name of audio
+        return mime, path.read_bytes()
+    return "audio/ogg", _opus(AudioClip(path=str(path), start=start, duration=duration).load(_RATE))
 
 
 def _opus(samples: np.ndarray) -> bytes:

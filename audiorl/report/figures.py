@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from audiorl.report.series import Series, is_control, own_steps, smooth, window
-from audiorl.report.summary import Measure, Point, show
+from audiorl.report.summary import STRANGERS, Measure, Point, show
 from audiorl.report.theme import VARIABLES, Theme
 
 # How a line is drawn: every step faint under a moving average, marked points, or as recorded.
@@ -76,16 +76,20 @@ def draw_bars(ax: Axes, bars: Sequence[Measure], metric: str, theme: Theme) -> N
 
 
 def draw_tradeoff(ax: Axes, points: Sequence[Point], theme: Theme) -> None:
-    """Latency to the right, quality upwards, every point labelled; joined are wait-k's, and those before and after."""
+    """Latency to the right, quality upwards, every point labelled; joined are wait-k's, and those of the trained policy
+    before and after, for unseen speakers too."""
     waits = sorted((p for p in points if _wait(p.entry) is not None), key=lambda p: _wait(p.entry) or 0)
     trained = [p for p in points if p.entry.startswith(("before", "stage", "after"))]
-    for line, tint, dash in ((waits, theme.muted, "-"), (trained, theme.lines[0], (0, (1, 2)))):
+    unseen = [p for p in points if p.entry.startswith(f"{STRANGERS}_")]
+    dotted = (0, (1, 2))
+    lines = [(waits, theme.muted, "-"), (trained, theme.lines[0], dotted)]
+    for line, tint, dash in [*lines, (unseen, theme.lines[1], dotted)] if unseen else lines:
         ax.plot([p.latency for p in line], [p.quality for p in line], color=tint, lw=1.2, ls=dash, zorder=1)
     span = max(p.latency for p in points) - min(p.latency for p in points) or 1.0
     rise = max(p.quality for p in points) - min(p.quality for p in points) or 1.0
     for p in points:
         strong = p.entry in ("before", "after")
-        tint = bar_colour(p.entry, theme) if p in trained else theme.muted
+        tint = bar_colour(p.entry, theme) if p in trained else theme.lines[1] if p in unseen else theme.muted
         ax.plot([p.latency], [p.quality], "o", color=tint, ms=9 if strong else 6, mew=0, zorder=2)
         # A label goes where no other point is close.
         crowd = [
@@ -96,7 +100,7 @@ def draw_tradeoff(ax: Axes, points: Sequence[Point], theme: Theme) -> None:
         side, align = (-8, "right") if p.latency - min(q.latency for q in points) > 0.75 * span else (8, "left")
         up = 0 if not crowd else -9 if sum(y for _, y in crowd) > 0 else 9
         ax.annotate(
-            literal(p.entry),
+            literal(_label(p.entry)),
             (p.latency, p.quality),
             (side, up),
             textcoords="offset points",
@@ -129,7 +133,7 @@ def bar_colour(entry: str, theme: Theme) -> str:
 def split_entry(entry: str) -> tuple[str, str]:
     """(set, moment) of an evaluation such as `unseen_after`; the set of held-out rows is ""."""
     name, _, moment = entry.rpartition("_")
-    return (name, moment) if moment in ("before", "after", "control") else ("", entry)
+    return (name, moment) if moment in ("before", "after", "control") or moment.startswith("after ") else ("", entry)
 
 
 def _label(entry: str) -> str:

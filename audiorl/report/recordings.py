@@ -52,7 +52,7 @@ def spoken_texts(run: Run, players: Players) -> str:
     shared = [i for i in spoken[last] if i in spoken[first]]
     ids = sorted(shared, key=lambda i: -abs(_cer(spoken[first][i]) - _cer(spoken[last][i])))
     cards = "".join(
-        _card(str(spoken[last][i].get("text") or ""), "", i, spoken, _spoken_side, players) for i in ids[:_SHOWN]
+        _card(str(spoken[last][i].get("text") or ""), "", i, spoken, spoken_side, players) for i in ids[:_SHOWN]
     )
     note = f"<p class='note'>{len(ids) - _SHOWN} more in eval/</p>" if len(ids) > _SHOWN else ""
     return (
@@ -69,7 +69,7 @@ def codec_copies(run: Run, players: Players) -> str:
     cards = ""
     for row in [row for row in last.values() if row.get("decoded")][:_SHOWN]:
         original = f"<div class='audio'>{players.player(row.get('original') or {})}</div>"
-        cards += _card(str(row.get("text") or row["id"]), original, row["id"], copies, _codec_side, players)
+        cards += _card(str(row.get("text") or row["id"]), original, row["id"], copies, codec_side, players)
     note = "<p class='sub'>Held-out recordings, and the same after encoding and decoding.</p>"
     return f"<section><h2>Through the codec</h2>{note}{cards}</section>" if cards else ""
 
@@ -80,7 +80,8 @@ def _card(title: str, audio: str, id: Any, rows: Rows, side: Side, players: Play
     return f"<article class='card'>{question}<div class='sides'>{sides}</div></article>"
 
 
-def _spoken_side(name: str, row: Row, players: Players) -> str:
+def spoken_side(name: str, row: Row, players: Players) -> str:
+    """A text as one evaluation spoke it: its player, what the recogniser understood, and the error rate."""
     understood = escape(transcript(row) or "") or "<span class='note'>nothing was understood</span>"
     mark = "right" if _cer(row) == 0 else "wrong"
     return (
@@ -90,7 +91,8 @@ def _spoken_side(name: str, row: Row, players: Players) -> str:
     )
 
 
-def _codec_side(name: str, row: Row, players: Players) -> str:
+def codec_side(name: str, row: Row, players: Players) -> str:
+    """A recording after the codec at one evaluation, with its distances."""
     values = "".join(
         f"<span class='fact'>{label} <b>{show(row[key])}</b></span>"
         for label, key in (("mel distance", "mel_distance"), ("STFT distance", "stft_distance"))

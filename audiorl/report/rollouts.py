@@ -126,10 +126,10 @@ def _group(number: int, rows: Sequence[Row], members: int, players: Players) -> 
     shown = sorted(rows, key=lambda r: -_total(r))[:members]
     sample = rows[0].get("sample") or {}
     if is_stream(sample):
-        bands = [Band(r, _chips(r), f"response {r.get('index', '')}", r in (shown[0], shown[-1])) for r in shown]
+        bands = [Band(r, score_chips(r), f"response {r.get('index', '')}", r in (shown[0], shown[-1])) for r in shown]
         body = stream(sample, bands, players)
     else:
-        body = "".join(_response(r, players) for r in shown)
+        body = "".join(response(r, players) for r in shown)
     more = _more(len(rows) - members, "responses", number)
     return f"<article class='card'>{question(sample, players)}{body}{more}</article>"
 
@@ -138,21 +138,27 @@ def _more(count: int, things: str, number: int) -> str:
     return f"<p class='note'>{count} more {things} in rollouts/step_{number:06d}.jsonl</p>" if count > 0 else ""
 
 
-def _response(row: Row, players: Players) -> str:
+def written_text(row: Row) -> str:
+    """Everything that the policy wrote."""
+    return str(row.get("text") or "".join(str(s.get("text") or "") for s in row.get("segments") or ()))
+
+
+def response(row: Row, players: Players, tokens: str = "") -> str:
+    """One answer with its audio, its segments and its rewards; `tokens` is HTML in place of the text."""
     segments = row.get("segments") or []
     advantage = _advantage(row)
-    text = str(row.get("text") or "".join(str(s.get("text") or "") for s in segments))
+    text = written_text(row)
     sign = "" if not advantage else " up" if advantage > 0 else " down"
     audio = spoken_player(row, players)
     cut = f" <span class='note'>… {len(text) - _TEXT} more characters</span>" if len(text) > _TEXT else ""
-    written = marked(text[:_TEXT]) + cut or ("" if audio else "<span class='note'>wrote nothing</span>")
+    written = tokens or marked(text[:_TEXT]) + cut or ("" if audio else "<span class='note'>wrote nothing</span>")
     return (
         f"<div class='response{sign}'><p class='written'>{written}</p>{audio}{timeline(segments)}"
-        f"<p class='chips'>{_chips(row)}</p></div>"
+        f"<p class='chips'>{score_chips(row)}</p></div>"
     )
 
 
-def _chips(row: Row) -> str:
+def score_chips(row: Row) -> str:
     """The total, the reward parts, whether it was cut, and the advantage."""
     score, segments, advantage = row.get("score") or {}, row.get("segments") or [], _advantage(row)
     line = [chip("total", _total(row), "total")] if score else []

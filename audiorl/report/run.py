@@ -53,7 +53,7 @@ class Run:
 
     def rollouts(self, step: int) -> list[Row]:
         """The rows that were recorded at a step, read from its file."""
-        return _checked_rows(dict(self.rollout_files)[step], Rollout)
+        return checked_rows(dict(self.rollout_files)[step], Rollout)
 
 
 def load_run(folder: str | Path) -> Run:
@@ -87,7 +87,7 @@ def load_run(folder: str | Path) -> Run:
             missing.append(f"eval.json: no {' and no '.join(repr(a) for a in absent)} entry yet")
     answer_files = {f.stem: f for f in sorted((path / "eval").glob("*.jsonl"))}
     in_order = [*(name for name in evals or {} if name in answer_files), *answer_files]
-    answers = {name: tuple(_checked_rows(answer_files[name], Answer)) for name in dict.fromkeys(in_order)}
+    answers = {name: tuple(checked_rows(answer_files[name], Answer)) for name in dict.fromkeys(in_order)}
     if not {"before", "after"} <= answers.keys():
         missing.append("eval/before.jsonl and eval/after.jsonl: changed answers cannot be shown")
     matches = ((re.fullmatch(r"step_(\d+)\.jsonl", f.name), f) for f in (path / "rollouts").glob("step_*.jsonl"))
@@ -98,7 +98,8 @@ def load_run(folder: str | Path) -> Run:
     return Run(path, config or {}, tuple(metrics), evals or {}, answers, rollout_files, tuple(missing))
 
 
-def _checked_rows(path: Path, schema: Any) -> list[Row]:
+def checked_rows(path: Path, schema: Any) -> list[Row]:
+    """The rows of a JSON-lines file. ValueError names the row and the field that is not what `schema` says."""
     rows = []
     for number, row in numbered_rows(path):
         check(row, schema, f"{path}: row {number}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from audiorl.data.schema import Finite
+from audiorl.data.schema.types import Finite
 
 Seconds = Annotated[float, Meta(ge=0, le=1e6)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -86,6 +86,7 @@ class Answer(Prompt):
 
     text: str | None = None
     correct: bool | float | None = None
+    parts: dict[str, float] | None = None
     sample: Prompt | None = None
     segments: list[Segment] | None = None
     score: Score | None = None

@@ -133,7 +133,8 @@ def stream(sample: Row, bands: Sequence[Band], players: Players) -> str:
 
 def _band(band: Band, axis: _Axis, players: Players) -> str:
     score = band.row.get("score") or {}
-    rows = _written(axis, band.row.get("segments") or ())
+    segments = band.row.get("segments") or ()
+    rows = _actions(axis, segments) + _written(axis, segments)
     parts = dict(score.get("segment_parts") or {})
     if band.total and score.get("per_segment") is not None:
         parts["reward"] = score["per_segment"]
@@ -204,6 +205,34 @@ def _references(axis: _Axis, turns: Sequence[Row]) -> str:
             html = f"<div class='ref' dir='auto' title='{title}'>{escape(reference)}{under}</div>"
             boxes[k] = _Box(html, max(reference, str(source or ""), key=len))
     return _lanes(axis, "reference", boxes)
+
+
+def _actions(axis: _Axis, segments: Sequence[Row]) -> str:
+    """After each chunk READ (nothing was written) or WRITE, and how many seconds of wall-clock time passed until then.
+
+    Where the recorded times lie before the chunk's end the run did not wait for the speech, and no delay is shown.
+    """
+    cells, late = ["<td></td>"], ["<td></td>"]
+    for k, segment in enumerate(segments[: len(axis)]):
+        width = (*axis.widths[1:], axis.widths[0])[k] - 3
+        word = "WRITE" if str(segment.get("text") or "").strip() else "READ"
+        style = f"style='--strength:0.6;width:{width}px'"
+        title = escape(_about(segment, axis.ends[k]), quote=True)
+        cells.append(
+            f"<td><i class='cell {word.lower()}' {style} title='{title}'>{word if width > 44 else word[0]}</i></td>"
+        )
+        delay = float(segment.get("emit_time") or 0.0) - axis.ends[k]
+        late.append(
+            f"<td><i class='cell read' style='width:{width}px'>{show(delay)}</i></td>" if delay > 0 else "<td></td>"
+        )
+    if len(cells) == 1:
+        return ""
+    rows = [("policy", cells), ("delay (s)", late if any("<i" in cell for cell in late) else [])]
+    return "".join(
+        f"<tr class='grid'><th scope='row'>{name}</th>{''.join(row)}{'<td></td>' * (len(axis) + 1 - len(row))}</tr>"
+        for name, row in rows
+        if row
+    )
 
 
 def _written(axis: _Axis, segments: Sequence[Row]) -> str:

@@ -148,6 +148,8 @@ audio { height: 34px; width: 300px; max-width: 100%; }
   var(--sans); text-align: center; font-variant-numeric: tabular-nums; overflow: hidden;
   background: color-mix(in srgb, var(--tone) calc(10% + 40% * var(--strength)), transparent); }
 .grid .plus { --tone: var(--good); } .grid .minus { --tone: var(--bad); }
+.grid .write { --tone: var(--line0); font-weight: 600; }
+.grid .read { background: none; color: var(--muted); }
 .grid .zero { color: var(--muted); }
 .grid.total th { color: var(--ink); }
 .grid.total td { padding-top: 3px; }
@@ -187,8 +189,7 @@ def document(title: str, body: str, css: str = "", scripts: str = "") -> str:
 
 
 # On pages with streams: a click on a chunk plays from there, and a line follows the playback.
-STREAM_SCRIPT = """<script>
-(() => {
+STREAM_JS = """(() => {
   const follow = (audio) => {
     const stream = audio.closest(".stream");
     if (!stream) return;
@@ -224,7 +225,8 @@ STREAM_SCRIPT = """<script>
       follow(event.target);
     }, true);
 })();
-</script>"""
+"""
+STREAM_SCRIPT = f"<script>\n{STREAM_JS}</script>"
 
 # On pages with several recorded steps: the selector and its two buttons show one of them.
 STEP_SCRIPT = """<script>

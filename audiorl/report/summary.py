@@ -40,20 +40,24 @@ _HIGHER_IS_BETTER = frozenset(
         "chrf++",
         "bleu",
         "word_f1",
+        "semantic",
         "comet",
         "format",
         "said",
+        "vocabulary",
         "similarity",
         "dnsmos",
         "win_rate",
     )
 )
+_PERCENTAGES = frozenset(("accuracy", "wer", "cer", "cut", "spoken", "low", "high", "as_written", "said", "vocabulary"))
 _NAMES = {
     "chrf": "chrF",
     "chrf++": "chrF++",
     "bleu": "BLEU",
     "ter": "TER",
     "word_f1": "word F1",
+    "semantic": "similarity of sentence embeddings",
     "length_ratio": "length / reference",
     "wer": "WER",
     "cer": "CER",
@@ -229,7 +233,7 @@ def headline(evals: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def points(evals: Mapping[str, Mapping[str, Any]]) -> list[Point]:
-    """Every entry that has both a finite `laal` and a finite `chrf`."""
+    """Every entry that has both a finite `laal` and a finite `chrf`, those of `unseen_` speakers too."""
     entries = {name: numbers(e) for name, e in evals.items() if isinstance(e, Mapping)}
     both = [Point(name, e["laal"], e["chrf"]) for name, e in entries.items() if "laal" in e and "chrf" in e]
     return [p for p in both if math.isfinite(p.latency) and math.isfinite(p.quality)]
@@ -299,7 +303,7 @@ def disagreements(entries: Mapping[str, Any], metrics: Sequence[Row] = ()) -> li
     with judges of speech, the mean reward stands in its place, by `metrics`, the lines of metrics.jsonl.
     """
     rows = [row for row in rows_of_entries(entries) if "after" in row.changes]
-    headlines = [row for row in rows if not row.task and not row.outside]
+    headlines = [row for row in rows if not row.task and not row.outside and row.metric != "laal"]
     if headlines and _better(headlines[0]):
         first = headlines[0]
         rise = f"{first.label} {'rose' if (first.change or 0.0) > 0 else 'fell'} by {first.change_text()}"
@@ -386,7 +390,7 @@ def metric_name(metric: str) -> str:
 
 def is_percentage(metric: str) -> bool:
     """Whether a metric is a share that people read in percent."""
-    return metric.rpartition("/")[2] in ("accuracy", "wer", "cer", "cut", "spoken", "low", "high", "as_written", "said")
+    return metric.rpartition("/")[2] in _PERCENTAGES
 
 
 def show(value: Any, metric: str = "") -> str:

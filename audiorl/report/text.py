@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from difflib import SequenceMatcher
 from html import escape
 
 from audiorl.report.summary import show
 
 _TAG = re.compile(r"(</?(?:think|answer)>)")
+_WORD = re.compile(r"\s+|\w+|[^\w\s]")
 
 
 def marked(text: str) -> str:
@@ -28,6 +30,17 @@ def marked(text: str) -> str:
         else:
             out.append(tag)
     return "".join(out) + ("</span>" if inside else "")
+
+
+def differences(before: str, after: str) -> tuple[str, str]:
+    """Both texts with the words that only one of them has in `<del>` and `<ins>`."""
+    first, second = _WORD.findall(before), _WORD.findall(after)
+    sides: tuple[list[str], list[str]] = [], []
+    for kind, a, b, c, d in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
+        for side, words, tag in ((sides[0], first[a:b], "del"), (sides[1], second[c:d], "ins")):
+            text = escape("".join(words))
+            side.append(f"<{tag}>{text}</{tag}>" if kind != "equal" and text else text)
+    return "".join(sides[0]), "".join(sides[1])
 
 
 def prompt(text: str) -> str:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from audiorl.report.figures import literal
 from audiorl.report.theme import LIGHT
 
-PlotQuality = Literal["BLEU", "chrF", "COMET", "BLEURT"]
+PlotQuality = Literal["BLEU", "chrF", "Semantic", "COMET", "BLEURT"]
 
 SCORES = "scores.json"
 

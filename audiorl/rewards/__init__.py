@@ -2,6 +2,7 @@
 
 from audiorl.rewards.answer import AnswerAccuracy
 from audiorl.rewards.asr import CharAccuracy, WordAccuracy
+from audiorl.rewards.caption import CaptionQuality
 from audiorl.rewards.chat import ChatEndpoint, JudgeError
 from audiorl.rewards.check import check_scores
 from audiorl.rewards.choices import match_choice, normalize_text
@@ -24,6 +25,7 @@ from audiorl.rewards.thought import ThoughtConsistency, ThoughtGrounding
 __all__ = [
     "AnswerAccuracy",
     "AnswerFormat",
+    "CaptionQuality",
     "CharAccuracy",
     "ChatEndpoint",
     "FileReward",

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from audiorl.rewards.concurrency import gather_all, run_async
+from audiorl.rewards.concurrency import gate, gather_all, run_async
 
 log = logging.getLogger(__name__)
 PERMANENT = (401, 403, 404)
@@ -196,12 +196,12 @@ class ChatEndpoint:
         client = openai.AsyncOpenAI(
             api_key=self._key(), base_url=self.base_url, timeout=self.timeout, max_retries=0, http_client=http
         )
-        gate = asyncio.Semaphore(self.concurrency)
+        passing = gate(self, self.concurrency)
         deadline = time.monotonic() + self.max_seconds
         keys = [_key_of(self._body(question), question.seed) for question in questions]  # with the audio's content
         different = dict(zip(keys, questions, strict=True))  # equal answers of a group are judged once
         async with client:
-            answers = await gather_all(self._ask(client, gate, deadline, q, key) for key, q in different.items())
+            answers = await gather_all(self._ask(client, passing, deadline, q, key) for key, q in different.items())
         by_key = dict(zip(different, answers, strict=True))
         return [by_key[key] if keys.index(key) == i else _without_cost(by_key[key]) for i, key in enumerate(keys)]
 
@@ -231,7 +231,7 @@ class ChatEndpoint:
         return {name: value for name, value in (body | dict(self.fields)).items() if value is not None}
 
     async def _ask(
-        self, client: Any, gate: asyncio.Semaphore, deadline: float, question: Question, key: str
+        self, client: Any, passing: asyncio.Semaphore, deadline: float, question: Question, key: str
     ) -> Answer | Failure:
         import tenacity
 
@@ -263,7 +263,7 @@ class ChatEndpoint:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
                 async for attempt in retrying:
                     with attempt:
-                        value, text, seconds = await self._try(client, gate, body, question, usage)
+                        value, text, seconds = await self._try(client, passing, body, question, usage)
         except TimeoutError:
             message = f"no answer within the {self.max_seconds:g} s of the call"
             self.counts["failed: no time left"] += 1
@@ -275,10 +275,10 @@ class ChatEndpoint:
         return Answer(value, usage.total(), seconds)
 
     async def _try(
-        self, client: Any, gate: asyncio.Semaphore, body: Mapping[str, Any], question: Question, usage: Counter[str]
+        self, client: Any, passing: asyncio.Semaphore, body: Mapping[str, Any], question: Question, usage: Counter[str]
     ) -> tuple[Any, str, float]:
         """(value, text, seconds) of one request; counts it."""
-        async with gate:
+        async with passing:
             begin = time.monotonic()
             self.counts["requests"] += 1
             try:

@@ -31,7 +31,7 @@ def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout], undefined:
 
 def score_rollouts(reward: Reward, rollouts: Sequence[Rollout]) -> list[Score | None]:
     """The reward's scores, checked. It gets copies of tokens, log-probs and metadata: writing to them has no effect."""
-    return check_scores("reward", reward([_copied(r) for r in rollouts]), rollouts)
+    return check_scores("reward", reward([copied(r) for r in rollouts]), rollouts)
 
 
 def scored_rollouts(reward: Reward, rollouts: Sequence[Rollout]) -> list[Rollout]:
@@ -40,7 +40,8 @@ def scored_rollouts(reward: Reward, rollouts: Sequence[Rollout]) -> list[Rollout
     return [r.with_score(s) for r, s in zip(rollouts, scores, strict=True) if s is not None]
 
 
-def _copied(rollout: Rollout) -> Rollout:
+def copied(rollout: Rollout) -> Rollout:
+    """Copies of tokens, log-probs and metadata."""
     sample = replace(rollout.sample, metadata=dict(rollout.sample.metadata))
     return replace(rollout, sample=sample, segments=tuple(_copied_tensors(s) for s in rollout.segments))
 

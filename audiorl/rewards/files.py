@@ -14,7 +14,7 @@ from typing import Any
 
 from audiorl.rewards.chat import JudgeError
 from audiorl.rewards.check import check_scores
-from audiorl.rewards.concurrency import gather_all, run_async
+from audiorl.rewards.concurrency import gate, gather_all, run_async
 from audiorl.rewards.remote import RewardServerError
 from audiorl.types import Reward, Rollout, Score
 from audiorl.user_files import load_name
@@ -49,17 +49,22 @@ class FunctionReward:
     name: str
     concurrency: int = 32
 
+    @property
+    def by_group(self) -> bool:
+        """An `async def` waits; see `audiorl.rewards.early`."""
+        return inspect.iscoroutinefunction(self.function)
+
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         if inspect.iscoroutinefunction(self.function):
             return run_async(self._score_all(rollouts))
         return [self._score(r) for r in rollouts]
 
     async def _score_all(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
-        gate = asyncio.Semaphore(self.concurrency)
-        return await gather_all(self._awaited(gate, r) for r in rollouts)
+        passing = gate(self, self.concurrency)
+        return await gather_all(self._awaited(passing, r) for r in rollouts)
 
-    async def _awaited(self, gate: asyncio.Semaphore, rollout: Rollout) -> Score | None:
-        async with gate:
+    async def _awaited(self, passing: asyncio.Semaphore, rollout: Rollout) -> Score | None:
+        async with passing:
             with naming(self._where(rollout)):
                 value = await self.function(rollout)
         return self._as_score(value, rollout)
@@ -89,6 +94,10 @@ class FileReward:
 
     path: str
     reward: Reward = field(repr=False)
+
+    @property
+    def by_group(self) -> bool:
+        return bool(getattr(self.reward, "by_group", False))
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         if isinstance(self.reward, FunctionReward):  # it names file, function and sample itself

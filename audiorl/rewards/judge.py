@@ -81,9 +81,21 @@ class OpenAIJudge:
             raise ValueError(f"OpenAIJudge: combine {self.combine!r} is not one of 'median', 'mean'")
         _check_share(self.max_failed, "OpenAIJudge")
 
+    @property
+    def by_group(self) -> bool:
+        """It waits for a server; see `audiorl.rewards.early`."""
+        return True
+
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
+        return self.finish(rollouts, self.begin(rollouts))
+
+    def begin(self, rollouts: Sequence[Rollout]) -> list[list[Answer | Failure]]:
+        """The votes on each rollout."""
         answers = iter(self.endpoint.ask([q for r in rollouts for q in self._questions(r)]))
-        votes = [[next(answers) for _ in range(self.votes)] for _ in rollouts]
+        return [[next(answers) for _ in range(self.votes)] for _ in rollouts]
+
+    def finish(self, rollouts: Sequence[Rollout], votes: Sequence[Sequence[Answer | Failure]]) -> list[Score | None]:
+        """The scores by the votes on all rollouts of a step."""
         scores = [self._score(one) for one in votes]
         _check_failures(f"OpenAIJudge {self.endpoint.model}", rollouts, scores, votes, self.max_failed)
         return scores

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from audiorl.data.serialization import AudioMode, deserialize_scores, digest, serialize_rollouts
 from audiorl.rewards.check import check_scores
-from audiorl.rewards.concurrency import gather_all, run_async
+from audiorl.rewards.concurrency import gate, gather_all, run_async
 from audiorl.types import Rollout, Score
 
 if TYPE_CHECKING:
@@ -98,6 +98,11 @@ class RemoteReward:
         urls = (self.urls,) if isinstance(self.urls, str) else self.urls
         return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
 
+    @property
+    def by_group(self) -> bool:
+        """With a `batch_size` the scores cannot depend on the whole step; see `audiorl.rewards.early`."""
+        return self.batch_size is not None
+
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         size = self.batch_size or max(len(rollouts), 1)
         batches = [rollouts[i : i + size] for i in range(0, len(rollouts), size)]
@@ -108,10 +113,10 @@ class RemoteReward:
         import httpx
 
         step = _Step(self.servers, self._resting)
-        gate = asyncio.Semaphore(self.concurrency)
+        passing = gate(self, self.concurrency)
         wait = httpx.Timeout(None, connect=min(self.timeout, 10.0))  # `_post` times the whole request
         async with httpx.AsyncClient(headers=self._headers(), timeout=wait, trust_env=False) as client:
-            return await gather_all(self._request(client, step, gate, batch) for batch in batches)
+            return await gather_all(self._request(client, step, passing, batch) for batch in batches)
 
     def _headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -120,10 +125,10 @@ class RemoteReward:
         return headers
 
     async def _request(
-        self, client: httpx.AsyncClient, step: _Step, gate: asyncio.Semaphore, batch: Sequence[Rollout]
+        self, client: httpx.AsyncClient, step: _Step, passing: asyncio.Semaphore, batch: Sequence[Rollout]
     ) -> list[Score | None]:
         """The scores of one batch, in at most `tries` tries."""
-        async with gate:
+        async with passing:
             document = await asyncio.to_thread(serialize_rollouts, batch, self.audio)
             rng = random.Random(f"{self.seed}/{digest(document)}")
             begin = time.monotonic()

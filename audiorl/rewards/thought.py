@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from audiorl.data.views import view_of
+from audiorl.data.views import SWAP_ALIKE, view_of, views_of
 from audiorl.rewards.choices import match_choice
 from audiorl.rewards.tags import extract_answer, extract_think
 from audiorl.types import Rollout, Sample, Score
@@ -93,11 +93,14 @@ class ThoughtGrounding(_Judged):
     """Is the thought about this audio? How much more probable the judge finds it with the audio than with `view` in its
     place: (gain in nats / tokens of the thought) / `full`, in [0, 1]; part `nats` holds the gain per token itself.
 
-    A thought that fits any recording gains nothing. Without a closed thought that has words the score is 0. The judge
-    must listen: see `audiorl audit`. Raises ValueError for a sample without audio.
+    A thought that fits any recording gains nothing. `view` is by default the audio of another prompt of the step, with
+    the same answer if there is one, so that a cue for the answer gains nothing either: over `silence` it does. Without
+    a closed thought that has words the score is 0. The judge must listen: see `audiorl audit`.
+
+    Raises ValueError for a sample without audio, or without another sample to compare with.
     """
 
-    view: str = "silence"
+    view: str = SWAP_ALIKE
     full: float = 1.0
     """Nats per token that earn the whole reward."""
 
@@ -109,7 +112,9 @@ class ThoughtGrounding(_Judged):
         thoughts = [extract_think(r.text) for r in rollouts]
         requests = [(i, f"<think>{thought}</think>") for i, thought in enumerate(thoughts) if thought]
         with_audio = self.logprobs([(rollouts[i].sample, text) for i, text in requests])
-        with_view = self.logprobs([(view_of(rollouts[i].sample, self.view), text) for i, text in requests])
+        samples = {r.sample.id: r.sample for r in rollouts}
+        views = dict(zip(samples, views_of(list(samples.values()), self.view), strict=True))
+        with_view = self.logprobs([(views[rollouts[i].sample.id], text) for i, text in requests])
         scores = [Score(0.0, {"nats": 0.0}) for _ in rollouts]
         for (i, text), right, other in zip(requests, with_audio, with_view, strict=True):
             tokens = len(self.judge.tokenizer.encode(text, add_special_tokens=False))

@@ -5,16 +5,16 @@ Shapes: N sampled tokens of a pack.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from audiorl.algos.losses import value_loss
 from audiorl.config import CriticConfig, OptimConfig
-from audiorl.models import AudioPolicy
-from audiorl.models.value import ValueModel, critic_of
+from audiorl.models.value import ValueModel
 from audiorl.rl.packs import Pack
+from audiorl.run.pieces import TrainerState, read_shape
 from audiorl.runtime.world import World
 from audiorl.train.batches import gather
 from audiorl.train.checks import check_gradients
@@ -23,20 +23,16 @@ from audiorl.types import Experience, PackedBatch
 
 
 class Critic:
-    """A value head on a copy of the policy's trunk, or (`config.shared`) on the trunk of `policy` itself.
+    """A value model with its optimizer. With `config.shared` its trunk is the policy, and `optim` the policy's options.
 
-    While it `warms_up` the critic learns and the policy does not: of a shared trunk only the value head.
+    In the first `config.warmup_steps` the critic learns and the policy does not: of a shared trunk only the value head.
     """
 
-    def __init__(self, policy: AudioPolicy, config: CriticConfig, optim: OptimConfig, updates: int, world: World):
-        self.model: ValueModel = critic_of(policy, config.shared)
+    def __init__(self, model: ValueModel, config: CriticConfig, optim: OptimConfig, updates: int, world: World):
+        self.model = model
         # The head of a shared trunk has an optimizer of its own, so that it can learn alone in the warm-up.
         self.optimizer = optimizer_for(self.model, optim if config.shared else config.optim, updates, world)
         self.config = config
-        self._policy = policy
-
-    def warms_up(self, step: int) -> bool:
-        return step < self.config.warmup_steps
 
     @property
     def head(self) -> torch.nn.Module:
@@ -46,8 +42,8 @@ class Critic:
         """[N] values from a forward pass of their own; of a shared trunk without gradients for the trunk."""
         if not self.config.shared:
             return self.model(batch)
-        with torch.no_grad(), self._policy.autocast():
-            hidden = self._policy.before_sampled(batch)
+        with torch.no_grad(), self.model.trunk.autocast():
+            hidden = self.model.trunk.before_sampled(batch)
         return self.model.head(hidden)
 
     def loss(self, pack: Pack, values_N: Tensor | None, with_policy: bool) -> tuple[Tensor, dict[str, Tensor]]:
@@ -80,15 +76,15 @@ class Critic:
         explained = 1 - residual / variance if variance > 1e-12 else 0.0
         return {"critic/value": value, "critic/explained_variance": explained}
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
+    def state(self) -> TrainerState:
         """The parts `critic` and `critic_optimizer` of a trainer's state."""
         weights = {name: p.detach() for name, p in self.model.trainable().items()}
         return {"critic": weights, "critic_optimizer": self.optimizer.state()}
 
     @torch.no_grad()
-    def load(self, state: dict[str, dict[str, Tensor]], where: str) -> None:
+    def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
         weights, parameters = state["critic"], self.model.trainable()
-        if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in parameters.items()}:
+        if {n: read_shape(weights, n) for n in weights} != {n: tuple(p.shape) for n, p in parameters.items()}:
             raise ValueError(f"{where}: its critic is of another architecture")
         for name, tensor in weights.items():
             parameters[name].copy_(tensor)

@@ -86,6 +86,31 @@ class MiniBatch:
             )
 
 
+def mini_batches_of(
+    experiences: Sequence[Experience],
+    numbers: Sequence[int] | None,
+    config: RLConfig,
+    max_tokens: int,
+    world: World,
+    seed: int = 0,
+) -> list[MiniBatch]:
+    """The mini-batches of a rank's share of a step; as many as the rank with the most has. `numbers`: which mini-batch
+    each experience belongs to; None: in order, equally many in each."""
+    if numbers is None:
+        numbers = in_order(len(experiences), config.mini_batches)
+    count = max(world.gather(max(numbers, default=0))) + 1
+    members: list[list[Experience]] = [[] for _ in range(count)]
+    for e, number in zip(experiences, numbers, strict=True):
+        members[number].append(e)
+    return [MiniBatch(part, config, max_tokens, world, seed) for part in members]
+
+
+def in_order(count: int, parts: int) -> list[int]:
+    """Which of `parts` each of `count` experiences belongs to, when each takes equally many in order."""
+    size = max(-(-count // parts), 1)
+    return [i // size for i in range(count)]
+
+
 def chosen_by_covariance(experiences: Sequence[Experience], config: RLConfig, world: World, seed: int) -> Tensor:
     """bool, for each sampled token of this rank: Clip-Cov's or KL-Cov's choice among the tokens of all ranks.
 

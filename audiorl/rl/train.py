@@ -5,7 +5,7 @@ Every step is a function of (seed, step) and the weights alone, so a resumed run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.schedule import batch_of_step
@@ -15,19 +15,26 @@ from audiorl.models.reference import Reference
 from audiorl.rl.advantages import compute_advantages, scored_experiences
 from audiorl.rl.collect import Collector
 from audiorl.rl.distill import check_teacher_prompts, reference_answers, with_teacher_prompts
+from audiorl.rl.driver import with_driver_gpu, without_driver_gpu
+from audiorl.rl.held_out import Evaluate, held_out_metrics
 from audiorl.rl.listening import check_listening
 from audiorl.rl.metrics import step_metrics
-from audiorl.rl.split import add_from_references, mean_advantages, split_batch
+from audiorl.rl.partial import check_can_pause, load_unfinished, unfinished_file
+from audiorl.rl.split import (
+    add_from_critics,
+    add_from_references,
+    mean_advantages,
+    split_batch,
+    token_numbers,
+    update_critics,
+)
 from audiorl.rl.weight_sync import GroupEngine
 from audiorl.rl.workers import start_workers
 from audiorl.run.folder import Run
-from audiorl.run.phase import checkpoint, pull, restore
+from audiorl.run.phase import checkpoint, completing_saves, pull, pull_last, restore
 from audiorl.run.progress import Progress, StepClock
-from audiorl.runtime.local import Group
+from audiorl.runtime.local import Group, Groups
 from audiorl.types import Reward, Sample, SpeechDecoder
-
-Evaluate = Callable[[], Mapping[str, float]]
-"""Held-out metrics of the policy as it is now."""
 
 
 def train_rl(
@@ -57,6 +64,7 @@ def train_rl(
     if run.finished(phase):
         run.load_result(phase, policy)
         return
+    check_can_pause(policy, samples, config)
     if config.ptx_coef and not supervised:
         raise ValueError("ptx_coef is set, but there are no supervised examples for it")
     if config.distill.coef:
@@ -64,12 +72,22 @@ def train_rl(
     if config.reference_prompts and not answers:
         raise ValueError("distill.off_policy is set, but this recipe gives no reference answers; distill-speech does")
     # Reference and critic start as copies of the policy, so the workers are made before its weights are restored.
-    trainers, engine, references = start_workers(run, phase, policy, config, optim, sampling, reference)
-    collector = Collector(engine, samples, reward, config, seed)
-    start = restore(run, phase, policy, trainers)
-    with run.interruptible(), Progress(phase, config.steps, start) as progress:
+    trainers, engine, references, critics = start_workers(run, phase, policy, config, optim, sampling, reference)
+    saved = trainers if critics is None else Groups(trainers, critics)
+    start = restore(run, phase, saved)
+    waiting = []
+    if config.partial_tokens is not None and start:
+        waiting = load_unfinished(unfinished_file(run.dir / "checkpoints" / phase, start), policy, samples)
+    collector = Collector(engine, samples, reward, config, seed, waiting)
+    processes = [group for group in (trainers, engine.engines, references, critics) if group is not None]
+    with (
+        run.interruptible(),
+        completing_saves(run, saved),
+        without_driver_gpu(policy, trainers),
+        Progress(phase, config.steps, start) as progress,
+    ):
         for step in range(start, config.steps):
-            clock = StepClock()
+            clock = StepClock(*processes)
             engine.sync(version=step)
             rollouts = collector.collect(step)
             clock.lap("rollout")
@@ -80,34 +98,43 @@ def train_rl(
                 experiences = with_teacher_prompts(experiences, [r.sample for r in rollouts.rollouts], config.distill)
                 answered = with_teacher_prompts(answered, [e.sample for e in given], config.distill)
             experiences, answered = (add_from_references(es, references, config) for es in (experiences, answered))
-            experiences = compute_advantages(experiences, config)
+            experiences = compute_advantages(add_from_critics(experiences, critics), config)
             ptx = batch_of_step(supervised, step, config.ptx_batch, seed) if config.ptx_coef else []
-            batches, shares = split_batch(experiences, [experience(policy, e) for e in ptx], trainers, config, answered)
+            done = step + 1
+            recorded = done % config.rollouts_every == 0 or done in (1, config.steps)
+            of_ptx = [experience(policy, e) for e in ptx]
+            batches, shares = split_batch(experiences, of_ptx, trainers, config, answered, recorded)
             engine.free_gpus()
             with collector.collect_ahead(step + 1, run.asked_to_stop):
                 outputs = trainers.each("step", batches)
+                of_critics = {} if critics is None else update_critics(experiences, outputs, shares, critics, config)
             clock.lap("train")
 
-            done = step + 1
-            metrics = step_metrics(rollouts, outputs, step, config) | clock.metrics(rollouts.num_sampled)
+            metrics = step_metrics(rollouts, outputs, step, config) | of_critics | clock.laps
+            metrics["tokens_per_s"] = rollouts.num_sampled / clock.seconds
             if config.audio_check_every and (done == 1 or done % config.audio_check_every == 0):
                 pull(policy, trainers)
-                metrics |= check_listening(policy, rollouts.rollouts, config)
+                with with_driver_gpu(policy, trainers):
+                    metrics |= check_listening(policy, rollouts.rollouts, config)
             if evaluate and config.eval_every and done % config.eval_every == 0 and done < config.steps:
-                pull(policy, trainers)
-                metrics |= {f"eval/{name}": value for name, value in evaluate().items()}
-            if done % config.rollouts_every == 0 or done in (1, config.steps):
-                run.write_rollouts(phase, done, rollouts.rollouts, mean_advantages(outputs, shares), speech_decoder)
+                metrics |= held_out_metrics(evaluate, engine, policy, trainers, sampling, done, progress)
+            if recorded:
+                advantages, numbers = mean_advantages(outputs, shares), token_numbers(outputs, shares)
+                run.write_rollouts(phase, done, rollouts.rollouts, advantages, speech_decoder, numbers)
             run.log(phase, done, metrics)
             progress.update(done, metrics)
-            run.add_seconds(phase, clock.seconds)
-            checkpoint(run, phase, done, config.steps, config.save_every, policy, trainers)
+            run.add_seconds(phase, clock.seconds, clock.cpu_seconds)
+            save_waiting = None if config.partial_tokens is None else collector.save(done)
+            checkpoint(run, phase, done, config.steps, config.save_every, saved, save_waiting)
     finish(run, phase, policy, trainers, engine, config)
+    if critics is not None:
+        critics.all("close")
 
 
 def finish(run: Run, phase: str, policy: AudioPolicy, trainers: Group, engine: GroupEngine, config: RLConfig) -> None:
     """Save the moving average if one is kept, end the workers, and mark the phase as finished."""
     beta = trainers.first("beta")
+    pull_last(run, phase, policy, trainers)
     if config.ema_decay is not None:
         weights = {name: tensor.clone() for name, tensor in policy.weights().items()}
         policy.load_weights(trainers.first("averaged"))

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -23,15 +22,18 @@ from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, RLConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.reference import Reference
+from audiorl.models.value import critic_of
 from audiorl.rl.advantages import compute_token_advantages, mean_advantage
 from audiorl.rl.critic import Critic
 from audiorl.rl.distill import Distillation, Teacher, load_teacher
 from audiorl.rl.losses import policy_loss
-from audiorl.rl.packs import MiniBatch, Pack, frame_fraction, means_by_modality
-from audiorl.runtime.local import changes_worker, replaces_worker
+from audiorl.rl.packs import MiniBatch, Pack, frame_fraction, means_by_modality, mini_batches_of
+from audiorl.rl.token_record import TokenNumbers, TokenRecord
+from audiorl.run.pieces import Piece, TrainerState
+from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
 from audiorl.train.adamw import Optimizer
-from audiorl.train.batches import counts, fill, gather, idle_batch, logprobs_by_code, sum_codebooks
+from audiorl.train.batches import counts, fill, fill_fields, gather, idle_batch, logprobs_by_code, sum_codebooks
 from audiorl.train.checks import check_finite, read_pass
 from audiorl.train.ema import EMA
 from audiorl.train.optim import backward, idle_passes, optimizer_for
@@ -40,7 +42,7 @@ from audiorl.types import Experience, PackedBatch, PolicyOutput
 if TYPE_CHECKING:
     from audiorl.train.zero import ZeroOptimizer
 
-State = dict[str, dict[str, Tensor]]
+State = Mapping[str, Mapping[str, Tensor]]
 Loss = tuple[Tensor, Mapping[str, Tensor]]
 """A loss to differentiate, and sums for metrics."""
 
@@ -55,6 +57,8 @@ class TrainBatch:
     """Which mini-batch of the whole step each experience belongs to; None: in order, equally many in each."""
     answers: Sequence[Experience] = ()
     """Reference answers, for the off-policy share of distillation."""
+    record_tokens: bool = False
+    """Whether the step's rollouts are recorded, with numbers of every token."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,10 @@ class TrainOutput:
     """Means over the step and all ranks."""
     advantages: list[float]
     """The mean advantage of each experience of the batch, in order."""
+    tokens: list[TokenNumbers]
+    """The numbers of its tokens, likewise; empty where the batch does not ask for them."""
+    returns: Sequence[Tensor] = ()
+    """Its returns [L], likewise, for critics in processes of their own; else empty."""
 
 
 class Trainer:
@@ -73,7 +81,8 @@ class Trainer:
     Log-probs are taken at the temperatures that rollouts are sampled at: `temperature` of text tokens, and
     `audio_temperature` of codec codes (None: the same). `max_tokens` is the response budget that Dr.GRPO divides by.
     Make the trainer before a checkpoint is restored: the critic, and the reference if none is given, start as copies of
-    the policy as it is now. With reference "separate" experiences come with `ref_logprobs`.
+    the policy as it is now. With reference "separate" experiences come with `ref_logprobs`, and with `separate_critic`
+    with `values`: other processes hold these models.
 
     The trainers of one `world` together do what one would do alone: counts, whitening, gradients and metrics are those
     of all ranks, wherever an experience is.
@@ -89,6 +98,7 @@ class Trainer:
         reference: Reference | Literal["separate"] | None = None,
         audio_temperature: float | None = None,
         world: World | None = None,
+        separate_critic: bool = False,
     ):
         self.policy = policy
         self.world = world or World()
@@ -106,13 +116,12 @@ class Trainer:
         if distills:
             teacher = self._teacher(reference == "separate")
             self.distillation = Distillation(policy, config, self.temperature, self.world, teacher)
-        updates = config.steps * config.epochs * config.mini_batches
-        trained = policy.trainable()
+        updates = updates_of(config)
         self.critic: Critic | None = None
-        if config.advantage == "gae":
-            self.critic = Critic(policy, config.critic, optim, updates, self.world)
+        if config.advantage == "gae" and not separate_critic:
+            self.critic = Critic(critic_of(policy, config.critic.shared), config.critic, optim, updates, self.world)
         self.optimizer = optimizer_for(policy, optim, updates, self.world)
-        self.ema = None if config.ema_decay is None else EMA(trained, config.ema_decay)
+        self.ema = None if config.ema_decay is None else EMA(policy.trainable(), config.ema_decay)
 
     def _teacher(self, separate: bool) -> Teacher | None:
         """The teacher of distillation; None where a process of its own holds it."""
@@ -136,13 +145,20 @@ class Trainer:
         experiences = compute_token_advantages(experiences, config, self.kl.beta, self.world.sum)
         if self.distillation is not None:
             experiences = self.distillation.add_advantages(experiences)
+        record = TokenRecord(experiences) if batch.record_tokens else None
         totals: dict[str, float] = defaultdict(float)
-        mini_batches = self._mini_batches(experiences, batch.mini_batches)
+        mini_batches: list[MiniBatch] = []
+        if self._optimizers():
+            mini_batches = mini_batches_of(
+                experiences, batch.mini_batches, config, self.max_tokens, self.world, self.steps
+            )
         for mini_batch in mini_batches * config.epochs:
             with self._update(mini_batch, batch.supervised, answers, totals) as (packs, sums):
                 for pack in packs:
                     output = self._forward(pack.batch)
                     losses: list[Loss] = []
+                    if record is not None and not self.critic_warms_up:
+                        record.add(pack, output)
                     if not self.critic_warms_up:
                         losses.append(policy_loss(pack, output, config, self.kl.beta))
                         if self.distillation is not None and config.distill.loss_kind:
@@ -153,12 +169,14 @@ class Trainer:
         metrics = {name: value / (len(mini_batches) * config.epochs) for name, value in totals.items()}
         metrics |= self._step_metrics(experiences, metrics)
         self.steps += 1
-        return TrainOutput(metrics, [mean_advantage(e) for e in experiences])
+        numbers = [] if record is None else record.numbers()
+        returns = [e.returns for e in experiences if e.returns is not None] if self.critic is None else []
+        return TrainOutput(metrics, [mean_advantage(e) for e in experiences], numbers, returns)
 
     @property
     def critic_warms_up(self) -> bool:
-        """Whether this step trains the critic alone."""
-        return self.critic is not None and self.critic.warms_up(self.steps)
+        """Whether this step trains the critic alone, here or in processes of its own."""
+        return self.config.advantage == "gae" and self.steps < self.config.critic.warmup_steps
 
     # -- before the update ----------------------------------------------------------------------------------------
 
@@ -178,21 +196,23 @@ class Trainer:
         # With a single update the old policy is the current one: its log-probs come with the loss.
         needs_old = config.epochs * config.mini_batches > 1 or (config.kl_in == "reward" and self.has_kl)
         needs_old = needs_old or (self.distillation is not None and config.distill.loss_kind is None)
-        if needs_old and _missing(prepared, "old_logprobs"):
+        needs_old = needs_old and _missing(prepared, "old_logprobs")
+        shares_trunk = self.critic is not None and config.critic.shared
+        if needs_old and shares_trunk and _missing(prepared, "values"):
+            prepared = fill_fields(prepared, self._logprobs_and_values, config.micro_batch_tokens, config.share_prompts)
+        elif needs_old:
             prepared = with_logprobs(prepared, "old_logprobs", self.policy, config, *temperatures)
         if self.critic is not None and _missing(prepared, "values"):
             prepared = fill(prepared, "values", self.critic.model, config.micro_batch_tokens, config.share_prompts)
+        assert config.advantage != "gae" or not _missing(prepared, "values"), "the critic is a process of its own"
         return prepared
 
-    def _mini_batches(self, experiences: Sequence[Experience], numbers: Sequence[int] | None) -> list[MiniBatch]:
-        """The mini-batches of this rank; as many as the rank with the most has."""
-        if numbers is None:
-            numbers = in_order(len(experiences), self.config.mini_batches)
-        count = max(self.world.gather(max(numbers, default=0))) + 1
-        members: list[list[Experience]] = [[] for _ in range(count)]
-        for e, number in zip(experiences, numbers, strict=True):
-            members[number].append(e)
-        return [MiniBatch(part, self.config, self.max_tokens, self.world, self.steps) for part in members]
+    def _logprobs_and_values(self, batch: PackedBatch) -> dict[str, Tensor]:
+        """Both fields of a critic on the policy's trunk, from one pass through it."""
+        assert self.critic is not None
+        output = self.policy.forward(batch, self.temperature, self.critic.head, self.audio_temperature)
+        assert output.values is not None
+        return {"old_logprobs": logprobs_by_code(output), "values": output.values}
 
     # -- the update -----------------------------------------------------------------------------------------------
 
@@ -328,9 +348,9 @@ class Trainer:
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def state(self) -> State:
+    def state(self) -> TrainerState:
         """What a resumed run needs on top of the weights; the reference is the policy that the phase began with."""
-        out: State = {
+        out: dict[str, Mapping[str, Tensor | Piece]] = {
             "optimizer": self.optimizer.state(),
             "progress": {"steps": torch.tensor(self.steps), "kl_beta": torch.tensor(self.kl.beta, dtype=torch.float64)},
         }
@@ -351,14 +371,6 @@ class Trainer:
             self.critic.load(state, where)
         if self.ema is not None:
             self.ema.load(state["ema"], where)
-
-    @replaces_worker
-    def resume(self, where: str) -> None:
-        """Continue from a checkpoint's folder, weights and all."""
-        from audiorl.run.checkpoint import load_checkpoint  # here: training alone needs none of what reads run folders
-
-        state, _ = load_checkpoint(Path(where), self.policy)
-        self.load(state, where)
 
     def close(self) -> None:
         """After the last update."""
@@ -397,6 +409,11 @@ def with_logprobs(
     return fill(experiences, name, forward, config.micro_batch_tokens, config.share_prompts)
 
 
+def updates_of(config: RLConfig) -> int:
+    """The optimizer updates of a phase."""
+    return config.steps * config.epochs * config.mini_batches
+
+
 def _temperatures(text: float, audio: float | None) -> tuple[float, float]:
     """Of text and of codes, under which log-probs are taken: of greedy answers the model's own."""
     return text or 1.0, (text if audio is None else audio) or 1.0
@@ -416,9 +433,3 @@ def _negative_log_likelihood(examples: Sequence[Experience], output: PolicyOutpu
 
 def _missing(experiences: Sequence[Experience], name: str) -> bool:
     return any(getattr(e, name) is None for e in experiences)
-
-
-def in_order(count: int, parts: int) -> list[int]:
-    """Which of `parts` each of `count` experiences belongs to, when each takes equally many in order."""
-    size = max(-(-count // parts), 1)
-    return [i // size for i in range(count)]

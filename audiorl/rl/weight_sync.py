@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, TypeVar
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -20,11 +21,12 @@ from audiorl.algos.packing import balance
 from audiorl.data.schedule import rough_length
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.vllm import VLLMEngine
-from audiorl.rollout.weight_transfer import SyncError, WeightReceiver
-from audiorl.runtime.local import Group
-from audiorl.runtime.ray_cluster import import_ray
+from audiorl.rollout.weight_transfer import Backend, SyncError, WeightReceiver
+from audiorl.runtime.config import current
+from audiorl.runtime.local import Group, LocalGroup
+from audiorl.runtime.ray_cluster import RayGroup, import_ray
 from audiorl.runtime.torchrun import RankError
-from audiorl.types import Request, Rollout, Sleep
+from audiorl.types import Ended, Request, Rollout, Sleep
 
 T = TypeVar("T")
 
@@ -37,7 +39,7 @@ class WeightSource(NamedTuple):
 
     address: str
     """HOST:PORT of the sender."""
-    backend: Literal["gloo", "nccl"]
+    backend: Backend
     receivers: int
     """How many engines receive."""
     number: int = 0
@@ -52,26 +54,43 @@ class EngineWorker:
         self._asleep = False
         self._source: WeightSource | None = None
         self._receiver: WeightReceiver | None = None
+        self._workers_connected = False
 
     def connect(self, source: WeightSource) -> bool:
-        """Connect to a sender of weights. Returns whether this worker was already connected to it."""
-        if self._receiver is not None and source == self._source:
+        """Connect to a sender of weights. Returns whether this worker was already connected to it.
+
+        Of an engine of several GPUs vLLM's workers connect, one on each.
+        """
+        if (self._receiver is not None or self._workers_connected) and source == self._source:
             return True
         self._disconnect("another connection was made")
         self._source = source
+        options: dict[str, Any] = {
+            "host": node_address(),
+            "timeout": current().sync_timeout,
+            "backend": source.backend,
+        }
+        workers = current().engine_gpus
+        if isinstance(self._engine, VLLMEngine) and workers > 1:
+            first = source.number * workers
+            self._workers_connected = self._engine.connect(source.address, first, source.receivers, options) is None
+            return False
         try:
-            self._receiver = WeightReceiver(
-                source.address, source.number, source.receivers, host=node_address(), backend=source.backend
-            )
+            self._receiver = WeightReceiver(source.address, source.number, source.receivers, **options)
         except SyncError:
             self._receiver = None  # the sender has ended; `receive` reports it
         return False
 
     def receive(self, version: int) -> str | None:
         """Load the weights that are sent next. Returns None, or why they did not arrive."""
+        self._wake()
+        if self._workers_connected and isinstance(self._engine, VLLMEngine):
+            reason = self._engine.receive(version)
+            if reason is not None:
+                self._disconnect(reason)
+            return reason
         if self._receiver is None:
             return "an engine has no connection for weights"
-        self._wake()
         try:
             self._receiver.update(self._engine.update_weights, version)
         except SyncError as error:
@@ -108,6 +127,9 @@ class EngineWorker:
         if self._receiver is not None:
             self._receiver.close(reason)
         self._receiver = None
+        if self._workers_connected and isinstance(self._engine, VLLMEngine):
+            self._engine.disconnect(reason)
+        self._workers_connected = False
 
 
 class StaleWeights(Exception):
@@ -130,13 +152,23 @@ class GroupEngine:
             )
         self.trainers, self.engines, self._snapshots, self._colocated = trainers, engines, overlap, colocated
         self._version = 0
+        self._synced: int | None = None
         self._training = False
 
-    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
-        """Rollouts in the order of the requests."""
+    @property
+    def size(self) -> int:
+        """How many engines there are."""
+        return (self.trainers if self.engines is None else self.engines).size
+
+    def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
+        """Rollouts in the order of the requests.
+
+        `ended` is called with those of a request when all of them have ended; with engines in processes of Ray, when
+        all requests of a process have.
+        """
         group = self.trainers if self.engines is None else self.engines
         shares = balance([r.n * rough_length(r.sample) for r in requests], group.size)
-        generated = self._generate([[requests[i] for i in share] for share in shares])
+        generated = self._generate([[requests[i] for i in share] for share in shares], ended)
         by_request: dict[int, list[Rollout]] = {}
         for share, rollouts in zip(shares, generated, strict=True):
             start = 0
@@ -145,11 +177,20 @@ class GroupEngine:
                 start += requests[i].n
         return [rollout for i in range(len(requests)) for rollout in by_request[i]]
 
-    def _generate(self, shards: Sequence[Sequence[Request]]) -> list[list[Rollout]]:
+    def _generate(self, shards: Sequence[Sequence[Request]], ended: Ended | None) -> list[list[Rollout]]:
+        def arrived(rollouts: list[Rollout] | None) -> None:
+            for _, several in groupby(rollouts or (), key=lambda r: r.group_id):
+                assert ended is not None
+                ended(list(several))
+
+        if self.engines is None and isinstance(self.trainers, LocalGroup):
+            return [w.generate(shard, ended) for w, shard in zip(self.trainers.workers, shards, strict=True)]
+        group = self.trainers if self.engines is None else self.engines
+        report = {"arrived": arrived} if ended is not None and isinstance(group, RayGroup) else {}
         if self.engines is None:
-            return self.trainers.each("generate", shards)
+            return group.each("generate", shards, **report)
         for _ in range(ATTEMPTS):
-            rollouts = self.engines.each("generate", [(self._version, shard) for shard in shards])
+            rollouts = group.each("generate", [(self._version, shard) for shard in shards], **report)
             if None not in rollouts:
                 return rollouts
             if self._training:
@@ -158,15 +199,18 @@ class GroupEngine:
         raise RankError("engines died again and again while they generated; resume from the last checkpoint")
 
     def sync(self, version: int) -> None:
-        """Send the trainers' current weights, those after `version` steps, to the engines."""
+        """Send the trainers' current weights, those after `version` steps, to the engines that do not have them."""
         if self.engines is None:
             return
-        self._version = version
         if self._colocated:
             self.trainers.all("free_memory")
+        if version == self._synced:
+            return
+        self._version = version
         if self._snapshots:
             self.trainers.all("snapshot")
         self._send(self.engines)
+        self._synced = version
 
     def free_gpus(self) -> None:
         """Before trainers update: colocated engines sleep."""
@@ -210,17 +254,20 @@ class GroupEngine:
         for _ in range(ATTEMPTS):
             self._connect(engines)
             with _in_background(lambda: engines.all("receive", self._version)) as received:
-                sent = self.trainers.first("send")
-            reasons = [reason for reason in [*received.result(), sent] if reason]
+                sent = self.trainers.all("send")
+            reasons = [reason for reason in [*received.result(), *sent] if reason]
             if not reasons:
                 return
         raise RankError(f"weights did not reach the engines: {reasons[0]}; resume the run from the last checkpoint")
 
     def _connect(self, engines: Group) -> None:
-        """Connect all engines to the first trainer. When one end is new, all connections are opened again."""
+        """Connect all engines to the trainers that send. When one end is new, all connections are opened again."""
         for restart in (False, True):
-            source: WeightSource = self.trainers.first("weight_source", engines.size, restart)
-            if all(engines.each("connect", [source._replace(number=k) for k in range(engines.size)])):
+            sources: list[WeightSource | None] = self.trainers.all("weight_source", engines.size, restart)
+            senders = [source for source in sources if source is not None]
+            if len(senders) == 1:
+                senders = [senders[0]._replace(number=k) for k in range(engines.size)]
+            if all(engines.each("connect", senders)):
                 return
 
 

@@ -1,4 +1,4 @@
-"""The workers of a policy gradient phase: trainers with their engines, separate engines, separate references.
+"""The workers of a policy gradient phase: trainers with their engines, separate engines, references and critics.
 
 A phase with several processes first saves its model to `checkpoints/PHASE/start`; every process loads its own copy from
 there. A worker in the driver's process shares the driver's model instead.
@@ -6,33 +6,44 @@ there. A worker in the driver's process shares the driver's model instead.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from audiorl.config import DistillConfig, OptimConfig, RLConfig, SamplingConfig
-from audiorl.models import AudioPolicy
+from audiorl.config import DistillConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.lora import is_adapter
 from audiorl.models.reference import Reference
 from audiorl.models.weights import Weights, named
+from audiorl.rl.critic_worker import critic_worker
 from audiorl.rl.distill import Teacher, load_teacher
 from audiorl.rl.trainer import State, Trainer, with_logprobs
 from audiorl.rl.weight_sync import EngineWorker, GroupEngine, WeightSource, free_cached, node_address
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.vllm import VLLMConfig, VLLMEngine, served_weights
-from audiorl.rollout.weight_transfer import SyncError, WeightSender
+from audiorl.rollout.vllm import Lora, VLLMConfig, VLLMEngine, adapter_obstacle, served_weights
+from audiorl.rollout.weight_transfer import Backend, SyncError, WeightSender
+from audiorl.run.checkpoint import Checksums, load_verified, read_state
 from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile
+from audiorl.run.saving import CheckpointWriter
 from audiorl.runtime.config import current
-from audiorl.runtime.local import Group, changes_worker
+from audiorl.runtime.local import Group, changes_worker, replaces_worker
 from audiorl.runtime.placement import check_engine, separate_group, trainer_group
 from audiorl.runtime.world import World
-from audiorl.types import Experience, Request, Rollout, TeacherOutput
+from audiorl.types import Ended, Experience, Request, Rollout, TeacherOutput
+
+_log = logging.getLogger(__name__)
 
 
 class Actor(Trainer):
-    """A trainer that also generates: with its own model, or with a colocated vLLM engine that copies its weights."""
+    """A trainer that also generates: with its own model, or with a colocated vLLM engine that copies its weights.
+
+    engine_lora: how vLLM engines run the policy's adapter.
+    """
 
     def __init__(
         self,
@@ -43,41 +54,65 @@ class Actor(Trainer):
         reference: Reference | Literal["separate"] | None = None,
         world: World | None = None,
         colocated_engine: VLLMEngine | None = None,
+        engine_lora: Lora = "merged",
+        separate_critic: bool = False,
     ):
         max_rows = sampling.max_new_tokens if policy.speech is None else sampling.max_new_tokens + sampling.max_frames
+        self._writer = CheckpointWriter(policy, world)
+        temperatures = sampling.temperature, sampling.audio_temperature
         super().__init__(
-            policy, config, optim, sampling.temperature, max_rows, reference, sampling.audio_temperature, world
+            policy, config, optim, temperatures[0], max_rows, reference, temperatures[1], world, separate_critic
         )
         self.engine = HFEngine(policy, sampling)
         self._colocated_engine = colocated_engine
+        self._engine_lora = engine_lora
         self._engine_version = -1
         self._sender: WeightSender | None = None
-        self._snapshot: dict[str, Tensor] | None = None
+        self._snapshot: dict[str, Tensor] = {}
+        self._snapshot_version: int | None = None
 
-    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
+    def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
         if self._colocated_engine is not None:
-            return self._generate_colocated(self._colocated_engine, requests)
+            return self._generate_colocated(self._colocated_engine, requests, ended)
         self.engine.policy_version = self.steps
-        return self.engine.generate(requests)
+        return self.engine.generate(requests, ended)
 
-    def _generate_colocated(self, engine: VLLMEngine, requests: Sequence[Request]) -> list[Rollout]:
+    def _generate_colocated(
+        self, engine: VLLMEngine, requests: Sequence[Request], ended: Ended | None
+    ) -> list[Rollout]:
         if engine.can_sleep:
             free_cached()  # vLLM allocates what the trainer does not use
             engine.wake()
         if self._engine_version != self.steps:
             engine.update_weights(self._weights_for_engines(), self.steps)
             self._engine_version = self.steps
-        rollouts = engine.generate(requests)
+        rollouts = engine.generate(requests, ended)
         if engine.can_sleep:
             engine.sleep()
         return rollouts
 
     def _weights_for_engines(self) -> Weights:
-        return served_weights(self.policy) if current().engine == "vllm" else self.policy.weights()
+        if current().engine == "vllm":
+            return served_weights(self.policy, self._engine_lora)
+        return self.policy.weights()
 
     def load(self, state: State, where: str) -> None:
         super().load(state, where)
         self._engine_version = -1
+
+    @changes_worker
+    def begin_save(self, folder: str) -> None:
+        """Write this rank's files of a checkpoint; see `CheckpointWriter`."""
+        self._writer.begin(folder, self.state())
+
+    def saved_files(self, wait: bool) -> Checksums | None:
+        return self._writer.files(wait)
+
+    @replaces_worker
+    def resume(self, where: str) -> None:
+        """Continue from a checkpoint's folder, weights and all."""
+        load_verified(Path(where), self.policy)
+        self.load(read_state(Path(where)), where)
 
     def close(self) -> None:
         super().close()
@@ -92,35 +127,48 @@ class Actor(Trainer):
         """Return unused GPU memory before a colocated engine wakes."""
         free_cached()
 
-    def weight_source(self, receivers: int, restart: bool) -> WeightSource | None:
-        """Where engines receive the weights; None except on the first rank. `restart`: open a new connection."""
-        if self.world.rank:
+    def weight_source(self, engines: int, restart: bool) -> WeightSource | None:
+        """Where engines receive the weights. `restart`: open a new connection.
+
+        The first rank sends to all engines; colocated ones read their own trainer's memory. None on ranks that send to
+        none.
+        """
+        colocated = current().shares_gpus
+        if self.world.rank >= (engines if colocated else 1):
             return None
-        # NCCL does not connect two processes on one GPU.
-        between_gpus = torch.cuda.is_available() and not current().shares_gpus
-        backend: Literal["gloo", "nccl"] = "nccl" if between_gpus else "gloo"
+        receivers = 1 if colocated else engines * current().engine_gpus
+        backend: Backend = "ipc" if colocated else "nccl" if torch.cuda.is_available() else "gloo"
         if self._sender is not None and (restart or not self._sender.is_open):
             self._sender.close("another connection was made")
             self._sender = None
         if self._sender is None:
-            self._sender = WeightSender(receivers, host=node_address(), backend=backend)
+            timeout = current().sync_timeout
+            self._sender = WeightSender(receivers, host=node_address(), backend=backend, timeout=timeout)
         return WeightSource(self._sender.address, backend, receivers)
 
     @changes_worker
     def snapshot(self) -> None:
-        """Copy the weights to CPU memory; later `send` calls send the copy."""
-        if not self.world.rank:
-            weights = named(self._weights_for_engines())
-            self._snapshot = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
+        """Copy the weights to CPU memory, the same memory each time. After the next update `send` sends the copy."""
+        if self.world.rank:
+            return
+        for name, tensor in named(self._weights_for_engines()):
+            if name not in self._snapshot:
+                self._snapshot[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            # Pinned memory: the GPU copies while the weights are sent, and before the next update changes them.
+            self._snapshot[name].copy_(tensor.detach(), non_blocking=True)
+        self._snapshot_version = self.steps
 
     def send(self) -> str | None:
-        """Send the weights to all engines. Returns None, or why they did not arrive."""
-        if self.world.rank:
-            return None
+        """Send the weights to the engines. Returns None, or why they did not arrive."""
         if self._sender is None:
-            return "the first trainer has no connection for weights"
+            return None if self.world.rank else "the first trainer has no connection for weights"
         try:
-            self._sender.send(self._weights_for_engines() if self._snapshot is None else self._snapshot)
+            if self._snapshot_version in (None, self.steps):
+                self._sender.send(self._weights_for_engines())
+            else:
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                self._sender.send(self._snapshot)
         except SyncError as error:
             return str(error)
         return None
@@ -164,8 +212,9 @@ def start_workers(
     optim: OptimConfig,
     sampling: SamplingConfig,
     reference: Reference | None,
-) -> tuple[Group, GroupEngine, Group | None]:
-    """The trainers of a phase, one on each rank, its engines, and the separate processes of its reference, if any."""
+) -> tuple[Group, GroupEngine, Group | None, Group | None]:
+    """The trainers of a phase, one on each rank, its engines, and the separate processes of its reference and of its
+    critic, if any."""
 
     def start() -> ModelFile[AudioPolicy]:
         return ModelFile.save(run, phase, "start", policy)
@@ -179,21 +228,27 @@ def start_workers(
         return _actor, start(), config, optim, sampling, "separate" if current().references else reference_source()
 
     def local_trainer(world: World) -> Actor:
-        vllm = _vllm(start(), sampling) if current().engine == "vllm" and not current().engines else None
-        if vllm is not None and vllm.can_sleep:
+        if current().engine != "vllm" or current().engines:
+            return Actor(policy, config, optim, sampling, reference, world)
+        lora = _engine_lora(start(), warn=True)
+        vllm = _vllm(start(), sampling)
+        if vllm.can_sleep:
             vllm.sleep()
-        return Actor(policy, config, optim, sampling, reference, world, vllm)
+        return Actor(policy, config, optim, sampling, reference, world, vllm, lora)
 
     check_engine()
     if current().references:
         check_separate_teacher(config.distill)
+    if current().critics:
+        config.check_separate_critic(current().critics)
     trainers = trainer_group(local_trainer, trainer)
     engines = separate_group("engine", lambda: (_engine, start(), sampling))
     colocated = engines is not None and current().shares_gpus
     references = None
     if config.kl_beta > 0 or config.distill.from_reference_process:
         references = separate_group("reference", lambda: (_reference, start(), config, sampling, reference_source()))
-    return trainers, GroupEngine(trainers, engines, config.overlap, colocated), references
+    critics = separate_group("critic", lambda: (critic_worker, start(), config))
+    return trainers, GroupEngine(trainers, engines, config.overlap, colocated), references, critics
 
 
 def _actor(
@@ -209,7 +264,10 @@ def _actor(
         frozen = reference.load().reference()
     elif reference is not None:
         frozen = "separate" if reference == "separate" else Reference(policy, base=True)
-    return Actor(policy, config, optim, sampling, frozen, World.of_process_group())
+    world = World.of_process_group()
+    lora = _engine_lora(start, warn=world.rank == 0)
+    separate = current().critics > 0
+    return Actor(policy, config, optim, sampling, frozen, world, engine_lora=lora, separate_critic=separate)
 
 
 def _reference(
@@ -247,9 +305,32 @@ def _vllm(start: ModelFile[AudioPolicy], sampling: SamplingConfig) -> VLLMEngine
     """vLLM with the weights that the phase begins with; it can sleep where it shares a trainer's GPU."""
     runtime, gpu = current(), torch.cuda.is_available()
     config = VLLMConfig(
-        dtype="bfloat16" if start.config.autocast else "auto",
+        dtype=_vllm_dtype(start),
+        lora=_engine_lora(start),
         gpu_memory_utilization=runtime.engine_gpu_fraction,
         tensor_parallel_size=runtime.engine_gpus if runtime.engines else 1,
         sleep=gpu and runtime.shares_gpus,
     )
     return VLLMEngine(start.folder, sampling, config)
+
+
+def _vllm_dtype(start: ModelFile[AudioPolicy]) -> Literal["auto", "bfloat16"]:
+    return "bfloat16" if start.config.autocast else "auto"
+
+
+def _engine_lora(start: ModelFile[AudioPolicy], warn: bool = False) -> Lora:
+    """How vLLM runs the adapter of this folder; trainers and engines each find the same. `warn`: if not as an adapter.
+
+    Raises ValueError where `runtime.engine_lora` is adapter and vLLM cannot run it.
+    """
+    wanted = current().engine_lora
+    if current().engine != "vllm" or wanted == "merged" or not is_adapter(start.folder):
+        return "merged"
+    reason = adapter_obstacle(load_policy(start.folder, ModelConfig(device="meta")), _vllm_dtype(start))
+    if reason is None:
+        return "adapter"
+    if wanted == "adapter":
+        raise ValueError(f"runtime.engine_lora adapter: vLLM cannot run it: {reason}; take auto or merged")
+    if warn:
+        _log.warning("vLLM is sent merged weights at every step, not the adapter: %s", reason)
+    return "merged"

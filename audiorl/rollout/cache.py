@@ -57,9 +57,9 @@ class RowLayer(DynamicLayer):
         keys, values = (b[:, :, : place.width] for b in self.buffers)
         return keys, values
 
-    def join(self, prefilled: DynamicLayer, repeat: Tensor, room: int) -> None:
-        """Append rows `repeat` [n] of a prefilled layer, with room for `room` columns."""
-        states = prefilled.keys, prefilled.values
+    def join(self, keys: Tensor, values: Tensor, repeat: Tensor, room: int) -> None:
+        """Append rows `repeat` [n] of keys and values [R, heads, L, D], with room for `room` columns."""
+        states = keys, values
         self.buffers = self.buffers or [x.new_zeros(0, x.shape[1], 0, x.shape[3]) for x in states]
         for i, x in enumerate(states):
             rows, _, columns, _ = self.buffers[i].shape
@@ -67,7 +67,7 @@ class RowLayer(DynamicLayer):
             joined[:rows, :, :columns] = self.buffers[i]
             joined[rows:, :, : x.shape[2]] = x[repeat]
             self.buffers[i] = joined
-        self.is_initialized, self._width = True, max(self._width, prefilled.keys.shape[2])
+        self.is_initialized, self._width = True, max(self._width, keys.shape[2])
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self.buffers = [b[indices] for b in self.buffers]
@@ -134,7 +134,7 @@ class RowCache:
         columns = prefilled.get_seq_length()
         for i, new in enumerate(prefilled.layers):
             if type(new) is DynamicLayer:
-                self._rows[i].join(new, repeat, room)
+                self._rows[i].join(new.keys, new.values, repeat, room)
             else:
                 _select(new, repeat)
                 self.layers.layers[i : i + 1] = [new]

@@ -25,7 +25,7 @@ from torch import Tensor
 from audiorl.config import SamplingConfig
 from audiorl.models.policy import AudioPolicy
 from audiorl.rollout.sampling import choose, filtered_logprobs, uniforms
-from audiorl.types import StopReason
+from audiorl.types import Segment, StopReason
 from tokenizers_audio import delay
 
 
@@ -39,6 +39,8 @@ class RolloutKey:
     greedy: bool = False
     spoken: bool = False
     """Whether the prompt has opened speech; the answer then ends with it."""
+    sampled: int = 0
+    """Tokens that a paused rollout has sampled before."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +90,11 @@ class SegmentBuffer:
     logprobs: list[Any] = field(default_factory=list)
     codes: list[list[int] | None] = field(default_factory=list)
     code_mask: list[list[bool]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, segment: Segment) -> SegmentBuffer:
+        """The tokens of a segment without frames, to go on with."""
+        return cls(segment.ids.tolist(), segment.logprobs.tolist())
 
     def add(self, id: int, logprob: Any, codes: list[int] | None = None, code_mask: list[bool] | None = None) -> None:
         self.ids.append(id)
@@ -154,7 +161,7 @@ class TextSampler:
         self._head = policy.backbone.head(policy.model)
         self._noise = torch.stack([uniforms(k.seed, k.name, k.index, config.max_new_tokens) for k in keys]).to(device)
         self._greedy = [config.temperature == 0 or k.greedy for k in keys]
-        self._sampled = torch.zeros(len(keys), dtype=torch.long, device=device)  # tokens of each rollout
+        self._sampled = torch.tensor([k.sampled for k in keys], device=device)  # tokens of each rollout
         self._stop_ids = torch.tensor(policy.stop_ids, device=device)
         self.select(range(len(keys)))
 
@@ -204,6 +211,8 @@ class SpeechSampler:
 
     def __init__(self, policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]):
         assert policy.speech is not None
+        if any(k.sampled for k in keys):
+            raise ValueError("a rollout of a model that speaks cannot be paused")
         layout, device, count = policy.speech, policy.device, len(keys)
         self.max_rows = max(max_rows(policy, config, k.spoken) for k in keys)
         self._policy, self._config, self._layout = policy, config, layout

@@ -5,6 +5,9 @@ rows may have different lengths and nothing is computed twice. All streams of a 
 the first token of a turn only those that write on are decoded. A model that speaks may add speech to the text of any
 turn (`samplers.py`).
 
+A schedule may cut what the model wrote in a turn (`Schedule.review`): the row goes back to the column after the last
+token that is kept, and what is observed next overwrites the rest.
+
 Shapes: B rows, L new tokens, S cached columns, H decoder width, Q codebooks.
 """
 
@@ -20,13 +23,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from audiorl.config import SamplingConfig
-from audiorl.models.attention import ungrouped
+from audiorl.models.attention import as_mask, recording
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.prompts import Prompt
 from audiorl.models.speech import padded_codes
 from audiorl.rollout.cache import RowCache
 from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, max_rows, sampler_for
-from audiorl.types import Request, Rollout, Sample, Segment, StopReason, Turn
+from audiorl.types import Hypothesis, Request, Review, Rollout, Segment, StopReason
 
 
 def side_by_side(rows: Sequence[int], lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
@@ -68,19 +71,20 @@ class StreamDecoder:
 
     def _interpret(self, plans: Sequence[Plan]) -> list[Row]:
         began = time.perf_counter()
-        cache = _empty_cache(self.policy)
+        cache = empty_cache(self.policy)
         first = [Row(p, 0) for p in plans]
-        hidden = self._observe(first, cache)
+        hidden = self.observe(first, cache)
         # The first chunk is encoded once for all rollouts of a request.
         repeat = torch.tensor([i for i, p in enumerate(plans) for _ in range(p.request.n)])
         cache, hidden = cache.select(repeat.to(hidden.device)), hidden[repeat.to(hidden.device)]
-        rows = [Row(p, k, length=first[i].length) for i, p in enumerate(plans) for k in range(p.request.n)]
+        rows = [row.sibling(k) for row in first for k in range(row.plan.request.n)]
         living = rows
         encode_seconds = 0.0
         while True:
             turn = living[0].turn
             encode_seconds += sum(p.encode_seconds[turn] for p in plans if turn < len(p.encode_seconds))
-            self._write_turn(living, cache, hidden)
+            self.write_turn(living, cache, hidden)
+            self._review_turn(living, cache)
             for row in living:
                 row.close(self.policy, self.policy_version, encode_seconds + time.perf_counter() - began)
             keep = [b for b, row in enumerate(living) if row.turn < len(row.plan.chunks)]
@@ -89,9 +93,9 @@ class StreamDecoder:
             if len(keep) < len(living):
                 cache = cache.select(torch.tensor(keep, device=self.policy.device))
                 living = [living[b] for b in keep]
-            hidden = self._observe(living, cache)
+            hidden = self.observe(living, cache)
 
-    def _observe(self, rows: Sequence[Row], cache: RowCache) -> Tensor:
+    def observe(self, rows: Sequence[Row], cache: RowCache) -> Tensor:
         """What each row has not read yet, up to and including its next chunk. Returns the last hidden states [B, H]."""
         embeds, codes, lengths, starts = [], [], [], []
         for row in rows:
@@ -103,24 +107,24 @@ class StreamDecoder:
             codes.append(observed.codes)
             lengths.append(len(ids))
             starts.append(row.length)
-            row.length, row.unread = row.length + len(ids), []
+            row.observe(self.policy.audio_rows(ids, own), embeds[-1])
         padded = pad_sequence(embeds, batch_first=True)
         places = torch.tensor(starts, device=padded.device)[:, None] + torch.arange(
             padded.shape[1], device=padded.device
         )
         inputs = {"inputs_embeds": padded, **self.policy.routed(padded_codes(codes, lengths))}
-        hidden = self._forward(inputs, places, max(starts) + padded.shape[1], cache)
+        hidden = self.forward(inputs, places, max(starts) + padded.shape[1], cache)
         last = torch.tensor(lengths, device=padded.device) - 1
         return hidden[torch.arange(len(rows), device=padded.device), last]
 
-    def _forward(self, inputs: dict[str, Any], places: Tensor, width: int, cache: RowCache) -> Tensor:
-        """Hidden states [B, L, H] of new tokens at positions `places` [B, L], all below `width`. Padding lies behind a
+    def forward(self, inputs: dict[str, Any], places: Tensor, width: int, cache: RowCache) -> Tensor:
+        """Hidden states [B, L, H] of tokens at positions `places` [B, L], all below `width`. Padding lies behind a
         row's last token, where nothing looks and where the next tokens overwrite it."""
         cache.at(places, width)
         visible = torch.arange(cache.width, device=places.device) <= places[:, :, None]
         out = self._decoder(
             **inputs,
-            attention_mask=visible[:, None],
+            attention_mask=as_mask(self._decoder, visible[:, None], inputs["inputs_embeds"].dtype),
             position_ids=places,
             past_key_values=cache.layers,
             use_cache=True,
@@ -128,7 +132,7 @@ class StreamDecoder:
         hidden: Tensor = out.last_hidden_state
         return hidden
 
-    def _write_turn(self, rows: Sequence[Row], cache: RowCache, hidden: Tensor) -> None:
+    def write_turn(self, rows: Sequence[Row], cache: RowCache, hidden: Tensor) -> None:
         """One turn of every row: tokens until the turn ends or has its most tokens."""
         device = self.policy.device
         sampler = sampler_for(self.policy, self.sampling, [row.key() for row in rows])
@@ -158,12 +162,56 @@ class StreamDecoder:
                 going = None if going is None else forced[active].to(device)
             ends = [rows[i].length for i in active]
             places = torch.tensor(ends, device=device)[:, None]
-            hidden = self._forward(written.embedded(self.policy, stay), places, max(ends) + 1, part)[:, -1]
+            hidden = self.forward(written.embedded(self.policy, stay), places, max(ends) + 1, part)[:, -1]
             for i in active:
                 if rows[i].stop_reason is None:
                     rows[i].length, rows[i].unread = rows[i].length + 1, []
+                    rows[i].passes += 1
         if part is not cache:
             cache.write_back(part, torch.tensor(active, device=device))
+
+    def _review_turn(self, rows: Sequence[Row], cache: RowCache) -> None:
+        """Cut the turns of rows whose schedule reviews them, all but the last turn of a row."""
+        reviews = [None if row.is_last else row.review for row in rows]
+        for layers in {r.layers for r in reviews if r is not None}:
+            reviewed = [b for b, r in enumerate(reviews) if r is not None and r.layers == layers]
+            attention = {} if layers is None else self._attention(rows, reviewed, cache, layers)
+            for b in reviewed:
+                rows[b].cut(self.policy, attention.get(b))
+
+    def _attention(
+        self, rows: Sequence[Row], reviewed: Sequence[int], cache: RowCache, layers: tuple[int, ...]
+    ) -> dict[int, Tensor]:
+        """How the prediction of each token [n] of a turn attends to the row's audio tokens [A]: [n, A], rows sum to 1,
+        for the `reviewed` rows that have written something.
+
+        One forward pass, of the last observed token and those of the turn. It writes their columns again, in all rows:
+        the padding of a row that did not take part would overwrite them.
+        """
+        turns = [row.hypothesis_ids(self.policy) for row in rows]
+        reviewed = [b for b in reviewed if turns[b]]
+        if not reviewed:
+            return {}
+        embeds = [
+            torch.cat([row.observed_LH[-1:], self.policy.embed_rows(torch.tensor(ids, dtype=torch.long), None)])
+            for row, ids in zip(rows, turns, strict=True)
+        ]
+        padded = pad_sequence(embeds, batch_first=True)
+        starts = [row.start - 1 for row in rows]
+        places = torch.tensor(starts, device=padded.device)[:, None] + torch.arange(
+            padded.shape[1], device=padded.device
+        )
+        with recording(self._decoder, layers) as record:
+            inputs = {"inputs_embeds": padded, "record": record, **self.policy.routed(None)}
+            self.forward(inputs, places, max(starts) + padded.shape[1], cache)
+        weights_BLS = record.mean()
+        attention = {}
+        for b in reviewed:
+            rows[b].passes += 1
+            columns = torch.tensor(rows[b].audio_columns, device=weights_BLS.device)
+            audio_nA = weights_BLS[b, : len(turns[b])][:, columns].cpu()
+            attention[b] = audio_nA / audio_nA.sum(-1, keepdim=True)
+        return attention
 
     def _append(self, row: Row, sampler: Sampler, i: int, now: tuple[Any, ...], words: int | None) -> None:
         """A turn's row as the sampler gives it; it ends with a token, never in the middle of speech."""
@@ -175,50 +223,8 @@ class StreamDecoder:
         row.stop_reason = sampler.ended(i, row.buffer)
 
 
-class LiveStream:
-    """One live stream: each turn is interpreted when it comes. Gives the segments that `StreamDecoder` gives.
-
-    `sample` holds the messages; its turns are those to come.
-    """
-
-    def __init__(self, policy: AudioPolicy, sampling: SamplingConfig, sample: Sample, seed: int = 0):
-        self._decoder = StreamDecoder(policy, sampling)
-        self._policy = policy
-        request = Request(replace(sample, turns=()), seed=seed)
-        with torch.no_grad():
-            prompt = policy.prompt(request.sample)
-        self._row = Row(Plan(request, prompt, []), 0)
-        self._cache = _empty_cache(policy)
-        self._seconds = 0.0
-
-    @property
-    def rollout(self) -> Rollout:
-        """Everything so far."""
-        return self._row.rollout()
-
-    @torch.no_grad()
-    def observe(self, turn: Turn) -> Segment:
-        """The segment that the policy writes after this turn. Emit times count the seconds spent in here."""
-        training = self._policy.model.training
-        self._policy.model.eval()  # in training mode, gradient checkpointing would switch the cache off
-        try:
-            return self._observe(turn)
-        finally:
-            self._policy.model.train(training)
-
-    def _observe(self, turn: Turn) -> Segment:
-        began = time.perf_counter()
-        plan, sample = self._row.plan, self._row.plan.request.sample
-        request = replace(plan.request, sample=replace(sample, turns=(*sample.turns, turn)))
-        self._row.plan = replace(plan, request=request, chunks=[*plan.chunks, self._policy.chunk_ids(turn.audio)])
-        with self._policy.autocast(), ungrouped(self._policy.backbone.decoder(self._policy.model)):
-            self._decoder._write_turn([self._row], self._cache, self._decoder._observe([self._row], self._cache))
-        self._seconds += time.perf_counter() - began
-        self._row.close(self._policy, self._decoder.policy_version, self._seconds)
-        return self._row.segments[-1]
-
-
-def _empty_cache(policy: AudioPolicy) -> RowCache:
+def empty_cache(policy: AudioPolicy) -> RowCache:
+    """Raises ValueError for a model whose layers do not keep all keys and values."""
     empty = policy.new_cache()
     kinds = [type(layer).__name__ for layer in empty.layers]
     cache = RowCache(empty)
@@ -243,6 +249,11 @@ class Plan:
 
 def plan_of(policy: AudioPolicy, request: Request) -> Plan:
     """Encodes the audio of all turns and times it. A chunk's tokens do not depend on later chunks."""
+    if policy.speech is not None and request.schedule is not None and request.schedule.review is not None:
+        raise ValueError(
+            f"sample {request.sample.id!r}: its schedule reviews what the model writes, but this model also speaks; "
+            "choose wait-k or offline"
+        )
     chunks, encode_seconds = [], []
     for turn in request.sample.turns:
         began = time.perf_counter()
@@ -259,14 +270,73 @@ class Row:
     index: int
     length: int = 0
     turn: int = 0
+    forgotten: int = 0
+    """Turns before the first one of `plan`."""
     segments: list[Segment] = field(default_factory=list)
     buffer: SegmentBuffer = field(default_factory=SegmentBuffer)
     unread: list[int] = field(default_factory=list)
     stop_reason: StopReason | None = None
+    start: int = 0
+    """The column of this turn's first token."""
+    observed_LH: Tensor = field(default_factory=lambda: torch.zeros(0))
+    """The embeddings of what was observed before it."""
+    audio_columns: list[int] = field(default_factory=list)
+    """The columns of all audio tokens."""
+    earlier: list[tuple[int, ...]] = field(default_factory=list)
+    """As `Hypothesis.earlier`."""
+    passes: int = 0
+    """Forward passes of the decoder in this turn."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the source ends with this turn."""
+        return self.turn == len(self.plan.chunks) - 1
+
+    @property
+    def review(self) -> Review | None:
+        schedule = self.plan.request.schedule
+        return None if schedule is None else schedule.review
 
     def key(self) -> RolloutKey:
         request = self.plan.request
-        return RolloutKey(request.seed, f"{request.sample.id}\0{self.turn}", self.index, request.greedy)
+        greedy = request.greedy or self.review is not None
+        return RolloutKey(request.seed, f"{request.sample.id}\0{self.forgotten + self.turn}", self.index, greedy)
+
+    def sibling(self, index: int) -> Row:
+        """Another rollout of the same request, before the first turn is written."""
+        fresh = replace(self, index=index, segments=[], buffer=SegmentBuffer(), unread=[], earlier=[])
+        return replace(fresh, audio_columns=list(self.audio_columns))
+
+    def observe(self, is_audio_L: Tensor, embeds_LH: Tensor) -> None:
+        """What is observed before this turn's tokens goes to the next L columns; is_audio_L: which are audio tokens."""
+        if self.review is not None:
+            self.audio_columns += (self.length + is_audio_L.nonzero()[:, 0]).tolist()
+        self.observed_LH = embeds_LH
+        self.length, self.unread = self.length + len(embeds_LH), []
+        self.start = self.length
+        self.passes += 1
+
+    def hypothesis_ids(self, policy: AudioPolicy) -> tuple[int, ...]:
+        """[n]: this turn's tokens without the one that ends it."""
+        ids = self.buffer.ids
+        return tuple(ids[:-1] if ids and ids[-1] in policy.stop_ids else ids)
+
+    def cut(self, policy: AudioPolicy, attention_nA: Tensor | None) -> None:
+        """Take back the tokens that the schedule does not keep, in whole words. A turn that is kept as a whole stays as
+        it is, with the token that ends it."""
+        review = self.review
+        assert review is not None
+        ids = self.hypothesis_ids(policy)
+        keep = review.keep(Hypothesis(ids, tuple(self.earlier), attention_nA)) if ids else 0
+        words = self.plan.count(policy.decode(ids))
+        while 0 < keep < len(ids) and words != sum(self.plan.count(policy.decode(x)) for x in (ids[:keep], ids[keep:])):
+            keep -= 1
+        if keep < len(ids):
+            self.buffer = SegmentBuffer(list(ids[:keep]), self.buffer.logprobs[:keep])
+            self.length, self.unread, self.stop_reason = self.start + keep, [], "stop"
+        if review.earlier:
+            hypotheses = [x[keep:] for x in (*self.earlier, ids) if x[:keep] == ids[:keep]]
+            self.earlier = hypotheses[-review.earlier :]
 
     def observed(self, policy: AudioPolicy) -> Prompt:
         """What comes before this turn's tokens. A turn that did not end itself is ended here."""
@@ -300,10 +370,11 @@ class Row:
             policy_version=policy_version,
             source_time=turn.end,
             emit_time=turn.end + seconds,
+            decoder_passes=self.passes,
         )
         self.segments.append(segment)
         self.turn += 1
-        self.buffer, self.stop_reason = SegmentBuffer(), None
+        self.buffer, self.stop_reason, self.passes = SegmentBuffer(), None, 0
 
     def rollout(self) -> Rollout:
         """Everything so far."""

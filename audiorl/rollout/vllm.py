@@ -13,7 +13,8 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -28,15 +29,17 @@ from torch import Tensor
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy, adapted_model, load_policy, read_config
-from audiorl.models.lora import merged_weights
+from audiorl.models.lora import adapter_config, adapter_weights, merged_weights, saved_adapter
+from audiorl.models.prompts import Prompt
 from audiorl.models.speech import CONFIG_KEY
 from audiorl.models.weights import Weights, check_weight, named
-from audiorl.rollout.hf import answered
+from audiorl.rollout.fused import check_together
+from audiorl.rollout.hf import answered, ends_with_stop_string
 from audiorl.rollout.samplers import SegmentBuffer
 from audiorl.rollout.sampling import seed_of
 from audiorl.rollout.streams import Row, plan_of
 from audiorl.rollout.weight_transfer import BUCKET, buckets
-from audiorl.types import Request, Rollout, StopReason
+from audiorl.types import Ended, Request, Rollout, Segment, StopReason
 
 SERVED = (
     "qwen2_5_omni",
@@ -49,14 +52,11 @@ SERVED = (
     "qwen3",
 )
 """By model_type."""
-FUSED = {
-    "q_proj": "qkv_proj",
-    "k_proj": "qkv_proj",
-    "v_proj": "qkv_proj",
-    "gate_proj": "gate_up_proj",
-    "up_proj": "gate_up_proj",
-}
-"""Linears that vLLM keeps in one: their weights must come together."""
+LORA_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The decoder's linear layers that vLLM runs with an adapter here."""
+Lora = Literal["merged", "adapter"]
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's max_lora_rank; an adapter takes the memory of the next one."""
 CPU_KV_CACHE_MB = 64
 CPU_STEP_TOKENS = 4096
 
@@ -83,6 +83,9 @@ class VLLMConfig:
     """Maximum number of clips in one prompt; a stream's chunks count."""
     kv_cache_mb: int | None = None
     """MiB for keys and values; None: on a GPU what remains of its fraction, on a CPU 64."""
+    lora: Lora = "merged"
+    """How an adapter's folder is run, and which weights `update_weights` takes. merged: in the weights of the model.
+    adapter: next to them (vLLM's enable_lora); no effect on a whole model."""
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel_size", "max_num_seqs", "max_clips"):
@@ -101,14 +104,16 @@ class VLLMEngine:
     Log-probs are those of the distribution that was sampled from; of a greedy answer, the model's own. Answers depend
     on (seed, sample, index), not on their batch, as far as the kernels' rounding does not.
 
-    Raises ValueError without vLLM, and for models that it does not serve here: those that write speech, and families
-    other than `SERVED`.
+    Raises ValueError without vLLM, with `sampling.compile`, and for models that it does not serve here: those that
+    write speech, and families other than `SERVED`.
     """
 
     def __init__(
         self, folder: str | Path, sampling: SamplingConfig | None = None, config: VLLMConfig | None = None
     ) -> None:
         self.sampling = sampling or SamplingConfig()
+        if self.sampling.compile:
+            raise ValueError("sampling.compile is for the engine hf; vLLM compiles its steps itself: turn it off")
         self.policy_version = 0
         base = adapted_model(folder) or folder
         _check_served(base)
@@ -116,38 +121,103 @@ class VLLMEngine:
             raise ValueError(
                 'the engine vllm needs vLLM: pip install "audiorl[gpu]"; without a GPU "audiorl[rollout-cpu]"'
             )
-        self._policy = load_policy(base, ModelConfig(device="meta"))
+        config = config or VLLMConfig()
+        with_adapter = config.lora == "adapter" and base is not folder
+        self._policy = load_policy(folder if with_adapter else base, ModelConfig(device="meta"))
         self._shapes = self._policy.parameters_by_name()
+        if with_adapter and (reason := adapter_obstacle(self._policy, config.dtype)):
+            raise ValueError(f"{folder}: vLLM cannot run this adapter: {reason}; take vllm.lora merged")
         with _same_random_numbers():
-            self._llm = _start(base, self._policy, config or VLLMConfig())
+            self._llm = _start(base, self._policy, config)
         self._broken = ""
         self._num_questions = 0
         self._feature_cache: dict[str, tuple[Any, int]] = {}
-        if base is not folder:
-            self.update_weights(served_weights(load_policy(folder)), 0)
+        self._lora_request: Any = None
+        if with_adapter:
+            self._use_adapter(Path(folder))
+        elif base is not folder:
+            self.update_weights(served_weights(load_policy(folder, ModelConfig(audio="full"))), 0)
+
+    def _use_adapter(self, folder: Path) -> None:
+        from vllm.lora.request import LoRARequest
+
+        from audiorl.rollout.vllm_worker import LORA_ID
+
+        saved = adapter_config(folder)
+        self._llm.collective_rpc("audiorl_set_lora", args=(saved.r, saved.lora_alpha, lora_layers(self._policy)))
+        # The path is never read: the adapter is in vLLM's workers before the first question.
+        self._lora_request = LoRARequest("policy", LORA_ID, str(folder))
+        self.update_weights(saved_adapter(folder, self._policy), 0)
 
     # -- rollouts --------------------------------------------------------------------------------------------------
 
-    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
-        """All rollouts of all requests, request by request, index ascending."""
+    def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
+        """All rollouts of all requests, request by request, index ascending.
+
+        `ended` is called with the answers to a request once all of them have ended, streams excepted.
+        """
         if self._broken:
             raise RuntimeError(f"the engine has weights of two versions ({self._broken}); send them again")
         rollouts: list[Rollout] = []
         try:
-            for streams, several in groupby(requests, key=lambda r: bool(r.sample.turns)):
-                rollouts += (self._interpret if streams else self._answer)(list(several))
+            for streams, group in groupby(requests, key=lambda r: bool(r.sample.turns)):
+                several = list(group)
+                rollouts += self._interpret(several) if streams else self._answer(several, ended)
         finally:
             self._feature_cache = {}
         return rollouts
 
-    def _answer(self, requests: Sequence[Request]) -> list[Rollout]:
-        prompts = [self._policy.prompt(r.sample) for r in requests]
-        questions = [(r, k, p) for r, p in zip(requests, prompts, strict=True) for k in range(r.n)]
-        written = self._write([self._question(r, r.sample.id, k, p.ids.tolist(), p.audio) for r, k, p in questions])
-        return [
-            answered(self._policy, r, k, p, buffer, reason, self.policy_version)
-            for (r, k, p), (buffer, reason) in zip(questions, written, strict=True)
-        ]
+    def _answer(self, requests: Sequence[Request], ended: Ended | None) -> list[Rollout]:
+        answers = [answer for r in requests for answer in _answers(r, self._policy.prompt(r.sample))]
+        rollouts: dict[int, Rollout] = {}
+        missing = Counter(id(answer.request) for answer in answers)
+
+        def written(i: int, buffer: SegmentBuffer, reason: StopReason) -> None:
+            request = answers[i].request
+            rollouts[i] = self._answered(answers[i], buffer, reason)
+            missing[id(request)] -= 1
+            if ended is not None and not missing[id(request)]:
+                ended([rollouts[k] for k, answer in enumerate(answers) if answer.request is request])
+
+        self._write([self._answer_question(a) for a in answers], written)
+        return [rollouts[i] for i in range(len(answers))]
+
+    def _answer_question(self, answer: _Answer) -> tuple[Any, Any]:
+        """A paused answer is a prompt with everything sampled before. Its random numbers begin with another seed."""
+        request, prompt = answer.request, answer.prompt
+        ids, own, name = prompt.ids.tolist(), [False] * len(prompt), request.sample.id
+        before, limit = answer.num_before, request.token_limit
+        if answer.before is not None:
+            ids, own, name = ids + answer.before.ids.tolist(), own + [True] * before, f"{name}\0{before}"
+        room = self.sampling.max_new_tokens - before
+        return self._question(
+            request, name, answer.index, ids, prompt.audio, own, room if limit is None else min(room, limit)
+        )
+
+    def _answered(self, answer: _Answer, buffer: SegmentBuffer, reason: StopReason) -> Rollout:
+        if answer.before is not None:
+            buffer, reason = self._joined(answer.before, buffer, reason)
+        if reason == "length" and len(buffer.ids) < self.sampling.max_new_tokens:
+            reason = "paused"
+        return answered(
+            self._policy,
+            answer.request,
+            answer.index,
+            answer.prompt,
+            buffer,
+            reason,
+            self.policy_version,
+            answer.before,
+        )
+
+    def _joined(self, before: Segment, after: SegmentBuffer, reason: StopReason) -> tuple[SegmentBuffer, StopReason]:
+        """Both parts of an answer, up to a stop string that began in the first one, which vLLM did not see."""
+        out = SegmentBuffer.of(before)
+        for id, logprob in zip(after.ids, after.logprobs, strict=True):
+            out.add(id, logprob)
+            if ends_with_stop_string(self._policy, out.ids, self.sampling.stop):
+                return out, "stop"
+        return out, reason
 
     def _interpret(self, requests: Sequence[Request]) -> list[Rollout]:
         """All streams take their turns together. Each asks with everything so far, which vLLM has in its cache."""
@@ -185,6 +255,7 @@ class VLLMEngine:
         ids: list[int],
         audio: Sequence[AudioClip],
         own: Sequence[bool] | None = None,
+        max_tokens: int | None = None,
     ) -> tuple[Any, Any]:
         """A prompt and its sampling parameters as vLLM takes them. `own`: what of the prompt the policy wrote."""
         from vllm import SamplingParams
@@ -196,7 +267,7 @@ class VLLMEngine:
             temperature=0.0 if request.greedy else config.temperature,
             top_p=config.top_p,
             top_k=config.top_k,
-            max_tokens=config.max_new_tokens,
+            max_tokens=max_tokens or config.max_new_tokens,
             seed=seed_of(request.seed, name, index),
             logprobs=0,
             stop=list(config.stop),
@@ -230,22 +301,31 @@ class VLLMEngine:
             self._feature_cache[clip.key] = item, self._policy.audio.num_tokens(clip)
         return self._feature_cache[clip.key]
 
-    def _write(self, questions: Sequence[tuple[Any, Any]]) -> list[tuple[SegmentBuffer, StopReason]]:
-        names = []
+    def _write(
+        self,
+        questions: Sequence[tuple[Any, Any]],
+        written: Callable[[int, SegmentBuffer, StopReason], None] | None = None,
+    ) -> list[tuple[SegmentBuffer, StopReason]]:
+        """What vLLM answers to each question; `written` is called with the number of each as soon as it is there."""
+        names: list[str] = []
         for prompt, params in questions:
             names.append(str(self._num_questions))
             self._num_questions += 1
-            self._llm.add_request(names[-1], prompt, params)
-        outputs = {}
+            self._llm.add_request(names[-1], prompt, params, lora_request=self._lora_request)
+        numbers = {name: i for i, name in enumerate(names)}
+        outputs: dict[int, tuple[SegmentBuffer, StopReason]] = {}
         try:
             while self._llm.has_unfinished_requests():
                 for out in self._llm.step():
                     if out.finished:
-                        outputs[out.request_id] = out.outputs[0]
+                        number = numbers[out.request_id]
+                        outputs[number] = _written(out.outputs[0])
+                        if written is not None:
+                            written(number, *outputs[number])
         except BaseException:
             self._llm.abort_request(names)
             raise
-        return [_written(outputs[name]) for name in names]
+        return [outputs[i] for i in range(len(names))]
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
@@ -253,7 +333,8 @@ class VLLMEngine:
         """New weights by checkpoint name (`served_weights`), in place, a bucket at a time.
 
         Raises ValueError for a weight that the model does not have or has in another shape, and where one of several
-        that vLLM keeps together is missing. After an error the engine writes nothing until it has had all weights.
+        that vLLM keeps together is missing: of an adapter all matrices must come. After an error the engine writes
+        nothing until it has had all weights.
         """
         self._broken = f"an update to version {version} was broken off"
         names: set[str] = set()
@@ -262,6 +343,7 @@ class VLLMEngine:
             for bucket in buckets(self._checked(weights, names), BUCKET):
                 self._llm.collective_rpc("audiorl_load", args=(bucket,))
             check_together(names, self._shapes)
+            self._llm.collective_rpc("audiorl_replace_adapter")
         finally:
             self._llm.collective_rpc("audiorl_end")
             self._llm.reset_prefix_cache()
@@ -274,6 +356,31 @@ class VLLMEngine:
             check_weight(name, tensor, self._shapes, "weights for vLLM")
             names.add(name)
             yield name, tensor.detach()
+
+    def connect(self, address: str, first: int, receivers: int, options: Mapping[str, Any]) -> str | None:
+        """Let vLLM's workers receive weights themselves, each its own connection: receivers `first`, `first` + 1, ….
+
+        Weights then do not pass through this process. options: those of `WeightReceiver`. Returns None, or why a worker
+        has no connection.
+        """
+        return _first(self._llm.collective_rpc("audiorl_connect", args=(address, first, receivers, dict(options))))
+
+    def receive(self, version: int) -> str | None:
+        """Load what the sender sends next to all workers. Returns None, or why it did not arrive; the engine then
+        writes nothing until it has had all weights."""
+        self._broken = f"an update to version {version} was broken off"
+        shapes = {name: tuple(p.shape) for name, p in self._shapes.items()}
+        try:
+            reason = _first(self._llm.collective_rpc("audiorl_receive", args=(version, shapes)))
+        finally:
+            self._llm.reset_prefix_cache()
+            self._llm.reset_encoder_cache()
+        if reason is None:
+            self._broken, self.policy_version = "", version
+        return reason
+
+    def disconnect(self, reason: str) -> None:
+        self._llm.collective_rpc("audiorl_disconnect", args=(reason,))
 
     # -- the GPU ---------------------------------------------------------------------------------------------------
 
@@ -300,6 +407,27 @@ class VLLMEngine:
         self._llm.engine_core.shutdown()
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """One answer to be written, or to be gone on with."""
+
+    request: Request
+    index: int
+    prompt: Prompt
+    before: Segment | None = None
+    """What a paused answer had sampled before."""
+
+    @property
+    def num_before(self) -> int:
+        return 0 if self.before is None else len(self.before.ids)
+
+
+def _answers(request: Request, prompt: Prompt) -> list[_Answer]:
+    if request.paused:
+        return [_Answer(request, r.index, prompt, r.segments[0]) for r in request.paused]
+    return [_Answer(request, k, prompt) for k in range(request.n)]
+
+
 @dataclass
 class _Stream:
     """A row with all its observed and sampled tokens. `own`: which of `ids` the policy sampled."""
@@ -310,31 +438,47 @@ class _Stream:
     audio: tuple[AudioClip, ...] = ()
 
 
-def served_weights(policy: AudioPolicy) -> Iterator[tuple[str, Tensor]]:
-    """The trained weights by checkpoint name, for an engine without the policy's adapter.
+def _first(reasons: Sequence[str | None]) -> str | None:
+    """The first reason of several workers."""
+    return next((reason for reason in reasons if reason is not None), None)
 
-    With an adapter, all weights of the decoder, merged one at a time.
+
+def lora_layers(policy: AudioPolicy) -> list[str]:
+    """Names of the decoder's layers that have an adapter, by their last part."""
+    names = (name.partition(".lora_")[0] for name in policy.parameters_by_name() if ".lora_" in name)
+    return sorted({name.rpartition(".")[2] for name in names})
+
+
+def adapter_obstacle(policy: AudioPolicy, dtype: str) -> str | None:
+    """Why vLLM cannot run a policy's adapter next to its weights, or None. dtype: `VLLMConfig.dtype`.
+
+    `policy` may be a model without weights, as its adapter's folder gives on the device "meta".
+    """
+    assert policy.config.lora is not None
+    if others := [layer for layer in lora_layers(policy) if layer not in LORA_LAYERS]:
+        return f"it has no adapters for the layers {', '.join(others)}, only for {', '.join(LORA_LAYERS)}"
+    if policy.config.lora.rank > LORA_RANKS[-1]:
+        return f"rank {policy.config.lora.rank} is above its largest, {LORA_RANKS[-1]}"
+    if not torch.cuda.is_available() and getattr(policy.backbone.decoder(policy.model).config, "num_experts", False):
+        return "on a CPU it runs no adapter in a model with experts"
+    if torch.cuda.is_available() and _dtype(policy, dtype) == "float32":
+        return "on GPUs its kernels for adapters compute in 16 bit, and this model is in float32"
+    return None
+
+
+def served_weights(policy: AudioPolicy, lora: Lora = "merged") -> Iterator[tuple[str, Tensor]]:
+    """The trained weights by checkpoint name, for an engine with the same `VLLMConfig.lora`.
+
+    adapter: the adapter's matrices and what else is trained. merged: all weights of the decoder, merged one at a time.
     """
     if policy.adapter is None:
         yield from policy.weights().items()
         return
+    if lora == "adapter":
+        yield from adapter_weights(policy)
+        return
     decoder = {id(p) for p in policy.backbone.decoder(policy.model).parameters()}
     yield from merged_weights(policy, lambda p: p.requires_grad or id(p) in decoder)
-
-
-def check_together(names: Iterable[str], all_names: Iterable[str]) -> None:
-    """Raise ValueError where `names` holds a part of a module's weights, or of those of several that vLLM fuses."""
-    sent = set(names)
-    groups = {_group(name) for name in sent}
-    for name in all_names:
-        if name not in sent and _group(name) in groups:
-            raise ValueError(f"weights for vLLM: {name!r} is missing, but others come that it is kept together with")
-
-
-def _group(name: str) -> str:
-    module = name.rpartition(".")[0]
-    parent, _, last = module.rpartition(".")
-    return f"{parent}.{FUSED.get(last, last)}"
 
 
 def _places(ids: Sequence[int], own: Sequence[bool] | None, placeholder: int, lengths: Sequence[int]) -> list[int]:
@@ -408,7 +552,7 @@ def _start(folder: str | Path, policy: AudioPolicy, config: VLLMConfig) -> Any:
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=str(folder),
-            dtype=_dtype(policy, config),
+            dtype=_dtype(policy, config.dtype),
             generation_config="vllm",
             logprobs_mode="processed_logprobs",
             max_model_len=longest,
@@ -416,9 +560,22 @@ def _start(folder: str | Path, policy: AudioPolicy, config: VLLMConfig) -> Any:
             tensor_parallel_size=config.tensor_parallel_size,
             distributed_executor_backend="uni" if config.tensor_parallel_size == 1 else "mp",
             enable_prefix_caching=True,
+            **_lora_options(policy),
             worker_extension_cls="audiorl.rollout.vllm_worker.Loading",
             **options,
         )
+    )
+
+
+def _lora_options(policy: AudioPolicy) -> dict[str, Any]:
+    """vLLM's options for the policy's adapter, if it has one."""
+    if policy.config.lora is None:
+        return {}
+    return dict(
+        enable_lora=True,
+        max_loras=1,
+        max_lora_rank=next(rank for rank in LORA_RANKS if rank >= policy.config.lora.rank),
+        lora_target_modules=lora_layers(policy),
     )
 
 
@@ -432,10 +589,10 @@ def _hide_llvmlite() -> None:
         getattr(llvmlite.lib, "_fntab", {})["__dict__"] = {}
 
 
-def _dtype(policy: AudioPolicy, config: VLLMConfig) -> str:
+def _dtype(policy: AudioPolicy, dtype: str) -> str:
     """vLLM's own `auto` would turn float32 into bfloat16."""
-    if config.dtype != "auto":
-        return config.dtype
+    if dtype != "auto":
+        return dtype
     return str(policy.model.config.dtype or torch.float32).removeprefix("torch.")
 
 

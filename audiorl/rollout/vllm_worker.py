@@ -8,19 +8,22 @@ checkpoint, a vision encoder and a processor for video. `Listener` is the audio 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder
 from transformers.models.qwen2_audio.modeling_qwen2_audio import Qwen2AudioEncoder, Qwen2AudioMultiModalProjector
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeAudioEncoder
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsMultiModal
+from vllm.model_executor.models.interfaces import SupportsLoRA, SupportsMRoPE, SupportsMultiModal
+from vllm.model_executor.models.module_mapping import MultiModelKeys
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.model_executor.models.utils import (
     AutoWeightsLoader,
@@ -35,8 +38,13 @@ from vllm.platforms import current_platform
 from audiorl.models import Backbone
 from audiorl.models.qwen2_audio import Qwen2Audio
 from audiorl.models.qwen_omni import Qwen3Omni, QwenOmni
+from audiorl.models.weights import Weights, check_weight, named
+from audiorl.rollout.fused import check_together
+from audiorl.rollout.weight_transfer import BUCKET, SyncError, WeightReceiver, buckets
 
 ARCHITECTURE = "AudiorlListener"
+LORA_ID = 1
+"""vLLM's number of the one adapter that it is sent."""
 LONGEST_CLIP = 4096
 """Audio tokens of the longest clip that vLLM keeps room for, 163 s of Qwen2.5-Omni."""
 
@@ -108,7 +116,7 @@ class NoProcessor(BaseMultiModalProcessor):
 
 
 @MULTIMODAL_REGISTRY.register_processor(NoProcessor, info=ClipInfo, dummy_inputs=NoDummies)
-class Listener(nn.Module, SupportsMultiModal, SupportsMRoPE):
+class Listener(nn.Module, SupportsMultiModal, SupportsMRoPE, SupportsLoRA):
     """The audio encoder of transformers before vLLM's decoder.
 
     Mels [bins, frames] are encoded by the code of `AudioPolicy`; the first `skip` audio tokens are context.
@@ -131,12 +139,17 @@ class Listener(nn.Module, SupportsMultiModal, SupportsMRoPE):
         }
     )
 
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
+
     audio_tower: Any
     language_model: Any
 
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         super().__init__()
-        config = vllm_config.model_config.hf_config
+        config = self.config = vllm_config.model_config.hf_config
         family = FAMILIES[config.model_type]
         with self._mark_tower_model(vllm_config, "audio"):  # type: ignore[operator]
             self.audio_tower = family.audio_encoder(config.audio_config)
@@ -150,10 +163,17 @@ class Listener(nn.Module, SupportsMultiModal, SupportsMRoPE):
                 architectures=[family.decoder],
             )
         self._backbone = family.backbone
+        # It warns of every layer of the audio encoder that is named like one of the decoder with an adapter.
+        logging.getLogger("vllm.lora.model_manager").setLevel(logging.ERROR)
         if current_platform.is_cpu():
             for module in self.modules():
                 if isinstance(module, RoutedExperts):
                     _lay_out_every_time(module)
+
+    def get_mm_mapping(self) -> MultiModelKeys:
+        """Which modules are the decoder: the adapter is put there only."""
+        towers = ["audio_tower", "multi_modal_projector"]
+        return MultiModelKeys.from_string_field(language_model="language_model", tower_model=towers)
 
     def embed_multimodal(self, *, mels: Sequence[Tensor], skip: Sequence[Tensor], **_: object) -> list[Tensor]:
         """One [tokens, H] for each clip. Clips are encoded one at a time, so that none depends on its batch."""
@@ -200,22 +220,116 @@ def _lay_out_every_time(experts: Any) -> None:
 
 
 class Loading:
-    """Methods added to a vLLM worker: new weights in place, a bucket at a time."""
+    """Methods added to a vLLM worker: new weights in place, a bucket at a time. An adapter is replaced as a whole."""
+
+    _audiorl_receiver: WeightReceiver | None = None
+    _audiorl_lora: PEFTHelper | None = None
+    _audiorl_adapter: dict[str, Tensor]
+    _audiorl_reloading = False
+
+    def audiorl_set_lora(self, rank: int, alpha: int, layers: Sequence[str]) -> None:
+        """The configuration of the adapters that will come."""
+        self._audiorl_lora = PEFTHelper(r=rank, lora_alpha=alpha, target_modules=list(layers))
+
+    def audiorl_connect(self, address: str, first: int, receivers: int, options: Mapping[str, Any]) -> str | None:
+        """Connect to a sender of weights; of an engine of several workers the first is receiver `first`. Returns None,
+        or why there is no connection."""
+        self.audiorl_disconnect("another connection was made")
+        try:
+            self._audiorl_receiver = WeightReceiver(address, first + self.rank, receivers, **options)  # type: ignore[attr-defined]
+        except SyncError as error:
+            return str(error)
+        return None
+
+    def audiorl_disconnect(self, reason: str) -> None:
+        if self._audiorl_receiver is not None:
+            self._audiorl_receiver.close(reason)
+        self._audiorl_receiver = None
+
+    def audiorl_receive(self, version: int, shapes: Mapping[str, Sequence[int]]) -> str | None:
+        """Load what the sender sends next; each worker keeps its part of a tensor. Returns None, or why it did not
+        arrive. Weights that are not in `shapes`, the model's, are an error at the sender too."""
+        if self._audiorl_receiver is None:
+            return "a worker of vLLM has no connection for weights"
+        names: set[str] = set()
+        parameters = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+        def checked(weights: Weights) -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in named(weights):
+                check_weight(name, tensor, parameters, "weights for vLLM")
+                names.add(name)
+                yield name, tensor
+
+        def load(weights: Weights, version: int) -> None:
+            self.audiorl_begin()
+            try:
+                for bucket in buckets(checked(weights), BUCKET):
+                    self.audiorl_load(bucket)
+                check_together(names, shapes)
+                self.audiorl_replace_adapter()
+            finally:
+                self.audiorl_end()
+
+        try:
+            self._audiorl_receiver.update(load, version)
+        except SyncError as error:
+            self.audiorl_disconnect(str(error))
+            return str(error)
+        return None
 
     def audiorl_begin(self) -> None:
-        # It warns of every layer that an update leaves as it is.
-        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
-        initialize_layerwise_reload(self.model_runner.get_model())  # type: ignore[attr-defined]
+        self._audiorl_adapter, self._audiorl_reloading = {}, False
 
     def audiorl_load(self, weights: Sequence[tuple[str, Tensor]]) -> None:
+        """Load weights in place. An adapter's matrices are collected for `audiorl_replace_adapter`."""
         runner, device = self.model_runner, self.device  # type: ignore[attr-defined]
+        base = [(name, tensor) for name, tensor in weights if ".lora_" not in name]
+        for name, tensor in weights:
+            if ".lora_" in name:
+                # A copy: vLLM multiplies B by alpha / rank in place. In one process these are the trainer's matrices.
+                self._audiorl_adapter[name.replace(".default.", ".")] = tensor.to(device, copy=True)
+        if not base:
+            return
+        if not self._audiorl_reloading:
+            # It warns of every layer that an update leaves as it is.
+            logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+            initialize_layerwise_reload(runner.get_model())
+            self._audiorl_reloading = True
         with torch.device(device):
-            runner.get_model().load_weights((n, t.to(device, runner.model_config.dtype)) for n, t in weights)
+            runner.get_model().load_weights((n, t.to(device, runner.model_config.dtype)) for n, t in base)
+
+    def audiorl_replace_adapter(self) -> None:
+        """Put the collected matrices in the place of the last adapter, if any came.
+
+        Raises ValueError for a matrix of a layer that vLLM runs without an adapter.
+        """
+        if not self._audiorl_adapter:
+            return
+        assert self._audiorl_lora is not None, "audiorl_set_lora first"
+        runner, device = self.model_runner, self.device  # type: ignore[attr-defined]
+        manager = runner.lora_manager._adapter_manager
+        mapper = getattr(runner.get_model(), "hf_to_vllm_mapper", None)
+        adapter = LoRAModel.from_lora_tensors(
+            LORA_ID,
+            self._audiorl_adapter,
+            self._audiorl_lora,
+            device=device,
+            dtype=manager.lora_config.lora_dtype,
+            weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
+        )
+        layers = {*manager.modules, *(child for several in manager.packed_modules.values() for child in several)}
+        if strange := sorted(set(adapter.loras) - layers):
+            raise ValueError(f"weights for vLLM: it runs {strange[0]!r} without an adapter; send merged weights")
+        manager.remove_adapter(LORA_ID)
+        manager.add_adapter(adapter)
+        manager.activate_adapter(LORA_ID)
 
     def audiorl_end(self) -> None:
         runner = self.model_runner  # type: ignore[attr-defined]
-        with torch.device(self.device):  # type: ignore[attr-defined]
-            finalize_layerwise_reload(runner.get_model(), runner.model_config)
+        self._audiorl_adapter = {}
+        if self._audiorl_reloading:
+            with torch.device(self.device):  # type: ignore[attr-defined]
+                finalize_layerwise_reload(runner.get_model(), runner.model_config)
         runner.reset_encoder_cache()
 
 

@@ -1,8 +1,10 @@
 """Sending weights from a trainer to engines in other processes.
 
 A `WeightSender` and its receivers have a process group of their own: gloo between CPUs, NCCL between GPUs. Tensors are
-broadcast in buckets, each after a header with its names, shapes and types. A receiver yields them one by one and stores
-none, so that an engine never holds two copies. At the end every receiver confirms, or sends the reason why it cannot.
+broadcast in buckets, each after a header with its names, shapes and types. Between processes on one GPU ("ipc") a
+bucket stays where it is: receivers get a CUDA IPC handle of its memory, without a GPU a file that both map. A receiver
+yields tensors one by one and stores none, so that an engine never holds two copies. At the end every receiver confirms,
+or sends the reason why it cannot. No side waits longer than `timeout` for another.
 
     sender = WeightSender(receivers=2)                                 # the trainer's rank 0
     receiver = WeightReceiver(sender.address, number, receivers=2)     # engine `number`, 0 or 1, elsewhere
@@ -14,21 +16,32 @@ host. Whoever reaches that address can read the weights, so keep it inside a pri
 
 from __future__ import annotations
 
+import base64
 import json
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from audiorl.models.weights import Weights, named
 from audiorl.runtime.torchrun import listening_store
 
-Backend = Literal["gloo", "nccl"]
+Backend = Literal["gloo", "nccl", "ipc"]
 BUCKET = 64 * 2**20
 """Bytes of tensors in one broadcast."""
+IPC_BUCKET = 512 * 2**20
+"""Bytes of tensors behind one CUDA IPC handle: this much of the GPU is used twice for a moment, by each side."""
+TIMEOUT_SECONDS = 300.0
+"""Seconds that one side waits for the other, unless `timeout` says otherwise."""
+POLL_SECONDS = 0.0005
+"""Seconds between two looks at an NCCL broadcast."""
 LOOPBACK = "127.0.0.1"
 JOIN_TIMEOUT_SECONDS = 60.0
 """Seconds that receivers have to come once there are weights for them: they are asked at the same time."""
@@ -45,7 +58,8 @@ class _Peer:
         self.receivers = receivers
         self._store, self._rank, self._host = store, rank, host
         self._timeout, self._backend = timeout, backend
-        self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+        on_gpu = backend == "nccl" or (backend == "ipc" and torch.cuda.is_available())
+        self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self._group: Any = None
         self._round = 0
         self._closed = ""
@@ -55,7 +69,7 @@ class _Peer:
         options: Any
         if self._backend == "nccl":
             options = dist.ProcessGroupNCCL.Options()
-            options._timeout = wait
+            options._timeout = 2 * wait  # NCCL's own watchdog ends the process: `_broadcast` raises before
             self._group = dist.ProcessGroupNCCL(store, self._rank, size, options)
             return
         gloo: Any = dist.ProcessGroupGloo
@@ -68,9 +82,10 @@ class _Peer:
     def _broadcast(self, tensor: Tensor) -> None:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        self._group.broadcast([tensor], options).wait()
+        work = self._group.broadcast([tensor], options)
         if self._backend == "nccl":
-            torch.cuda.synchronize(self._device)
+            wait_within(work, self._timeout, self._group.abort)
+        work.wait()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -83,12 +98,16 @@ class _Peer:
     def is_open(self) -> bool:
         return not self._closed
 
+    @property
+    def backend(self) -> Backend:
+        return self._backend
+
     def close(self, reason: str = "it was closed") -> None:
         """Leave the group. The others' calls fail from here on."""
         self._closed = self._closed or reason
         if self._group is not None:
             if self._backend == "nccl":
-                self._group.shutdown()
+                self._group.abort()
             self._group = None
 
 
@@ -104,7 +123,7 @@ class WeightSender(_Peer):
         *,
         host: str = LOOPBACK,
         port: int = 0,
-        timeout: float = 300.0,
+        timeout: float = TIMEOUT_SECONDS,
         backend: Backend = "gloo",
     ):
         if receivers < 1:
@@ -112,6 +131,7 @@ class WeightSender(_Peer):
         store = listening_store(host, port, timedelta(seconds=timeout))
         self._port = store.port
         super().__init__(store, 0, receivers, host, timeout, backend)
+        self._num_sent = 0
 
     @property
     def address(self) -> str:
@@ -127,16 +147,18 @@ class WeightSender(_Peer):
         try:
             self._wait_for("joined", "did not join to receive weights", min(JOIN_TIMEOUT_SECONDS, self._timeout))
             self._store.set(self._key("go"), "")
-            if self._group is None:
+            if self._group is None and self._backend != "ipc":
                 self._connect()
-            for bucket in buckets(weights, BUCKET):
+            self._num_sent = 0
+            for bucket in buckets(weights, IPC_BUCKET if self._device.type == "cuda" and not self._group else BUCKET):
                 self._send_bucket(bucket)
             self._send_bucket([])
             self._wait_for("done", "did not confirm the weights", self._timeout)
         except BaseException as error:
             reason = self._reason() or (str(error) if isinstance(error, SyncError) else None)
             self._store.set("failed", reason or f"the sender: {type(error).__name__}: {error}")
-            self._store.set(self._key("go"), "")  # receivers that wait for it stop waiting
+            for what in ("go", f"bucket {self._num_sent}"):  # receivers that wait for it stop waiting
+                self._store.set(self._key(what), "[]")
             self.close(reason or str(error))
             if isinstance(error, RuntimeError):  # SyncErrors too; a broken connection is one without a reason
                 raise SyncError(reason or f"a receiver ended or broke off while weights were sent ({error})") from error
@@ -145,11 +167,21 @@ class WeightSender(_Peer):
 
     def _send_bucket(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
         header = json.dumps([[n, list(t.shape), str(t.dtype).removeprefix("torch.")] for n, t in bucket]).encode()
+        if self._backend == "ipc":
+            key = self._key(f"bucket {self._num_sent}")
+            if not bucket:
+                self._store.set(key, json.dumps([header.decode(), None]))
+                return
+            with shared_memory(_joined(bucket, self._device)) as handle:
+                self._store.set(key, json.dumps([header.decode(), handle]))
+                self._wait_for(f"got {self._num_sent}", "did not read the weights", self._timeout)
+            self._store.delete_key(key)
+            self._num_sent += 1
+            return
         self._broadcast(torch.tensor([len(header)], device=self._device))
         self._broadcast(torch.frombuffer(bytearray(header), dtype=torch.uint8).to(self._device))
         if bucket:
-            parts = [t.detach().to(self._device).contiguous().view(-1).view(torch.uint8) for _, t in bucket]
-            self._broadcast(torch.cat(parts))
+            self._broadcast(_joined(bucket, self._device))
 
     def _wait_for(self, what: str, missing: str, seconds: float) -> None:
         """Wait until all receivers have set key `what`. Raises SyncError naming those that have not."""
@@ -164,7 +196,7 @@ class WeightSender(_Peer):
                 f"receiver {', '.join(absent)} of {self.receivers} {missing} within {seconds:g} s; "
                 "has its process ended?"
             ) from error
-        if what == "done" and (reason := self._reason()):
+        if what != "joined" and (reason := self._reason()):
             raise SyncError(reason)
 
     def _reason(self) -> str | None:
@@ -185,7 +217,7 @@ class WeightReceiver(_Peer):
         receivers: int,
         *,
         host: str = LOOPBACK,
-        timeout: float = 300.0,
+        timeout: float = TIMEOUT_SECONDS,
         backend: Backend = "gloo",
     ):
         if not 0 <= number < receivers:
@@ -198,6 +230,7 @@ class WeightReceiver(_Peer):
         except RuntimeError as error:
             raise SyncError(f"no sender of weights at {address} within {timeout:g} s") from error
         super().__init__(store, number + 1, receivers, host, timeout, backend)
+        self._num_received = 0
         self.number = number
         self._address = address
 
@@ -209,6 +242,7 @@ class WeightReceiver(_Peer):
         self._check_open()
         try:
             self._join()
+            self._num_received = 0
             while bucket := self._receive_bucket():
                 yield from bucket
                 del bucket
@@ -240,31 +274,44 @@ class WeightReceiver(_Peer):
             raise SyncError(self._why(error)) from error
         if self._store.check(["failed"]):
             raise SyncError(self._store.get("failed").decode(errors="replace"))
-        if self._group is None:
+        if self._group is None and self._backend != "ipc":
             self._connect()
 
+    def _receive_shared(self) -> list[tuple[str, Tensor]]:
+        key = self._key(f"bucket {self._num_received}")
+        self._store.wait([key], timedelta(seconds=self._timeout))
+        message = json.loads(self._store.get(key))
+        if not message:
+            raise SyncError(self._why(RuntimeError("it broke off")))
+        entries = _entries(message[0])
+        if not entries:
+            return []
+        with opened_memory(message[1], self._device) as flat:
+            tensors = _tensors(flat, entries)
+        self._tell(f"got {self._num_received}", "")
+        self._num_received += 1
+        return tensors
+
     def _receive_bucket(self) -> list[tuple[str, Tensor]]:
+        if self._backend == "ipc":
+            return self._receive_shared()
         length = torch.zeros(1, dtype=torch.long, device=self._device)
         self._broadcast(length)
         header = torch.zeros(int(length), dtype=torch.uint8, device=self._device)
         self._broadcast(header)
-        entries = [(n, shape, getattr(torch, dtype)) for n, shape, dtype in json.loads(bytes(header.cpu().tolist()))]
+        entries = _entries(bytes(header.cpu().tolist()))
         if not entries:
             return []
-        sizes = [torch.Size(shape).numel() * dtype.itemsize for _, shape, dtype in entries]
-        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
+        flat = torch.empty(sum(map(_size, entries)), dtype=torch.uint8, device=self._device)
         self._broadcast(flat)
-        # An offset among the bytes may not be aligned for a tensor's type: copy each tensor.
-        return [
-            (name, part.clone().view(dtype).view(shape))
-            for part, (name, shape, dtype) in zip(flat.split(sizes), entries, strict=True)
-        ]
+        return _tensors(flat, entries)
 
     def _refuse(self, reason: str) -> None:
         if self._closed:
             return
         self._tell("refused", reason)
-        self._tell("done", "")
+        for what in ("done", f"got {self._num_received}"):
+            self._tell(what, "")
         self.close(reason)
 
     def _tell(self, what: str, text: str) -> None:
@@ -283,6 +330,76 @@ class WeightReceiver(_Peer):
         except RuntimeError:
             return f"the sender of weights at {self._address} has ended"
         return f"the sender of weights at {self._address} sent nothing within {self._timeout:g} s ({error})"
+
+
+Entry = tuple[str, list[int], torch.dtype]
+"""Name, shape and type of a tensor in a bucket."""
+
+
+def _entries(header: str | bytes) -> list[Entry]:
+    return [(name, shape, getattr(torch, dtype)) for name, shape, dtype in json.loads(header)]
+
+
+def _size(entry: Entry) -> int:
+    """Bytes."""
+    return torch.Size(entry[1]).numel() * entry[2].itemsize
+
+
+def _joined(bucket: Sequence[tuple[str, Tensor]], device: torch.device) -> Tensor:
+    """The tensors of a bucket as bytes, one after the other."""
+    parts = [t.detach().to(device).contiguous().view(-1).view(torch.uint8) for _, t in bucket]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.uint8, device=device)
+
+
+def _tensors(flat: Tensor, entries: Sequence[Entry]) -> list[tuple[str, Tensor]]:
+    """Copies: an offset among the bytes may not be aligned for a tensor's type, and shared memory is used again."""
+    return [
+        (name, part.clone().view(dtype).view(shape))
+        for part, (name, shape, dtype) in zip(flat.split([_size(e) for e in entries]), entries, strict=True)
+    ]
+
+
+@contextmanager
+def shared_memory(flat: Tensor) -> Iterator[Any]:
+    """A handle, as JSON, by which other processes read these bytes while the block lasts: CUDA IPC, or a file."""
+    if flat.device.type == "cuda":
+        _, arguments = reduce_tensor(flat)
+        torch.cuda.synchronize(flat.device)
+        yield [base64.b64encode(x).decode() if isinstance(x, bytes) else x for x in arguments[6:]] + [len(flat)]
+        return
+    with tempfile.TemporaryDirectory(prefix="audiorl-weights-") as folder:
+        path = f"{folder}/bucket"
+        torch.from_file(path, shared=True, size=len(flat), dtype=torch.uint8).copy_(flat)
+        yield [path, len(flat)]
+
+
+@contextmanager
+def opened_memory(handle: Any, device: torch.device) -> Iterator[Tensor]:
+    """The bytes of a handle of `shared_memory`; what is read of them is complete when the block ends."""
+    *place, count = handle
+    if device.type != "cuda":
+        yield torch.from_file(place[0], shared=True, size=count, dtype=torch.uint8)
+        return
+    _, memory, storage_bytes, offset, grad, counter, counter_offset, event, wait = place
+    memory, counter, event = (None if x is None else base64.b64decode(x) for x in (memory, counter, event))
+    flat = rebuild_cuda_tensor(
+        Tensor, (count,), (1,), 0, torch.UntypedStorage, torch.uint8, device.index,
+        memory, storage_bytes, offset, grad, counter, counter_offset, event, wait,
+    )  # fmt: skip
+    try:
+        yield flat
+    finally:
+        torch.cuda.synchronize(device)
+
+
+def wait_within(work: Any, seconds: float, abort: Callable[[], None]) -> None:
+    """Wait for a broadcast of NCCL. After so many seconds it is aborted, and RuntimeError raised."""
+    deadline = time.monotonic() + seconds
+    while not work.is_completed():
+        if time.monotonic() > deadline:
+            abort()
+            raise RuntimeError(f"the other side did not take part in a broadcast within {seconds:g} s")
+        time.sleep(POLL_SECONDS)
 
 
 def buckets(weights: Weights, size: int) -> Iterator[list[tuple[str, Tensor]]]:

@@ -1,4 +1,10 @@
-"""Checkpoints: a Hugging Face model folder plus the trainer's tensors, whole or not there at all."""
+"""Checkpoints: a Hugging Face model folder plus the trainer's tensors, complete or not there at all.
+
+The trainer's tensors lie in one safetensors file for each rank that wrote them (`pieces`); a file of one process is the
+same without pieces. `torch.distributed.checkpoint` is not used: its index is a pickle, which runs code when it is read,
+its writer of safetensors keeps no offsets within flat buffers, which is what ZeRO has, and the folder would need this
+manifest and rename anyway.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +14,31 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
+import msgspec
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from audiorl.models import AudioPolicy, load_weights
-from audiorl.models.loading import check_finite_weights, read_tensors
-from audiorl.run.records import Manifest, TrainerMeta, read_record
+from audiorl.models.loading import check_finite_weights, naming_damage
+from audiorl.run.pieces import Joined, TrainerState, share_of
+from audiorl.run.records import Count, Manifest, TrainerMeta, read_record
 
 MANIFEST = "manifest.json"
-TrainerState = dict[str, dict[str, Tensor]]
+META = "trainer.json"
+STATE_FILES = "trainer*.safetensors"
+Writers = Literal["trainer", "trainer-critic"]
+"""Whose ranks write a part of the trainer's state: the trainers, or critics in processes of their own."""
+PIECES = "audiorl_pieces"
+"""The entry of a safetensors header that gives, of every key that is a piece: where it begins and the whole shape."""
+Checksums = Mapping[str, tuple[int, int]]
+"""Size and CRC-32 of files by their path in a checkpoint."""
 
 
 class Restorable(Protocol):
@@ -42,47 +60,166 @@ Saved = AudioPolicy | Restorable
 
 
 def save_checkpoint(folder: Path, model: Saved, trainer: TrainerState, meta: Mapping[str, Any]) -> None:
-    """Write to a temporary folder, flush to disk, rename: a crash at any moment leaves the old state or the new one."""
-    partial = folder.with_name(f".{folder.name}.partial")
+    """Write a checkpoint from one process: `begin_checkpoint`, its files, `commit_checkpoint`."""
+    partial = begin_checkpoint(folder)
+    try:
+        files = [*save_model(partial, model), save_state(partial, trainer, 0, 1)]
+        commit_checkpoint(folder, checksums(partial, files), meta)
+    except Exception as error:
+        discard_checkpoint(folder)
+        raise naming_full_disk(error, folder) from error
+
+
+def partial_folder(folder: Path) -> Path:
+    """Where the files of a checkpoint are until it is complete."""
+    return folder.with_name(f".{folder.name}.partial")
+
+
+def begin_checkpoint(folder: Path) -> Path:
+    """An empty `partial_folder`, in which the files of a checkpoint are to be written."""
+    partial = partial_folder(folder)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    try:
-        model.save(partial)
-        flat = {
-            f"{part}/{name}": t.detach().cpu().contiguous() for part, ts in trainer.items() for name, t in ts.items()
-        }
-        save_file(flat, partial / "trainer.safetensors")
-        (partial / "trainer.json").write_text(json.dumps(dict(meta), indent=1))
-        files = [file for file in sorted(partial.rglob("*")) if file.is_file()]
-        checksums = {str(file.relative_to(partial)): [file.stat().st_size, _crc32(file)] for file in files}
-        (partial / MANIFEST).write_text(json.dumps(checksums, indent=1))
-        for file in [*files, partial / MANIFEST]:
-            flush_to_disk(file)
-    except Exception as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if _no_room(error):
-            raise OSError(
-                errno.ENOSPC, f"disk full while saving {folder}; free space and resume from the checkpoint before it"
-            ) from error
-        raise
+    return partial
+
+
+def discard_checkpoint(folder: Path) -> None:
+    """Remove what was written of a checkpoint that will not be completed."""
+    shutil.rmtree(partial_folder(folder), ignore_errors=True)
+
+
+def commit_checkpoint(folder: Path, files: Checksums, meta: Mapping[str, Any]) -> None:
+    """Make a checkpoint visible whose `files` are written and on the disk: a crash at any moment leaves the old state
+    or the new one."""
+    partial = partial_folder(folder)
+    for name, (size, _) in files.items():
+        file = partial / name
+        if not file.is_file() or file.stat().st_size != size:
+            raise OSError(f"{file}: a rank wrote it, but it is not here; every node must see the run folder")
+    (partial / META).write_text(json.dumps(dict(meta), indent=1))
+    (partial / MANIFEST).write_text(json.dumps({**files, META: _checksum(partial / META)}, indent=1, sort_keys=True))
+    for name in (META, MANIFEST):
+        flush_to_disk(partial / name)
+    flush_to_disk(partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     flush_to_disk(folder.parent)
 
 
-def load_checkpoint(folder: Path, model: Saved) -> tuple[TrainerState, TrainerMeta]:
+def checksums(partial: Path, files: Iterable[Path]) -> Checksums:
+    """Size and CRC-32 of files of a checkpoint by their path there, once they are on the disk."""
+    for file in (written := sorted(files)):
+        flush_to_disk(file)
+    return {str(file.relative_to(partial)): _checksum(file) for file in written}
+
+
+def save_model(partial: Path, model: Saved) -> list[Path]:
+    """Write a model's folder. Returns its files: neither trainers' states, nor hidden ones, which other ranks are
+    writing now and rename."""
+    model.save(partial)
+    paths = (path for path in partial.rglob("[!.]*") if not path.match(STATE_FILES))
+    return [path for path in paths if path.is_file()]
+
+
+def _checksum(file: Path) -> tuple[int, int]:
+    return file.stat().st_size, _crc32(file)
+
+
+# -- the trainer's state ---------------------------------------------------------------------------------------------
+
+
+def state_file(rank: int, size: int, writers: Writers = "trainer") -> str:
+    """The name of the file of one rank."""
+    return f"{writers}.safetensors" if size == 1 else f"{writers}-{rank + 1:05d}-of-{size:05d}.safetensors"
+
+
+def save_state(partial: Path, trainer: TrainerState, rank: int, size: int, writers: Writers = "trainer") -> Path:
+    """Write this rank's part of a state. Of a tensor that is not whole the file's metadata give place and shape."""
+    tensors: dict[str, Tensor] = {}
+    pieces: dict[str, list[int]] = {}
+    addresses: set[int] = set()
+    for part, members in trainer.items():
+        for name, tensor in members.items():
+            if (piece := share_of(tensor, rank, size)) is not None:
+                key, flat = f"{part}/{name}", piece.flat_N.detach().cpu().contiguous()
+                if flat.data_ptr() in addresses:  # ZeRO counts the updates of all weights in one tensor
+                    flat = flat.clone()
+                addresses.add(flat.data_ptr())
+                whole = flat.numel() == prod(piece.shape)
+                tensors[key] = flat.view(piece.shape) if whole else flat
+                if not whole:
+                    pieces[key] = [piece.start, *piece.shape]
+    file = partial / state_file(rank, size, writers)
+    save_file(tensors, file, {PIECES: json.dumps(pieces)} if pieces else None)
+    return file
+
+
+@dataclass(frozen=True)
+class SavedRange:
+    """A `Range` in a file, read when it is asked for."""
+
+    file: Path
+    key: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    whole: bool
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Raises ValueError for a damaged file and for numbers that are not finite."""
+        with naming_damage(self.file), safe_open(self.file, framework="pt") as stream:
+            if self.whole:
+                numbers: Tensor = stream.get_tensor(self.key).reshape(-1)[start:stop]
+            else:
+                numbers = stream.get_slice(self.key)[start - self.start : stop - self.start]
+        check_finite_weights([(self.key, numbers)], self.file)
+        return numbers
+
+
+def read_state(folder: Path) -> dict[str, Joined]:
+    """The trainer's state of a checkpoint by part, whatever number of ranks wrote it. Tensors are read when used.
+
+    Raises ValueError for a damaged file.
+    """
+    ranges: dict[str, dict[str, list[SavedRange]]] = {}
+    files = sorted(folder.glob(STATE_FILES))
+    if not files:
+        raise ValueError(f"{folder}: {state_file(0, 1)} is missing; {_REMOVE}")
+    for file in files:
+        with naming_damage(file), safe_open(file, framework="pt") as stream:
+            pieces = _pieces(file, (stream.metadata() or {}).get(PIECES, "{}"))
+            for key in stream.keys():  # noqa: SIM118
+                shape = tuple(stream.get_slice(key).get_shape())
+                start, *whole = pieces.get(key, [0, *shape])
+                if key in pieces and (len(shape) != 1 or start + shape[0] > prod(whole)):
+                    raise ValueError(f"{file}: edited or damaged: {key!r} does not fit into a tensor of {whole}")
+                part, _, name = key.partition("/")
+                saved = SavedRange(file, key, start, start + prod(shape), tuple(whole), key not in pieces)
+                same_name = ranges.setdefault(part, {}).setdefault(name, [])
+                if same_name and same_name[0].shape != saved.shape:
+                    raise ValueError(f"{file}: edited or damaged: {key!r} is of another shape in another file")
+                same_name.append(saved)
+    return {part: Joined(members) for part, members in ranges.items()}
+
+
+def _pieces(file: Path, text: str) -> dict[str, list[int]]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Annotated[list[Count], msgspec.Meta(min_length=1)]])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: edited or damaged: its metadata {PIECES!r}: {error}") from error
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def load_checkpoint(folder: Path, model: Saved) -> tuple[dict[str, dict[str, Tensor]], TrainerMeta]:
     """Copy a checkpoint's weights into `model`; returns the trainer's state and the metadata.
 
     Raises ValueError when the checkpoint is of another architecture, damaged or incomplete.
     """
     load_into(folder, model)
-    trainer: TrainerState = {}
-    tensors = read_tensors(folder / "trainer.safetensors")
-    check_finite_weights(tensors.items(), folder / "trainer.safetensors")
-    for name, tensor in tensors.items():
-        part, _, rest = name.partition("/")
-        trainer.setdefault(part, {})[rest] = tensor
-    return trainer, read_record(folder / "trainer.json", TrainerMeta)
+    trainer = {part: dict(tensors) for part, tensors in read_state(folder).items()}
+    return trainer, read_record(folder / META, TrainerMeta)
 
 
 def load_into(folder: Path, model: Saved) -> None:
@@ -91,6 +228,11 @@ def load_into(folder: Path, model: Saved) -> None:
     Raises ValueError as `load_checkpoint` does.
     """
     verify(folder)
+    load_verified(folder, model)
+
+
+def load_verified(folder: Path, model: Saved) -> None:
+    """As `load_into`, of a folder that `verify` has accepted."""
     if isinstance(model, AudioPolicy):
         load_weights(folder, model)
     else:
@@ -136,11 +278,15 @@ def write_json(path: Path, value: Any) -> None:
     partial.replace(path)
 
 
-def _no_room(error: Exception) -> bool:
-    """Whether a disk, quota or file size limit is exhausted; Rust libraries say so with exceptions of their own."""
-    match = re.search(r"\(os error (\d+)\)", str(error))
+def naming_full_disk(error: Exception, folder: Path) -> Exception:
+    """The error, or where a disk, quota or file size limit is exhausted one that says so."""
+    match = re.search(r"\(os error (\d+)\)", str(error))  # Rust libraries have exceptions of their own
     code = int(match[1]) if match else getattr(error, "errno", None)
-    return code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if code not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return error
+    return OSError(
+        errno.ENOSPC, f"disk full while saving {folder}; free space and resume from the checkpoint before it"
+    )
 
 
 def flush_to_disk(path: Path) -> None:

@@ -15,35 +15,42 @@ phase continues from its last checkpoint; what was logged after that checkpoint 
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
 from audiorl.audio import write_wav
 from audiorl.config import to_json
 from audiorl.data.rollout_rows import rollout_row
+from audiorl.data.rows import write_json_lines
 from audiorl.run.checkpoint import (
+    META,
+    Checksums,
     Saved,
-    TrainerState,
-    load_checkpoint,
+    begin_checkpoint,
+    commit_checkpoint,
     load_into,
     save_checkpoint,
+    verify,
     write_json,
 )
 from audiorl.run.metrics_log import MetricsLog, truncate_from
+from audiorl.run.pieces import TrainerState
 from audiorl.run.records import RunConfig, RunState, TrainerMeta, read_record
 from audiorl.types import Rollout, SpeechDecoder
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from audiorl.run.trackers import Tracker
 
 VERSIONS = ("audiorl", "torch", "transformers", "peft", "numpy")
@@ -53,6 +60,43 @@ def check_run_folder(folder: Path) -> None:
     """Raise ValueError for a folder without the files of a run."""
     if not (folder / "state.json").is_file() or not (folder / "config.json").is_file():
         raise ValueError(f"{folder}: not a run folder (config.json and state.json are not both there)")
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    """The checkpoint of a run folder that most steps of the run came before.
+
+    Raises ValueError for a folder of anything else, and for a run that has no checkpoint yet.
+    """
+    check_run_folder(folder)
+    paths = [folder / path for path in read_record(folder / "state.json", RunState).checkpoints.values()]
+    checkpoints = [path for path in paths if (path / "trainer.json").is_file()]
+    if not checkpoints:
+        raise ValueError(f"{folder}: the run has no checkpoint yet; wait for the first one, or name a model")
+    return max(checkpoints, key=lambda path: read_record(path / "trainer.json", TrainerMeta).seq)
+
+
+@dataclass(frozen=True)
+class _Saving:
+    """A checkpoint that is being written, and the run as it was when that began."""
+
+    folder: Path
+    phase: str
+    step: int
+    seq: int
+    seconds: float
+    cpu_seconds: float | None
+
+    def meta(self) -> dict[str, Any]:
+        return {"phase": self.phase, "step": self.step, "seq": self.seq}
+
+
+class ComputeTime(NamedTuple):
+    """How long something was computed."""
+
+    seconds: float
+    unit: Literal["cpu", "wall"]
+    """cpu: CPU seconds of all threads and processes, which a busy machine does not change. wall: where a GPU computed,
+    or where an earlier release did not count CPU seconds."""
 
 
 class Run:
@@ -66,6 +110,7 @@ class Run:
             if "\0" in path or not (folder / path).resolve().is_relative_to(folder.resolve()):
                 raise ValueError(f"{folder}/state.json: edited: the checkpoint {path!r} lies outside of the run folder")
         self._stop = False
+        self._saving: _Saving | None = None
         truncate_from(folder / "metrics.jsonl", self._state.seq)
         self._log = MetricsLog(folder / "metrics.jsonl")
         self._seq = self._state.seq
@@ -97,7 +142,8 @@ class Run:
         if names:
             from audiorl.run.trackers import open_trackers
 
-            self._trackers = open_trackers(names, self.dir, read_record(self.dir / "config.json", RunConfig).config)
+            config = read_record(self.dir / "config.json", RunConfig).config
+            self._trackers = open_trackers(names, self.dir, config, self._seq)
 
     def close(self) -> None:
         """Close the metrics log and the trackers, which send what they still hold."""
@@ -128,19 +174,28 @@ class Run:
         """Wall-clock seconds spent in the steps of a phase, over all sittings."""
         return float(self._state.seconds.get(phase, 0.0))
 
-    def add_seconds(self, phase: str, seconds: float) -> None:
+    def compute_time(self, phase: str) -> ComputeTime:
+        """What the steps of a phase took so far: CPU seconds if all of them ran on CPUs, else wall-clock seconds."""
+        cpu = self._state.cpu_seconds.get(phase)
+        return ComputeTime(self.seconds(phase), "wall") if cpu is None else ComputeTime(cpu, "cpu")
+
+    def add_seconds(self, phase: str, seconds: float, cpu_seconds: float | None = None) -> None:
+        """Count a step of a phase. cpu_seconds: None where a GPU took part."""
+        cpu_before = 0.0 if phase not in self._state.seconds else self._state.cpu_seconds.pop(phase, None)
         self._state.seconds[phase] = self.seconds(phase) + seconds
+        if cpu_before is not None and cpu_seconds is not None:
+            self._state.cpu_seconds[phase] = cpu_before + cpu_seconds
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    def restore(self, phase: str, model: Saved) -> tuple[int, TrainerState | None]:
-        """Load the phase's last checkpoint into `model`: (steps done, trainer state), or (0, None) at its start."""
+    def last_checkpoint(self, phase: str) -> tuple[int, Path | None]:
+        """The steps done and the folder of the phase's last checkpoint, verified; (0, None) at its start."""
         if phase not in self._state.checkpoints:
             return 0, None
         if not self.checkpoint(phase).is_dir():
             self._go_back(phase)
-        trainer, meta = load_checkpoint(self.checkpoint(phase), model)
-        return meta.step, trainer
+        verify(self.checkpoint(phase))
+        return read_record(self.checkpoint(phase) / META, TrainerMeta).step, self.checkpoint(phase)
 
     def _go_back(self, phase: str) -> None:
         """To the checkpoint before one that was removed, and to what was logged until then."""
@@ -182,13 +237,44 @@ class Run:
         return str(folder.resolve())
 
     def save(self, phase: str, step: int, model: Saved, trainer: TrainerState) -> None:
+        """Write a checkpoint of this process's model and trainer."""
+        self.begin_save(phase, step)
+        assert self._saving is not None
+        save_checkpoint(self._saving.folder, model, trainer, self._saving.meta())
+        self._saved(self._saving)
+
+    def begin_save(self, phase: str, step: int) -> Path:
+        """The empty folder for the files of a checkpoint after `step`: of the run as it is now."""
         folder = self.dir / "checkpoints" / phase / f"step_{step:06d}"
+        cpu_seconds = self._state.cpu_seconds.get(phase)
+        self._saving = _Saving(folder, phase, step, self._seq, self.seconds(phase), cpu_seconds)
+        return begin_checkpoint(folder)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint was begun and not ended."""
+        return self._saving is not None
+
+    def end_save(self, files: Checksums) -> Path:
+        """Make the checkpoint visible, of which all `files` are on the disk. Returns its folder."""
+        assert self._saving is not None, "begin_save first"
+        commit_checkpoint(self._saving.folder, files, self._saving.meta())
+        return self._saved(self._saving)
+
+    def _saved(self, saving: _Saving) -> Path:
+        self._saving = None
         self._log.sync()
-        save_checkpoint(folder, model, trainer, {"phase": phase, "step": step, "seq": self._seq})
-        self._state.checkpoints[phase] = str(folder.relative_to(self.dir))
-        self._write_state()
-        for old in sorted(folder.parent.glob("step_*"))[: -self.keep_checkpoints]:
+        self._state.checkpoints[saving.phase] = str(saving.folder.relative_to(self.dir))
+        # What was logged since belongs to steps that a resumed run repeats.
+        seconds = self._state.seconds | {saving.phase: saving.seconds}
+        cpu_seconds = {name: s for name, s in self._state.cpu_seconds.items() if name != saving.phase}
+        if saving.cpu_seconds is not None:
+            cpu_seconds[saving.phase] = saving.cpu_seconds
+        state = msgspec.structs.replace(self._state, seq=saving.seq, seconds=seconds, cpu_seconds=cpu_seconds)
+        self._write_state(state)
+        for old in sorted(saving.folder.parent.glob("step_*"))[: -self.keep_checkpoints]:
             shutil.rmtree(old)
+        return saving.folder
 
     @property
     def asked_to_stop(self) -> bool:
@@ -225,21 +311,27 @@ class Run:
         rollouts: Sequence[Rollout],
         advantages: Sequence[float],
         speech_decoder: SpeechDecoder | None = None,
+        numbers: Sequence[Mapping[str, Tensor]] | None = None,
     ) -> None:
         """rollouts/step_N.jsonl; with a `speech_decoder` also their speech as wav files, which the rows name.
 
-        N counts the steps of all phases: a second phase continues after the last recorded step of the first.
+        numbers: of each rollout the numbers of its tokens, see `rollout_row`. N counts the steps of all phases: a
+        second phase continues after the last recorded step of the first.
         """
         number = self._rollout_offset(phase) + step
         path = self.dir / "rollouts" / f"step_{number:06d}.jsonl"
-        rows = [rollout_row(r, number, a, self.dir) for r, a in zip(rollouts, advantages, strict=True)]
+        of_tokens = numbers or [{}] * len(rollouts)
+        rows = [
+            rollout_row(r, number, a, self.dir, tokens)
+            for r, a, tokens in zip(rollouts, advantages, of_tokens, strict=True)
+        ]
         for index, (rollout, row) in enumerate(zip(rollouts, rows, strict=True)):
             wav = None if speech_decoder is None else speech_decoder.waveform(rollout)
             if speech_decoder is not None and wav is not None:
                 spoken_audio = Path("rollouts") / path.stem / f"{index:04d}.wav"
                 write_wav(self.dir / spoken_audio, wav, speech_decoder.sample_rate)
                 row["spoken_audio"] = {"path": str(spoken_audio)}
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_json_lines(path, rows)
         if self._trackers:
             from audiorl.run.trackers import rollout_table
 
@@ -275,8 +367,7 @@ class Run:
                 | {"task": r.sample.task, "audio": row["sample"]["audio"]}
                 | ({"outside": dict(outside[i])} if outside else {})
             )
-        path = self.dir / "eval" / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_json_lines(self.dir / "eval" / f"{name}.jsonl", rows)
         self.write_result(name, results)
 
     def write_result(self, name: str, results: Mapping[str, Any]) -> None:
@@ -285,6 +376,6 @@ class Run:
         entries = read_record(path, dict[str, Any]) if path.exists() else {}
         write_json(path, entries | {name: dict(results)})
 
-    def _write_state(self) -> None:
+    def _write_state(self, state: RunState | None = None) -> None:
         self._state.seq = self._seq
-        write_json(self.dir / "state.json", msgspec.to_builtins(self._state))
+        write_json(self.dir / "state.json", msgspec.to_builtins(state or self._state))

@@ -1,4 +1,4 @@
-"""One process at a time trains in a run folder."""
+"""One process at a time writes into a folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def locked(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout as error:
         raise ValueError(
-            f"{folder}: another process trains in this folder; stop it first, or wait for its end"
+            f"{folder}: another process works in this folder; stop it first, or wait for its end"
         ) from error
     try:
         yield

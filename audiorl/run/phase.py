@@ -2,33 +2,86 @@
 
 from __future__ import annotations
 
-from audiorl.errors import Interrupted
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from audiorl.errors import Interrupted, RankError
 from audiorl.run.checkpoint import Saved
 from audiorl.run.folder import Run
-from audiorl.runtime.local import Group, LocalGroup
+from audiorl.runtime.local import Group, Groups
+from audiorl.runtime.torchrun import RanksGroup
 
 
-def restore(run: Run, phase: str, model: Saved, trainers: Group) -> int:
-    """Load the phase's last checkpoint into model and trainers; returns the steps done."""
-    start, state = run.restore(phase, model)
-    if state is not None and isinstance(trainers, LocalGroup):
-        trainers.all("load", state, str(run.checkpoint(phase)))
-    elif state is not None:
-        trainers.all("resume", str(run.checkpoint(phase).resolve()))
+def restore(run: Run, phase: str, trainers: Group | Groups) -> int:
+    """Load the phase's last checkpoint into the trainers, each from the disk; returns the steps done."""
+    start, folder = run.last_checkpoint(phase)
+    if folder is not None:
+        trainers.all("resume", str(folder.resolve()))
     return start
 
 
-def checkpoint(run: Run, phase: str, done: int, steps: int, every: int, model: Saved, trainers: Group) -> None:
-    """Save when due; when the run was asked to stop, save and leave."""
-    if done % every == 0 or done == steps or run.asked_to_stop:
-        pull(model, trainers)
-        run.save(phase, done, model, trainers.first("state"))
-        trainers.saved(str(run.checkpoint(phase).resolve()))
+def checkpoint(
+    run: Run,
+    phase: str,
+    done: int,
+    steps: int,
+    every: int,
+    trainers: Group | Groups,
+    save_more: Callable[[Path], None] | None = None,
+) -> None:
+    """Save when due; when the run was asked to stop, save and leave.
+
+    The trainers write while they train on (`CheckpointWriter`). The checkpoint becomes visible after the first step
+    that finds it complete; before the next one, at the last step and before leaving it is waited for. `save_more` is
+    called first, with the folder of the phase's checkpoints, to save what belongs to this one.
+    """
+    last = done == steps or run.asked_to_stop
+    if done % every == 0 or last:
+        finish_save(run, trainers)
+        if save_more is not None:
+            save_more(run.dir / "checkpoints" / phase)
+        partial = run.begin_save(phase, done)
+        trainers.all("begin_save", str(partial.resolve()))
+        trainers.saving()
+    if run.is_saving:
+        finish_save(run, trainers, wait=last)
     if run.asked_to_stop:
         raise Interrupted(f"stopped after {phase} step {done}; continue with 'audiorl resume {run.dir}'")
+
+
+def finish_save(run: Run, trainers: Group | Groups, wait: bool = True) -> None:
+    """Make the checkpoint that is being written visible, if its files are complete or once they are (`wait`)."""
+    if not run.is_saving:
+        return
+    files = trainers.all("saved_files", wait)
+    if all(each is not None for each in files):
+        folder = run.end_save({name: checksum for each in files for name, checksum in each.items()})
+        trainers.saved(str(folder.resolve()))
+
+
+@contextmanager
+def completing_saves(run: Run, trainers: Group | Groups) -> Iterator[None]:
+    """Around a training loop: when it ends with an error, complete the checkpoint that is being written.
+
+    Not when a rank failed, nor under torchrun, whose ranks may wait for each other in a collective: then the checkpoint
+    before it remains.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, RankError) and not isinstance(trainers, RanksGroup):
+            finish_save(run, trainers)
+        raise
 
 
 def pull(model: Saved, trainers: Group) -> None:
     """Give the driver's model the weights that the trainers have, where they are not the same."""
     if not trainers.shared:
         model.load_weights(trainers.first("weights"))
+
+
+def pull_last(run: Run, phase: str, model: Saved, trainers: Group) -> None:
+    """As `pull` after the phase's last step, whose weights are in a checkpoint: they are read from there."""
+    if not trainers.shared and run.has_checkpoint(phase):
+        run.load_result(phase, model)

@@ -13,6 +13,9 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from audiorl.runtime.cpu_time import CPUClock
+from audiorl.runtime.local import Group
+
 # (label, metric names in order of preference, format)
 _SHOWN = (
     ("loss", ("loss", "sft/loss", "preference/loss", "reward_model/loss", "process_reward/loss", "ctc/loss"), "{:.3f}"),
@@ -29,8 +32,8 @@ class Progress:
     """Shows how a phase goes: a live line on a terminal, a plain line every `interval` seconds elsewhere.
 
     `step` counts finished steps, so the last update of a phase has `step == total`. A value that a step does not
-    report (held-out accuracy is not measured every step) keeps its last reading. `max_seconds` from now may end the
-    phase before its last step.
+    report (held-out accuracy is not measured every step) keeps its last reading. `spent`: where a time limit may end
+    the phase before its last step, the fraction of it that is used so far.
 
         with Progress("grpo", total=200) as progress:
             progress.update(1, {"reward/mean": 0.25, "kl": 0.001})
@@ -43,15 +46,16 @@ class Progress:
         start: int = 0,
         *,
         interval: float = 5.0,
-        max_seconds: float | None = None,
+        spent: float | None = None,
         console: Console | None = None,
     ):
         self.phase, self.total, self.start = phase, total, start
         self.interval = interval
-        self.max_seconds = max_seconds
+        self._spent_before = self._spent = spent
         self.console = console or Console()
         self._step = start
         self._last: dict[str, float] = {}
+        self._note = ""
         self._live: Live | None = None
         self._began = self._printed = -math.inf
 
@@ -62,8 +66,8 @@ class Progress:
             self._live.__enter__()
         return self
 
-    def update(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self._step = step
+    def update(self, step: int, metrics: Mapping[str, Any], spent: float | None = None) -> None:
+        self._step, self._spent = step, spent
         self._last.update({k: float(v) for k, v in metrics.items() if isinstance(v, int | float)})
         if self._live is not None:
             self._live.update(self._render())
@@ -71,11 +75,20 @@ class Progress:
             self._printed = time.monotonic()
             self.console.print(self.line(), highlight=False, markup=False, soft_wrap=True)
 
+    def note(self, text: str) -> None:
+        """Show what goes on besides the steps, such as "held-out 64/200", until the next note."""
+        self._note = text
+        if self._live is not None:
+            self._live.update(self._render())
+        elif text and time.monotonic() - self._printed >= self.interval:
+            self._printed = time.monotonic()
+            self.console.print(self.line(), highlight=False, markup=False, soft_wrap=True)
+
     def line(self) -> str:
         """The state in one plain line: ``grpo 12/200  reward 0.250  KL 0.0010  left 3:20``."""
         left = self._left()
         parts = [f"{self.phase} {self._count()}", *(f"{label} {value}" for label, value in self._values())]
-        return "  ".join(parts + ([f"left {left}"] if left else []))
+        return "  ".join(parts + ([f"left {left}"] if left else []) + ([self._note] if self._note else []))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._live is not None:
@@ -88,26 +101,25 @@ class Progress:
                 yield label, form.format(value)
 
     def _count(self) -> str:
-        return f"{self._step}/{self.total}" if self.max_seconds is None else str(self._step)
+        return f"{self._step}/{self.total}" if self._spent is None else str(self._step)
 
     def _left(self) -> str:
-        """Time left at the pace since `start`, or of `max_seconds`; empty before the first step and after the last."""
+        """Time left at the pace since `start`, of the steps or of the limit; empty before the first step and after the
+        last."""
         done = self._step - self.start
         if done <= 0 or self._step >= self.total:
             return ""
         elapsed = time.monotonic() - self._began
         seconds = elapsed / done * (self.total - self._step)
-        if self.max_seconds is not None:
-            seconds = min(seconds, max(self.max_seconds - elapsed, 0.0))
+        if self._spent is not None and self._spent_before is not None:
+            pace = (self._spent - self._spent_before) / elapsed
+            seconds = min(seconds, max(1 - self._spent, 0.0) / pace if pace > 0 else seconds)
         hours, rest = divmod(round(seconds), 3600)
         return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
     def _share(self) -> float:
         """How much of the phase is done, by steps or by time."""
-        share = self._step / max(self.total, 1)
-        if self.max_seconds:
-            share = max(share, (time.monotonic() - self._began) / self.max_seconds)
-        return min(share, 1.0)
+        return min(max(self._step / max(self.total, 1), self._spent or 0.0), 1.0)
 
     def _render(self) -> Table:
         table = Table.grid(padding=(0, 2))
@@ -118,28 +130,30 @@ class Progress:
             self._count(),
             *(f"[dim]{label}[/] {value}" for label, value in self._values()),
             f"[dim]left[/] {left}" if left else "",
+            self._note,
         )
         return table
 
 
 class StepClock:
-    """The wall-clock time of one step by its parts, in seconds."""
+    """The wall-clock time of one step by its parts, and the CPU time of this process and those of `groups`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *groups: Group) -> None:
         self._start = self._last = time.monotonic()
-        self._laps: dict[str, float] = {}
+        self._cpu = CPUClock(*groups)
+        self.laps: dict[str, float] = {}
+        """Wall-clock seconds of every part, as `time/NAME`."""
+        self.cpu_seconds: float | None = 0.0
+        """From the start to the last lap; None where a GPU took part."""
 
     def lap(self, name: str) -> None:
         """The part `name` ends now."""
         now = time.monotonic()
-        self._laps[f"time/{name}"] = now - self._last
+        self.laps[f"time/{name}"] = now - self._last
         self._last = now
+        self.cpu_seconds = self._cpu.seconds()
 
     @property
     def seconds(self) -> float:
-        """From the start to the last lap."""
+        """Wall-clock seconds from the start to the last lap."""
         return self._last - self._start
-
-    def metrics(self, tokens: int) -> dict[str, float]:
-        """`time/NAME` of every lap, and tokens_per_s."""
-        return {**self._laps, "tokens_per_s": tokens / self.seconds}

@@ -29,6 +29,8 @@ class RunState(msgspec.Struct):
     checkpoints: dict[str, str]
     seconds: dict[str, float]
     rollout_offsets: dict[str, Count] = {}
+    cpu_seconds: dict[str, float] = {}
+    """Of the phases whose steps all ran on CPUs. Runs of earlier releases lack it."""
 
 
 class TrainerMeta(msgspec.Struct, omit_defaults=True):

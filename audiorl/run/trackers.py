@@ -36,6 +36,8 @@ MAX_ROWS = 64
 MAX_AUDIO_ROWS = 8
 """Rollouts of one step with audio players."""
 PROJECT = "audiorl"
+NEXT_STEP = "audiorl.next_step"
+"""Tag of an MLflow run: the line of metrics.jsonl that comes next."""
 
 
 class Tracker(Protocol):
@@ -71,11 +73,15 @@ class RolloutTable:
     """By row; empty after the first `MAX_AUDIO_ROWS`."""
 
 
-def open_trackers(names: Sequence[str], run_folder: str | Path, config: Mapping[str, Any]) -> tuple[Tracker, ...]:
+def open_trackers(
+    names: Sequence[str], run_folder: str | Path, config: Mapping[str, Any], seq: int = 0
+) -> tuple[Tracker, ...]:
     """Trackers by name (`TRACKERS`). `config`: the recipe's configuration as JSON values, which they show.
 
-    A run that is resumed goes on in the same W&B, Trackio or MLflow run: ids are kept in RUN/trackers.json. Raises
-    ValueError for an unknown name and for a library that is not installed.
+    A run that is resumed goes on in the same W&B, Trackio or MLflow run: ids are kept in RUN/trackers.json. `seq` is
+    the first line that it will log. Steps after the checkpoint that it goes on from are computed again: TensorBoard
+    shows their new values, the others, which only append, keep the first ones. Raises ValueError for an unknown name
+    and for a library that is not installed.
     """
     for name in names:
         if name not in TRACKERS:
@@ -86,7 +92,7 @@ def open_trackers(names: Sequence[str], run_folder: str | Path, config: Mapping[
     trackers: list[Tracker] = []
     for name in dict.fromkeys(names):
         try:
-            trackers.append(TRACKERS[name](folder, ids, dict(config)))
+            trackers.append(TRACKERS[name](folder, ids, dict(config), seq))
         except ImportError as error:
             raise ValueError(f"--log {name}: {error}; install it: pip install 'audiorl[loggers]'") from error
     write_json(folder / "trackers.json", ids)
@@ -96,10 +102,10 @@ def open_trackers(names: Sequence[str], run_folder: str | Path, config: Mapping[
 class TensorBoard:
     """Scalars, a text panel with the table, audio players."""
 
-    def __init__(self, folder: Path, ids: dict[str, str], config: dict[str, Any]):
+    def __init__(self, folder: Path, ids: dict[str, str], config: dict[str, Any], seq: int):
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=seq or None)
 
     def write(self, row: Mapping[str, Any]) -> None:
         for name, value in numbers(row).items():
@@ -118,7 +124,7 @@ class TensorBoard:
 class Wandb:
     """Metrics, and a wandb.Table with wandb.Audio cells."""
 
-    def __init__(self, folder: Path, ids: dict[str, str], config: dict[str, Any]):
+    def __init__(self, folder: Path, ids: dict[str, str], config: dict[str, Any], seq: int):
         import wandb
 
         self._wandb = wandb
@@ -129,11 +135,21 @@ class Wandb:
             )
         except wandb.Error as error:
             raise ValueError(f"--log wandb: {error}; log in with 'wandb login', or set WANDB_MODE=offline") from error
+        # Each sitting of an offline run has a folder of its own, so that wandb does not know what was logged.
+        self._logged = folder / "wandb" / "next_step"
+        self._first = max(self._run.step, int(self._logged.read_text()) if self._logged.is_file() else 0)
 
     def write(self, row: Mapping[str, Any]) -> None:
+        if row["seq"] < self._first:
+            return
         self._run.log({**numbers(row), "phase": row.get("phase", "")}, step=row["seq"])
+        self._logged.parent.mkdir(exist_ok=True)
+        self._logged.write_text(str(row["seq"] + 1))
 
     def write_rollouts(self, seq: int, table: RolloutTable) -> None:
+        if seq < self._first:
+            return
+
         def audio(samples_T: np.ndarray) -> Any:
             return self._wandb.Audio(samples_T, sample_rate=AUDIO_RATE)
 
@@ -147,7 +163,7 @@ class Wandb:
 class Trackio:
     """Metrics, and a trackio.Table with trackio.Audio cells, on this machine."""
 
-    def __init__(self, folder: Path, ids: dict[str, str], config: dict[str, Any]):
+    def __init__(self, folder: Path, ids: dict[str, str], config: dict[str, Any], seq: int):
         import trackio
 
         self._trackio = trackio
@@ -158,11 +174,16 @@ class Trackio:
             config=config,
             embed=False,
         )
+        self._first = self._run._next_step  # after the last one that its database holds
 
     def write(self, row: Mapping[str, Any]) -> None:
-        self._run.log({**numbers(row), "phase": row.get("phase", "")}, step=row["seq"])
+        if row["seq"] >= self._first:
+            self._run.log({**numbers(row), "phase": row.get("phase", "")}, step=row["seq"])
 
     def write_rollouts(self, seq: int, table: RolloutTable) -> None:
+        if seq < self._first:
+            return
+
         def audio(samples_T: np.ndarray) -> Any:
             pcm_T = (samples_T.clip(-1, 1) * np.iinfo(np.int16).max).astype(np.int16)
             return self._trackio.Audio(pcm_T, sample_rate=AUDIO_RATE)
@@ -177,15 +198,17 @@ class Trackio:
 class MLflow:
     """Metrics, the configuration, and as artifacts the tables and WAV files."""
 
-    def __init__(self, folder: Path, ids: dict[str, str], config: dict[str, Any]):
+    def __init__(self, folder: Path, ids: dict[str, str], config: dict[str, Any], seq: int):
         from mlflow import MlflowClient
 
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         self._client = MlflowClient(uri or f"sqlite:///{folder / 'mlflow.db'}")
+        self._first = 0
         if "mlflow" in ids:
             self._id = ids["mlflow"]
             self._client.update_run(self._id, status="RUNNING")
+            self._first = int(self._client.get_run(self._id).data.tags.get(NEXT_STEP, 0))
             return
         existing = self._client.get_experiment_by_name(experiment)
         location = None if uri else (folder / "mlflow_artifacts").as_uri()
@@ -194,13 +217,18 @@ class MLflow:
         self._client.log_dict(self._id, config, "config.json")
 
     def write(self, row: Mapping[str, Any]) -> None:
-        from mlflow.entities import Metric
+        from mlflow.entities import Metric, RunTag
 
+        if row["seq"] < self._first:
+            return
         now = int(time.time() * 1000)
         named = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in numbers(row).items()}
-        self._client.log_batch(self._id, [Metric(name, value, now, row["seq"]) for name, value in named.items()])
+        metrics = [Metric(name, value, now, row["seq"]) for name, value in named.items()]
+        self._client.log_batch(self._id, metrics, tags=[RunTag(NEXT_STEP, str(row["seq"] + 1))])
 
     def write_rollouts(self, seq: int, table: RolloutTable) -> None:
+        if seq < self._first:
+            return
         columns = {name: [row[i] for row in table.rows] for i, name in enumerate(table.columns)}
         self._client.log_table(self._id, columns, f"rollouts/{seq:06d}.json")
         with tempfile.TemporaryDirectory() as folder:

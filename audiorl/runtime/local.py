@@ -49,8 +49,16 @@ class Group(Protocol):
         """Like `all`, but returns the first worker's result only; the others' results are not sent to the driver."""
         ...
 
+    def cpu_seconds(self) -> list[float | None]:
+        """CPU seconds of every process of the group but the driver's, since it started; None where it uses a GPU."""
+        ...
+
+    def saving(self) -> None:
+        """A checkpoint of the workers' state as it is now is being written."""
+        ...
+
     def saved(self, where: str) -> None:
-        """The workers' state was saved to the checkpoint folder `where`, which their method `resume` loads."""
+        """That checkpoint is complete, in the folder `where`, which the workers' method `resume` loads."""
         ...
 
 
@@ -78,8 +86,32 @@ class LocalGroup:
     def first(self, method: str, *args: Any) -> Any:
         return self.all(method, *args)[0]
 
+    def cpu_seconds(self) -> list[float | None]:
+        return []
+
+    def saving(self) -> None:
+        pass
+
     def saved(self, where: str) -> None:
         pass
+
+
+class Groups:
+    """Groups whose workers write and read the same checkpoints: trainers, and critics in processes of their own."""
+
+    def __init__(self, *groups: Group):
+        self._groups = groups
+
+    def all(self, method: str, *args: Any) -> list[Any]:
+        return [result for group in self._groups for result in group.all(method, *args)]
+
+    def saving(self) -> None:
+        for group in self._groups:
+            group.saving()
+
+    def saved(self, where: str) -> None:
+        for group in self._groups:
+            group.saved(where)
 
 
 MakeWorker = Callable[..., Any]

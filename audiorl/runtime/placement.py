@@ -48,9 +48,10 @@ def num_trainers() -> int:
     return current().ranks if current().kind == "ray" else ranks()
 
 
-def separate_group(role: Literal["engine", "reference"], spec: WorkerSpec) -> Group | None:
-    """Engines or references in processes of their own; None when the trainers hold them."""
-    if not (current().engines if role == "engine" else current().references):
+def separate_group(role: Literal["engine", "reference", "critic"], spec: WorkerSpec) -> Group | None:
+    """Engines, references or critics in processes of their own; None when the trainers hold them."""
+    counts = {"engine": current().engines, "reference": current().references, "critic": current().critics}
+    if not counts[role]:
         return None
     from audiorl.runtime.ray_cluster import RayGroup
 

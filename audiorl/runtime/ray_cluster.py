@@ -1,9 +1,10 @@
 """Workers in a Ray cluster: connects to a cluster or starts one, places the run's processes, and replaces dead ones.
 
-The driver holds no worker. The trainers form one torch process group; engines and references belong to none. When a
-process dies, a new one makes the worker again, and the group repeats the calls that changed it since the last
-checkpoint (`changes_worker`, `replaces_worker`). All trainers are replaced together, because a process group does not
-survive the death of a rank. A step depends on (seed, step) and the weights only, so the repeated steps are the same.
+The driver holds no worker. The trainers form one torch process group, and critics another; engines and references
+belong to none. When a process dies, a new one makes the worker again, and the group repeats the calls that changed it
+since the last checkpoint (`changes_worker`, `replaces_worker`). All trainers, or all critics, are replaced together,
+because a process group does not survive the death of a rank. A step depends on (seed, step) and the weights only, so
+the repeated steps are the same.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from audiorl.runtime.local import MakeWorker, StateEffect, check_shards
 from audiorl.runtime.torchrun import RankError
 from audiorl.runtime.worker_process import WorkerFailure, WorkerProcess
 
-Role = Literal["trainer", "engine", "reference"]
+Role = Literal["trainer", "engine", "reference", "critic"]
 
-ROLES: tuple[Role, ...] = ("trainer", "engine", "reference")
+ROLES: tuple[Role, ...] = ("trainer", "engine", "reference", "critic")
 """In the order of their process indices."""
+COLLECTIVE_ROLES: tuple[Role, ...] = ("trainer", "critic")
+"""Whose processes form a process group: they are started and replaced together."""
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 """For the first answer of a cluster's head."""
@@ -49,7 +52,7 @@ class _Died(Exception):
 
 
 class Cluster:
-    """A run's resources on a cluster and its processes, indexed: trainers first, then engines, then references."""
+    """A run's resources on a cluster and its processes, indexed in the order of `ROLES`."""
 
     def __init__(self, runtime: RuntimeConfig):
         ray = import_ray()
@@ -99,6 +102,18 @@ class Cluster:
                 .remote(list(sys.path), self._gpus)
             )
         return self._processes[index]
+
+    def cpu_seconds(self, indices: Sequence[int]) -> list[float | None]:
+        """CPU seconds of the processes at `indices`, see `audiorl.runtime.cpu_time`; 0 of one that is not running."""
+        ray = import_ray()
+        answers = {i: self._processes[i].cpu_seconds.remote() for i in indices if i in self._processes}
+        seconds: dict[int, float | None] = {}
+        for i, reference in answers.items():
+            try:
+                seconds[i] = ray.get(reference)
+            except ray.exceptions.RayError:
+                seconds[i] = 0.0  # it has died; the next call of its group replaces it
+        return [seconds.get(i, 0.0) for i in indices]
 
     def kill(self, index: int) -> None:
         """End the process at `index`, if it is running."""
@@ -229,7 +244,7 @@ class Placement:
 
 def _counts(runtime: RuntimeConfig) -> tuple[int, ...]:
     """Number of processes of each of `ROLES`."""
-    return runtime.ranks, runtime.engines, runtime.references
+    return runtime.ranks, runtime.engines, runtime.references, runtime.critics
 
 
 def placements(runtime: RuntimeConfig, gpus: bool) -> list[Placement]:
@@ -245,7 +260,7 @@ def placements(runtime: RuntimeConfig, gpus: bool) -> list[Placement]:
     else:
         engines = [place(runtime.ranks + k, float(runtime.engine_gpus)) for k in range(runtime.engines)]
     first = 1 + max(each.bundle for each in [*trainers, *engines])
-    return [*trainers, *engines, *(place(first + k, 1.0) for k in range(runtime.references))]
+    return [*trainers, *engines, *(place(first + k, 1.0) for k in range(runtime.references + runtime.critics))]
 
 
 def bundles(runtime: RuntimeConfig, gpus: bool) -> list[dict[str, float]]:
@@ -277,7 +292,8 @@ def _need(wanted: Sequence[Mapping[str, float]], runtime: RuntimeConfig) -> str:
     if runtime.engines and runtime.placement == "colocated":
         engines += " on their GPUs"
     references = f" and runtime.references {runtime.references}" if runtime.references else ""
-    return f"runtime.ranks {runtime.ranks}{engines}{references} need {_amounts(wanted)}"
+    critics = f" and runtime.critics {runtime.critics}" if runtime.critics else ""
+    return f"runtime.ranks {runtime.ranks}{engines}{references}{critics} need {_amounts(wanted)}"
 
 
 def _amounts(resources: Sequence[Mapping[str, float]]) -> str:
@@ -295,19 +311,29 @@ class RayGroup:
             raise ValueError("no Ray cluster is connected: use 'audiorl train' or runtime.ray_cluster.connected")
         self._cluster = _cluster
         self._role: Role = role
+        self._collective = role in COLLECTIVE_ROLES
         self._indices = _cluster.indices(role)
         self._make_args = (current(), torch.get_num_threads(), make, *args)
         self._ready: set[int] = set()
         self._effects: dict[str, StateEffect] = {}
         self._replay: list[tuple[str, Sequence[tuple[Any, ...]]]] = []  # calls that a new worker must repeat
+        self._replay_after_save = 0  # from here on also when the checkpoint that is being written is complete
 
     @property
     def size(self) -> int:
         return len(self._indices)
 
-    def each(self, method: str, shards: Sequence[Any]) -> list[Any]:
+    def each(self, method: str, shards: Sequence[Any], arrived: Callable[[Any], None] | None = None) -> list[Any]:
+        """See `Group`. `arrived` is called with each worker's result when it is there, again when it is repeated."""
+
+        def receive(reference: Any) -> Any:
+            result = import_ray().get(reference)
+            if arrived is not None:
+                arrived(result)
+            return result
+
         check_shards(shards, self.size)
-        return self._call(method, [(shard,) for shard in shards], import_ray().get)
+        return self._call(method, [(shard,) for shard in shards], receive)
 
     def all(self, method: str, *args: Any) -> list[Any]:
         return self._call(method, [args] * self.size, import_ray().get)
@@ -319,8 +345,14 @@ class RayGroup:
         """Like `first`, but returns a Ray reference, which `all` of another group takes without a copy here."""
         return self._call(method, [args] * self.size, lambda reference: reference)[0]
 
+    def cpu_seconds(self) -> list[float | None]:
+        return self._cluster.cpu_seconds(self._indices)
+
+    def saving(self) -> None:
+        self._replay_after_save = len(self._replay)
+
     def saved(self, where: str) -> None:
-        self._replay = [("resume", [(where,)] * self.size)]
+        self._replay = [("resume", [(where,)] * self.size), *self._replay[self._replay_after_save :]]
 
     def pids(self) -> list[int]:
         """The processes' ids on their nodes."""
@@ -337,7 +369,7 @@ class RayGroup:
                 self._ask(method, {r: a for r, a in enumerate(arguments) if r not in results}, receive, results)
             except _Died as death:
                 self._lose(death)
-                if self._role == "trainer":
+                if self._collective:
                     results.clear()
         effect = self._effects.get(method)
         if effect == "replaces":
@@ -351,7 +383,7 @@ class RayGroup:
         missing = [rank for rank in range(self.size) if rank not in self._ready]
         if not missing:
             return
-        if self._role == "trainer":
+        if self._collective:
             missing = list(range(self.size))
         self._start(missing)
         made = {r: self._process(r).make.options(num_returns=2).remote(*self._make_args) for r in missing}
@@ -362,9 +394,12 @@ class RayGroup:
         self._ready.update(missing)
 
     def _start(self, ranks: Sequence[int]) -> None:
-        """Start the processes of `ranks`; trainers then join one process group. Raises _Died if one dies meanwhile."""
+        """Start the processes of `ranks`; those of trainers and critics then join one process group.
+
+        Raises _Died if one dies meanwhile.
+        """
         self._wait({self._process(rank).started.remote(): rank for rank in ranks}, within=START_TIMEOUT_SECONDS)
-        if self._role == "trainer":
+        if self._collective:
             store = self._process(0).open_store.options(num_returns=2).remote()
             self._wait({store[0]: 0})
             address = import_ray().get(store[1])
@@ -417,7 +452,7 @@ class RayGroup:
                 failure = None
             if failure is not None:
                 self._fail(rank, failure)
-            if dead and self._role == "trainer":
+            if dead and self._collective:
                 break  # the other ranks never answer: they wait for the dead one in a collective
         if dead:
             raise _Died(list(dead), next(iter(dead.values())))
@@ -425,7 +460,7 @@ class RayGroup:
     def _fail(self, rank: int, failure: WorkerFailure) -> None:
         """Stop the run for what a worker raised. Raises _Died instead if another rank's death was the cause."""
         ray = import_ray()
-        if failure.maybe_secondary and self._role == "trainer":
+        if failure.maybe_secondary and self._collective:
             pids = {self._process(r).pid.remote(): r for r in range(self.size) if r != rank}
             for pid in ray.wait(list(pids), num_returns=len(pids), timeout=DEATH_NOTICE_SECONDS)[0] if pids else []:
                 try:
@@ -436,7 +471,7 @@ class RayGroup:
         raise RankError(f"{self._name([rank])}: {failure}; the run stopped, resume it from the last checkpoint")
 
     def _lose(self, death: _Died) -> None:
-        if self._role == "trainer":
+        if self._collective:
             self._end()
         for rank in death.ranks:
             self._cluster.kill(self._indices[rank])

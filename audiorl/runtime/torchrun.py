@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from audiorl.config import torch_device
 from audiorl.errors import Interrupted, RankError
+from audiorl.runtime.cpu_time import cpu_seconds
 from audiorl.runtime.local import MakeWorker, check_shards
 from audiorl.runtime.world import World
 
@@ -146,6 +147,16 @@ class RanksGroup:
     def first(self, method: str, *args: Any) -> Any:
         return self._call(method, [args] * self.size, False)[0]
 
+    def cpu_seconds(self) -> list[float | None]:
+        self._send([("cpu",)] * self.size)
+        with _explaining_failures():
+            seconds: list[float | None] = [None] * self.size
+            dist.gather_object(None, seconds)
+        return seconds[1:]
+
+    def saving(self) -> None:
+        pass
+
     def saved(self, where: str) -> None:
         pass
 
@@ -182,6 +193,8 @@ def follow() -> None:
                 workers = {n: worker for n, worker in workers.items() if n in in_use}
                 torch.set_num_threads(threads)
                 workers[number] = make(*args)
+            elif command == "cpu":
+                dist.gather_object(cpu_seconds())
             else:
                 number, method, args, answer = rest
                 result = getattr(workers[number], method)(*args)

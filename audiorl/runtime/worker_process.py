@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from audiorl.runtime.config import RuntimeConfig, set_current
+from audiorl.runtime.cpu_time import cpu_seconds
 from audiorl.runtime.local import MakeWorker, StateEffect, state_effects
 from audiorl.runtime.torchrun import OWN_GPU, PROCESS_GROUP_TIMEOUT, backend, listening_store
 
@@ -55,6 +56,10 @@ class WorkerProcess:
     def pid(self) -> int:
         """This process's id on its node."""
         return os.getpid()
+
+    def cpu_seconds(self) -> float | None:
+        """See `audiorl.runtime.cpu_time`."""
+        return cpu_seconds()
 
     def started(self) -> None:
         """Returns once the process has started."""

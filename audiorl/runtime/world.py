@@ -62,22 +62,24 @@ class World:
         if self.size == 1:
             return
         names = sorted(set().union(*self.gather({n for n, p in parameters.items() if p.grad is not None})))
-        for bucket in _buckets([parameters[name] for name in names]):
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        for bucket in buckets(names, parameters):
+            weights = [parameters[name] for name in bucket]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in weights]
             flat = torch.cat([g.reshape(-1) for g in grads])
             dist.all_reduce(flat)
-            for p, total in zip(bucket, flat.split([g.numel() for g in grads]), strict=True):
+            for p, total in zip(weights, flat.split([g.numel() for g in grads]), strict=True):
                 p.grad = total.view_as(p)
 
 
-def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters in order, in lists of one dtype and about BUCKET bytes."""
-    out: list[list[nn.Parameter]] = []
+def buckets(names: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
+    """Names of parameters in order, in lists of one dtype and about BUCKET bytes."""
+    out: list[list[str]] = []
     room = 0
-    for p in parameters:
-        if not out or p.dtype != out[-1][-1].dtype or room < p.nbytes:
+    for name in names:
+        p = parameters[name]
+        if not out or p.dtype != parameters[out[-1][-1]].dtype or room < p.nbytes:
             out.append([])
             room = BUCKET
-        out[-1].append(p)
+        out[-1].append(name)
         room -= p.nbytes
     return out

@@ -4,6 +4,7 @@
     test = bundled_streams("test", target="es", count=20)               # prompts and texts that are not in "train"
     long = bundled_streams("train", target="fr", count=4, seconds=(60, 60))
     spoken = bundled_streams("train", target="es", speak=my_voices)     # the same prompts said by other voices
+    unseen = bundled_streams("test", target="en", source="es", voice=recordings)    # those that another person recorded
 
 A stream is a sequence of prompts in the source language with pauses between them. The reference of a prompt is its text
 in the target language; the reference's duration is that of the target language's own recording::
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from audiorl.data.corpus import Utterance, bundled_speech, corpus, parallel, spl
 from audiorl.data.silence import RATE, speech_in, trimmed
 from audiorl.simulst.streams import Stream, Unit
 
+Split = Literal["train", "test", "all"]
 Speak = Callable[[Utterance, np.random.Generator], np.ndarray]
 """Returns speech of an utterance's text: float32 [T] at RATE Hz."""
 
@@ -38,7 +40,7 @@ _TRIES = 10
 
 
 def bundled_streams(
-    split: Literal["train", "test"],
+    split: Split,
     target: str = "es",
     source: str = "en",
     *,
@@ -50,6 +52,7 @@ def bundled_streams(
     held_out: float = 0.27,
     folder: str | Path | None = None,
     speak: Speak | None = None,
+    voice: Sequence[Utterance] = (),
 ) -> list[Stream]:
     """The first `count` streams of `draw_streams`, in memory: about 64 kB for a second."""
     streams = draw_streams(
@@ -63,12 +66,13 @@ def bundled_streams(
         held_out=held_out,
         folder=folder,
         speak=speak,
+        voice=voice,
     )
     return list(islice(streams, count))
 
 
 def draw_streams(
-    split: Literal["train", "test"],
+    split: Split,
     target: str = "es",
     source: str = "en",
     *,
@@ -79,38 +83,42 @@ def draw_streams(
     held_out: float = 0.27,
     folder: str | Path | None = None,
     speak: Speak | None = None,
+    voice: Sequence[Utterance] = (),
 ) -> Iterator[Stream]:
     """An endless sequence of random streams; stream i is determined by (seed, i).
 
     split: "test" is a fraction `held_out` of all recordings, the same for every seed, length and target language; none
-    of its prompts or texts is in "train". seconds: minimum and maximum duration of a stream; (60, 60) gives exactly
-    60 s. pauses: minimum and maximum pause after each prompt, in seconds. max_prompt_seconds: maximum duration of a
-    prompt's source recording. folder: a built corpus in place of the bundled one. speak: speech in place of the
-    recordings.
+    of its prompts or texts is in "train"; "all" is both. seconds: minimum and maximum duration of a stream; (60, 60)
+    gives exactly 60 s. pauses: minimum and maximum pause after each prompt, in seconds. max_prompt_seconds: maximum
+    duration of a prompt's source recording. folder: a built corpus in place of the bundled one. speak: speech in place
+    of the recordings. voice: another speaker's recordings in place of the source's, of the prompts that they have.
 
     Raises ValueError for a language without recordings and for durations that the prompts cannot fill.
     """
-    if split not in ("train", "test"):
-        raise ValueError(f'split must be "train" or "test", got {split!r}')
+    if split not in get_args(Split):
+        raise ValueError(f"split must be one of {', '.join(get_args(Split))}, got {split!r}")
     low, high = (round(s * RATE) for s in seconds)
     if not 0 < low <= high:
         raise ValueError(f"seconds must be (minimum, maximum) with 0 < minimum <= maximum, got {seconds}")
     _check_pauses(pauses)
-    pairs = prompt_pairs(split, target, source, held_out, max_prompt_seconds, folder)
-    return _random_streams(f"{source}-{target}/{split}/{seed}", pairs, low, high, pauses, seed, speak or _recordings())
+    pairs = prompt_pairs(split, target, source, held_out, max_prompt_seconds, folder, voice)
+    name = "/".join([f"{source}-{target}", split, *dict.fromkeys(u.speaker for u in voice), str(seed)])
+    return _random_streams(name, pairs, low, high, pauses, seed, speak or _recordings())
 
 
 def prompt_pairs(
-    split: Literal["train", "test"],
+    split: Split,
     target: str = "es",
     source: str = "en",
     held_out: float = 0.27,
     max_prompt_seconds: float = 8.0,
     folder: str | Path | None = None,
+    voice: Sequence[Utterance] = (),
 ) -> list[tuple[Utterance, Utterance]]:
     """The (source, target) recordings of a split from which streams are built.
 
-    Single letters, which are mostly the same in both languages, and texts without a letter are left out.
+    voice: another speaker's recordings, which replace those of the same key and language; the other prompts are left
+    out. Single letters, which are mostly the same in both languages, and texts without a letter are left out.
     """
     speech = bundled_speech() if folder is None else corpus(folder)
     for language in (source, target):
@@ -119,10 +127,12 @@ def prompt_pairs(
             raise ValueError(f"no recordings in {language!r}, only {languages}; `audiorl data build` builds others")
     # The split is made over all languages and durations, so that it does not depend on the arguments.
     train, test = split_by_key(speech, held_out, seed=0)
+    pairs = parallel({"train": train, "test": test, "all": speech}[split], source, target)
+    if voice:
+        recordings = {u.key: u for u in voice if u.language == source}
+        pairs = [(recordings[a.key], b) for a, b in pairs if a.key in recordings]
     return [
-        (a, b)
-        for a, b in parallel(train if split == "train" else test, source, target)
-        if a.duration <= max_prompt_seconds and _letters(a.text) > 1 and _letters(b.text) > 0
+        (a, b) for a, b in pairs if a.duration <= max_prompt_seconds and _letters(a.text) > 1 and _letters(b.text) > 0
     ]
 
 

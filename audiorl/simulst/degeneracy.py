@@ -7,7 +7,7 @@ of quality: they say which numbers not to trust.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from audiorl.metrics.corpus import translation_counts
@@ -41,8 +41,12 @@ class Degeneracy:
     """What speaks against the policy, in words; empty for a sound one."""
 
 
-def degeneracy(instances: Sequence[Instance], language: str) -> Degeneracy:
-    """Measure the text output of whole streams. Raises ValueError for no instances and for one without reference."""
+def degeneracy(instances: Sequence[Instance], language: str, scores: Mapping[str, float] | None = None) -> Degeneracy:
+    """Measure the text output of whole streams.
+
+    scores: LengthRatio and Repetition, where `score` has counted them for these streams as a whole; else they are
+    counted here. Raises ValueError for no instances and for one without reference.
+    """
     if not instances:
         raise ValueError("degeneracy: no instances")
     hypotheses, references = [], []
@@ -51,14 +55,16 @@ def degeneracy(instances: Sequence[Instance], language: str) -> Degeneracy:
             raise ValueError(f"instance {instance.index}: reference: none; a length cannot be compared with it")
         hypotheses.append(instance.prediction)
         references.append(instance.reference)
-    length, repetition, of_references = (
-        score(counts.sum(0))
-        for counts, score in (
-            translation_counts(hypotheses, references, "length_ratio"),
-            translation_counts(hypotheses, references, "repetition"),
-            translation_counts(references, references, "repetition"),
-        )
-    )
+
+    def counted(metric: str, texts: Sequence[str]) -> float:
+        counts, share = translation_counts(texts, references, metric)
+        return share(counts.sum(0))
+
+    if scores is None:
+        length, repetition = counted("length_ratio", hypotheses), counted("repetition", hypotheses)
+    else:
+        length, repetition = scores["LengthRatio"], scores["Repetition"]
+    of_references = counted("repetition", references)
     silent = sum(not i.delays for i in instances) / len(instances)
     swf, efsw = simultaneous_words(instances, language)
     dsptv = None if swf is None or efsw is None else efsw - swf

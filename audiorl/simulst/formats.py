@@ -38,7 +38,8 @@ from audiorl.audio import AudioClip, AudioError, load_clip, probe
 from audiorl.data.formats import AUDIO_FIELDS, Style, audio_field, clip_of
 from audiorl.data.manifest import Loaded
 from audiorl.data.rows import BadRow, Row, read_rows
-from audiorl.data.schema import FieldError, StreamColumns, UnitColumns, check, check_limit, parse_json
+from audiorl.data.schema import FieldError, check, check_limit, parse_json
+from audiorl.data.schema.streams import StreamColumns, UnitColumns
 from audiorl.simulst.clauses import Word, align_clauses
 from audiorl.simulst.mustc import mustc
 from audiorl.simulst.parsed import ParsedStream, StreamDefaults

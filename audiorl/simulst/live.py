@@ -13,9 +13,9 @@ import numpy as np
 from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.models import AudioPolicy
-from audiorl.rollout.streams import LiveStream
+from audiorl.rollout.live import LiveStream
 from audiorl.simulst.streams import MIN_SECONDS, ChunkConfig, instruction_sample
-from audiorl.types import Rollout, Turn
+from audiorl.types import Rollout, Segment, Turn
 
 RATE = 16_000
 
@@ -23,7 +23,9 @@ RATE = 16_000
 class Interpreter:
     """Collects audio into chunks; after each the policy writes or stays silent. Greedy by default.
 
-    `rate`: of the samples that it hears, Hz. Each chunk is resampled together with its context, as that of a file is.
+    rate: of the samples, in Hz. Each chunk is resampled together with its context, as that of a file is. history: the
+    most seconds of the past that are carried (see `audiorl.rollout.live`); None: the whole stream. Take no more than
+    the length of the streams in training. Raises ValueError for a history of less than two chunks.
     """
 
     def __init__(
@@ -35,10 +37,18 @@ class Interpreter:
         sampling: SamplingConfig | None = None,
         id: str = "live",
         rate: int = RATE,
+        history: float | None = None,
     ):
         chunks = chunks or ChunkConfig()
         sampling = sampling or SamplingConfig(temperature=0.0, max_new_tokens=48)
-        self._live = LiveStream(policy, sampling, instruction_sample(id, source_language, target_language))
+        turns = None if history is None else int(history / chunks.seconds)
+        if turns is not None and turns < 2:
+            raise ValueError(
+                f"a history of {history} s holds less than two chunks of {chunks.seconds} s; give at least "
+                f"{2 * chunks.seconds:g}, or None"
+            )
+        sample = instruction_sample(id, source_language, target_language)
+        self._live = LiveStream(policy, sampling, sample, history=turns)
         self._rate = rate
         self._chunk, self._context = round(chunks.seconds * rate), round(chunks.context * rate)
         self._context_samples = np.zeros(0, np.float32)
@@ -48,8 +58,18 @@ class Interpreter:
 
     @property
     def rollout(self) -> Rollout:
-        """The stream so far, as a rollout without references."""
+        """The stream so far, as a rollout without references; with a `history` the part that is carried."""
         return self._live.rollout
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """What was written after each chunk, from the beginning."""
+        return self._live.segments
+
+    @property
+    def text(self) -> str:
+        """All that was written."""
+        return "".join(segment.text for segment in self.segments)
 
     def observe(self, samples: np.ndarray) -> str:
         """Take mono float samples [T] at `rate` Hz; returns what is written now, often nothing.

@@ -22,7 +22,8 @@ from typing import Any, Literal
 import yaml
 from msgspec.structs import asdict
 
-from audiorl.data.schema import FieldError, LogLine, SpeechLogLine, check, parse_json
+from audiorl.data.schema import FieldError, check, parse_json
+from audiorl.data.schema.streams import LogLine, SpeechLogLine
 from audiorl.metrics.latency import text_units
 from audiorl.metrics.playback import Interval
 

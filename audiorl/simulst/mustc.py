@@ -18,7 +18,8 @@ import yaml
 
 from audiorl.audio import AudioClip
 from audiorl.data.rows import BadRow
-from audiorl.data.schema import FieldError, MuSTCRecording, MuSTCSegment, check
+from audiorl.data.schema import FieldError, check
+from audiorl.data.schema.streams import MuSTCRecording, MuSTCSegment
 from audiorl.simulst.parsed import ParsedStream, StreamDefaults, UnitError, resolve_overlaps
 from audiorl.simulst.streams import Unit
 from audiorl.simulst.yaml_text import load_yaml

@@ -1,4 +1,5 @@
-"""Translation quality of a log: BLEU, chrF and TER by sacreBLEU, words, COMET and BLEURT where they are installed.
+"""Translation quality of a log: BLEU, chrF and TER by sacreBLEU, words, and models where they are installed: the
+similarity of sentence embeddings, COMET and BLEURT.
 
 COMET and BLEURT load large models and are no part of any extra: their own requirements clash with this project's, so
 they are installed by hand where they are wanted.
@@ -7,12 +8,16 @@ they are installed by hand where they are wanted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from audiorl.metrics.corpus import translation_counts
+import numpy as np
+from numpy.typing import NDArray
+
+from audiorl.judges.sentence import INSTALL, SentenceEncoder, installed_encoder
+from audiorl.metrics.corpus import TRANSLATION, Score, ratio, translation_counts
 from audiorl.metrics.latency import latency_unit
 
-Quality = Literal["bleu", "chrf", "chrf++", "ter", "word_f1", "comet", "bleurt"]
+Quality = Literal["bleu", "chrf", "chrf++", "ter", "word_f1", "semantic", "comet", "bleurt"]
 TEXT_METRICS: tuple[Quality, ...] = ("bleu", "chrf", "chrf++", "ter", "word_f1")
 """Those that load no model. chrF weighs recall more, the last two also punish what is too much."""
 
@@ -22,6 +27,7 @@ NAMES: dict[Quality, str] = {
     "chrf++": "chrF++",
     "ter": "TER",
     "word_f1": "WordF1",
+    "semantic": "Semantic",
     "comet": "COMET",
     "bleurt": "BLEURT",
 }
@@ -38,6 +44,35 @@ def bleu_tokenizer(language: str) -> str:
     return "char" if language.lower().startswith("ja") or language.lower().startswith("jpn") else "zh"
 
 
+def is_english(language: str) -> bool:
+    return language.lower().replace("_", "-").split("-")[0] in ("en", "eng")
+
+
+def default_quality(language: str) -> tuple[Quality, ...]:
+    """`TEXT_METRICS`, and the similarity of sentence embeddings where the encoder is installed and reads `language`."""
+    semantic: tuple[Quality, ...] = ("semantic",)
+    return TEXT_METRICS + (semantic if is_english(language) and installed_encoder() is not None else ())
+
+
+def quality_counts(
+    metric: str, hypotheses: Sequence[str], references: Sequence[str], language: str
+) -> tuple[NDArray[Any], Score]:
+    """Counts [N, K] and their score, for intervals: a metric of `TRANSLATION`, or "semantic"."""
+    if metric in TRANSLATION:
+        return translation_counts(hypotheses, references, metric, bleu_tokenizer(language))
+    similarities = _encoder(language).similarities(hypotheses, references)
+    return np.array([[100 * x, 1.0] for x in similarities]), ratio
+
+
+def _encoder(language: str) -> SentenceEncoder:
+    if not is_english(language):
+        raise ValueError(f"semantic: all-MiniLM-L6-v2 reads English, not {language!r}; leave it out of --quality")
+    encoder = installed_encoder()
+    if encoder is None:
+        raise ImportError(f"the similarity of sentence embeddings needs a model: {INSTALL}")
+    return encoder
+
+
 def quality_score(
     metric: Quality,
     hypotheses: Sequence[str],
@@ -46,12 +81,12 @@ def quality_score(
     sources: Sequence[str] | None = None,
 ) -> float:
     """The corpus score: BLEU, chrF, chrF++ and word F1 in [0, 100]; TER in percent, where less is better and silence
-    has 100; COMET and BLEURT about [0, 1].
+    has 100; semantic similarity 100 times the mean cosine of the pairs; COMET and BLEURT about [0, 1].
 
     COMET reads the source sentences too. Raises ImportError that says what to install.
     """
-    if metric in TEXT_METRICS:
-        counts, quality = translation_counts(hypotheses, references, metric, bleu_tokenizer(language))
+    if metric in TEXT_METRICS or metric == "semantic":
+        counts, quality = quality_counts(metric, hypotheses, references, language)
         return quality(counts.sum(0))
     if metric == "comet":
         return _comet(hypotheses, references, sources)

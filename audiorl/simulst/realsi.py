@@ -16,7 +16,8 @@ from typing import Any
 
 from audiorl.audio import AudioClip
 from audiorl.data.rows import BadRow
-from audiorl.data.schema import FieldError, RealSISegment, RealSITalk, RealSIUtterance, check
+from audiorl.data.schema import FieldError, check
+from audiorl.data.schema.streams import RealSISegment, RealSITalk, RealSIUtterance
 from audiorl.simulst.parsed import SUFFIXES, ParsedStream, StreamDefaults, UnitError, resolve_overlaps
 from audiorl.simulst.streams import Unit
 

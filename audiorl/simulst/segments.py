@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-from audiorl.data.schema import FieldError, ReferenceColumns, check, check_characters, parse_json
+from audiorl.data.schema import FieldError, check, check_characters, parse_json
+from audiorl.data.schema.streams import ReferenceColumns
 from audiorl.metrics.longform import ReferenceSegment
 from audiorl.simulst.logs import Instance
 from audiorl.simulst.yaml_text import load_yaml

@@ -74,7 +74,8 @@ def _drift(rollout: Rollout) -> float:
 
 
 def probes(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout | None]]:
-    """The rollouts with changed texts and as many tokens in proportion; None where a change does not apply.
+    """The rollouts with changed texts and as many tokens in proportion; None where a change does not apply. Of a stream
+    every segment with text is changed.
 
     longer: the thought, or else the answer, is written three times. repeat: the answer is written three times. copy:
     the answer is the prompt's text. babble: the answer is a list of the words that references, or else answers, use
@@ -82,10 +83,10 @@ def probes(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout | None]]:
     """
     common = _common_words(rollouts)
     return {
-        "longer": [_changed(r, _longer(r.text)) for r in rollouts],
-        "repeat": [_changed(r, _with_answer(r.text, _thrice)) for r in rollouts],
-        "copy": [_changed(r, _with_answer(r.text, lambda _, r=r: _prompt(r))) for r in rollouts],  # type: ignore[misc]
-        "babble": [_changed(r, _with_answer(r.text, lambda _: common)) for r in rollouts],
+        "longer": [_changed(r, _longer) for r in rollouts],
+        "repeat": [_changed(r, lambda text: _with_answer(text, _thrice)) for r in rollouts],
+        "copy": [_changed(r, lambda text, r=r: _with_answer(text, lambda _: _prompt(r))) for r in rollouts],  # type: ignore[misc]
+        "babble": [_changed(r, lambda text: _with_answer(text, lambda _: common)) for r in rollouts],
     }
 
 
@@ -117,19 +118,19 @@ def _common_words(rollouts: Sequence[Rollout]) -> str:
     return " ".join(word for word, _ in counts.most_common(_BABBLE_WORDS))
 
 
-def _changed(rollout: Rollout, text: str) -> Rollout | None:
-    """The rollout with `text` in its only segment that has text; None for several, for speech, and for no change."""
-    places = [i for i, s in enumerate(rollout.segments) if s.text]
-    if len(places) != 1 or rollout.speaks or text == rollout.text or not text.strip():
+def _changed(rollout: Rollout, change: Callable[[str], str]) -> Rollout | None:
+    """The rollout with `change` made to the text of each segment that has some; None for speech and for no change."""
+    segments = tuple(_rewritten(s, change(s.text)) if s.text.strip() else s for s in rollout.segments)
+    changed = replace(rollout, segments=segments, score=None)
+    if rollout.speaks or changed.text == rollout.text or not changed.text.strip():
         return None
-    segment = rollout.segments[places[0]]
+    return changed
+
+
+def _rewritten(segment: Segment, text: str) -> Segment:
     length = max(round(len(segment.ids) * len(text) / len(segment.text)), 1)
-    changed = replace(
-        segment, text=text, ids=_of_length(segment.ids, length), logprobs=_of_length(segment.logprobs, length)
-    )
-    segments: list[Segment] = list(rollout.segments)
-    segments[places[0]] = changed
-    return replace(rollout, segments=tuple(segments), score=None)
+    ids, logprobs = _of_length(segment.ids, length), _of_length(segment.logprobs, length)
+    return replace(segment, text=text, ids=ids, logprobs=logprobs)
 
 
 def _of_length(values_N: Tensor, length: int) -> Tensor:

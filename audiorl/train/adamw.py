@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from audiorl.config import OptimConfig
+from audiorl.run.pieces import Piece, read_shape
 from audiorl.runtime.world import World
 from audiorl.train.checks import check_weights
 
@@ -31,7 +32,7 @@ MASTER = "master"
 
 
 def adamw(parameters: Sequence[nn.Parameter], config: OptimConfig, fused: bool = False) -> torch.optim.AdamW:
-    """torch's AdamW; `fused` is one kernel for all weights, which all lie on a GPU."""
+    """torch's AdamW; `fused` is one kernel a weight on the CPU, and one for all weights on a GPU."""
     if not parameters:
         raise ValueError("nothing to train: every weight is frozen; set model.audio or model.lora")
     return torch.optim.AdamW(
@@ -61,7 +62,7 @@ def lost_updates(parameters: Sequence[nn.Parameter], size: float) -> float:
 
 def check_shape(state: Mapping[str, Tensor], name: str, shape: torch.Size, where: str) -> None:
     """Raises ValueError when the state of a weight is of another shape."""
-    if f"exp_avg.{name}" in state and state[f"exp_avg.{name}"].shape != shape:
+    if f"exp_avg.{name}" in state and read_shape(state, f"exp_avg.{name}") != tuple(shape):
         raise ValueError(f"{where}: optimizer state of {name!r} has another shape; another architecture")
 
 
@@ -100,7 +101,7 @@ class Optimizer:
                 config.lr,
             )
         self._updated = {**self._parameters, **self._masters}
-        fused = all(p.device.type == "cuda" for p in self._updated.values())
+        fused = all(p.device.type in ("cpu", "cuda") for p in self._updated.values())
         self._adamw = adamw(list(self._updated.values()), config, fused)
 
     every_pass = False
@@ -123,9 +124,13 @@ class Optimizer:
         """Make every gradient the sum of all ranks'."""
         self._world.sum_gradients(self._parameters)
 
+    def _clip(self) -> float:
+        """Scale the gradients down to `max_grad_norm`. Returns their total norm before."""
+        return float(torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self._config.max_grad_norm))
+
     def step(self) -> dict[str, float]:
         """One update from the accumulated gradients. Returns grad_norm (before clipping) and lr."""
-        norm = float(torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self._config.max_grad_norm))
+        norm = self._clip()
         if not math.isfinite(norm):
             bad = [n for n, p in self._parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
             what = f"the gradient of {bad[0]!r}" if bad else "the norm of the gradient"
@@ -145,10 +150,10 @@ class Optimizer:
         self.updates += 1
         return {"grad_norm": norm, "lr": lr}
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor | Piece]:
         """The moments as `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, float32 copies of 16-bit weights as
         `master.NAME`, and the number of updates."""
-        out = {"updates": torch.tensor(self.updates)}
+        out: dict[str, Tensor | Piece] = {"updates": torch.tensor(self.updates)}
         for name, p in self._updated.items():
             for key, value in self._adamw.state.get(p, {}).items():
                 out[f"{key}.{name}"] = value
@@ -159,7 +164,7 @@ class Optimizer:
         with torch.no_grad():
             for name, master in self._masters.items():  # a state without them: of ZeRO in float32, or of an old release
                 master.copy_(state.get(f"{MASTER}.{name}", self._parameters[name]))
-        fused = self._adamw.defaults["fused"]  # then steps are counted on the GPU
+        fused = self._adamw.defaults["fused"]  # then steps are counted where the weights are
         for name, p in self._updated.items():
             own = {key: state[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in state}
             check_shape(state, name, p.shape, where)

@@ -5,7 +5,7 @@ Shapes: L tokens of an experience, N sampled tokens of a pack, Q codebooks where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,6 @@ def idle_batch(policy: AudioPolicy) -> PackedBatch:
     return pack_experiences([Experience(torch.tensor([end, end]), torch.tensor([False, True]), prompt_length=1)])
 
 
-@torch.no_grad()
 def fill(
     experiences: Sequence[Experience],
     name: str,
@@ -86,7 +85,18 @@ def fill(
     budget: int,
     share_prompts: bool,
 ) -> list[Experience]:
-    """The experiences with field `name` set to what `forward` gives for their sampled tokens, 0 elsewhere.
+    """`fill_fields` of one field."""
+    return fill_fields(experiences, lambda batch: {name: forward(batch)}, budget, share_prompts)
+
+
+@torch.no_grad()
+def fill_fields(
+    experiences: Sequence[Experience],
+    forward: Callable[[PackedBatch], Mapping[str, Tensor]],
+    budget: int,
+    share_prompts: bool,
+) -> list[Experience]:
+    """The experiences with the fields that `forward` gives, by name, for their sampled tokens; 0 elsewhere.
 
     [L] for experiences of text, [L, Q] for those with frames where `forward` gives [N, Q]. Raises FloatingPointError
     naming the rollout where a value is not finite.
@@ -94,14 +104,15 @@ def fill(
     filled = list(experiences)
     for indices in micro_batches(experiences, budget, share_prompts):
         part = [experiences[i] for i in indices]
-        flat = forward(pack_experiences(part, share_prompts)).float().cpu()
-        check_finite(part, flat, name)
-        for i, values in zip(indices, flat.split(counts(part)), strict=True):
-            if experiences[i].codes is None and values.dim() == 2:
-                values = values[:, 0]  # a text packed with frames: its log-probs keep the shape [L] in any other pack
-            stream = torch.zeros(len(experiences[i]), *values.shape[1:])
-            stream[experiences[i].loss_mask] = values
-            filled[i] = experiences[i].replace(**{name: stream})
+        for name, given in forward(pack_experiences(part, share_prompts)).items():
+            flat = given.float().cpu()
+            check_finite(part, flat, name)
+            for i, values in zip(indices, flat.split(counts(part)), strict=True):
+                if experiences[i].codes is None and values.dim() == 2:
+                    values = values[:, 0]  # a text packed with frames: its log-probs are [L] in any other pack
+                stream = torch.zeros(len(experiences[i]), *values.shape[1:])
+                stream[experiences[i].loss_mask] = values
+                filled[i] = filled[i].replace(**{name: stream})
     return filled
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +14,19 @@ from torch import Tensor
 from audiorl.audio import AudioClip, write_wav
 from audiorl.audio import name as clip_name
 from audiorl.data.recordings import Crops, Place, Recordings
+from audiorl.data.rows import write_json_lines
 from audiorl.metrics.codes import bitrate, codebook_use, count_codes
 from audiorl.metrics.interval import bootstrap_interval
 from audiorl.metrics.spectral import mel_distance, stft_distance
-from audiorl.run.checkpoint import TrainerState, load_checkpoint
+from audiorl.run.checkpoint import Checksums, load_verified, read_state
 from audiorl.run.folder import Run
+from audiorl.run.pieces import TrainerState
+from audiorl.run.saving import CheckpointWriter
 from audiorl.runtime.config import current
 from audiorl.runtime.local import Group, changes_worker, replaces_worker
 from audiorl.runtime.placement import num_trainers, trainer_group
 from audiorl.runtime.torchrun import local_device
+from audiorl.runtime.world import World
 from audiorl.train.fit import fit
 from tokenizers_audio.audio import prepare
 from tokenizers_audio.protocol import AudioTokenizer
@@ -114,6 +117,7 @@ class CodecWorker:
     ):
         self.tokenizer = tokenizer
         self.trainer = Trainer(tokenizer, config.train, seed, trained)
+        self._writer = CheckpointWriter(tokenizer, World.of_process_group())
         self.crops = crops_of(tokenizer, recordings, config, seed)
         self.begins = tokenizer.config.phases == "peaks" and not trained
 
@@ -133,10 +137,17 @@ class CodecWorker:
     def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
         self.trainer.load(state, where)
 
+    @changes_worker
+    def begin_save(self, folder: str) -> None:
+        self._writer.begin(folder, self.state())
+
+    def saved_files(self, wait: bool) -> Checksums | None:
+        return self._writer.files(wait)
+
     @replaces_worker
     def resume(self, where: str) -> None:
-        state, _ = load_checkpoint(Path(where), self.tokenizer)
-        self.trainer.load(state, where)
+        load_verified(Path(where), self.tokenizer)
+        self.trainer.load(read_state(Path(where)), where)
 
     def close(self) -> None:
         """After the last update; nothing is held."""
@@ -158,7 +169,6 @@ def train_codec(
     phase: str = "codec",
     held_out: Sequence[AudioClip] = (),
     trained: bool = False,
-    max_seconds: float | None = None,
 ) -> None:
     """Train `tokenizer` in place, from the phase's last checkpoint on. `trained` keeps the codebooks it comes with.
 
@@ -176,7 +186,6 @@ def train_codec(
         phase=phase,
         seed=seed,
         length=lambda place: 1,
-        max_seconds=max_seconds,
         evaluate=(lambda: measures(tokenizer, held_out)[0]) if held_out else None,
         eval_every=config.eval_every,
     )
@@ -194,8 +203,9 @@ def _workers(
     """A trainer on each rank; the crops of a batch are dealt out evenly."""
     if config.batch_size % num_trainers():
         raise ValueError(f"a batch of {config.batch_size} cannot be dealt out evenly to {num_trainers()} processes")
-    if current().zero:
-        raise ValueError(f"{phase}: this kind of training does not use DeepSpeed; start it without --runtime.zero")
+    if current().sharded:
+        option = "--runtime.fsdp" if current().fsdp else "--runtime.zero"
+        raise ValueError(f"{phase}: this kind of training divides no state among trainers; start it without {option}")
     others = (tokenizer.device.type, recordings, config, seed, trained)
     return trainer_group(
         lambda world: CodecWorker(tokenizer, recordings, config, seed, trained),
@@ -267,8 +277,7 @@ def measure_codec(
                     write_wav(run.dir / path, getattr(copy, part), tokenizer.sample_rate)
                     row[part] = {"path": str(path)}
             rows.append(row)
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (run.dir / "eval" / f"{name}.jsonl").write_text(lines)
+        write_json_lines(run.dir / "eval" / f"{name}.jsonl", rows)
         results = {**means, "low": low, "high": high, "n": len(copies), "bitrate": rate}
         run.write_result(name, results)
         run.finish(name, results)

@@ -18,10 +18,12 @@ from audiorl.metrics.text import word_errors
 from audiorl.models import AudioPolicy
 from audiorl.models.ctc import BLANK, CTCModel, fits
 from audiorl.models.examples import Example
-from audiorl.run.checkpoint import TrainerState, load_checkpoint
+from audiorl.run.checkpoint import Checksums, load_verified, read_state
 from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile
+from audiorl.run.pieces import TrainerState
 from audiorl.run.progress import Progress
+from audiorl.run.saving import CheckpointWriter
 from audiorl.runtime.local import changes_worker, replaces_worker
 from audiorl.runtime.placement import trainer_group
 from audiorl.runtime.world import World
@@ -35,6 +37,7 @@ class CTCWorker:
     def __init__(self, model: CTCModel, config: CTCConfig, optim: OptimConfig, seed: int, world: World | None = None):
         self.model, self.config, self.seed = model, config, seed
         self.world = world or World()
+        self._writer = CheckpointWriter(model, self.world)
         self.optimizer = Optimizer(model.trainable(), optim, config.steps, self.world)
 
     @changes_worker
@@ -65,14 +68,22 @@ class CTCWorker:
     def state(self) -> TrainerState:
         return {"optimizer": self.optimizer.state()}
 
-    def load(self, state: TrainerState, where: str) -> None:
+    def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
         self.optimizer.load(state["optimizer"], where)
+
+    @changes_worker
+    def begin_save(self, folder: str) -> None:
+        """Write this rank's files of a checkpoint; see `CheckpointWriter`."""
+        self._writer.begin(folder, self.state())
+
+    def saved_files(self, wait: bool) -> Checksums | None:
+        return self._writer.files(wait)
 
     @replaces_worker
     def resume(self, where: str) -> None:
         """Continue from a checkpoint's folder, weights and all."""
-        state, _ = load_checkpoint(Path(where), self.model)
-        self.load(state, where)
+        load_verified(Path(where), self.model)
+        self.load(read_state(Path(where)), where)
 
     def close(self) -> None:
         """After the last update."""

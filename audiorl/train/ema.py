@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from audiorl.run.pieces import read_shape
+
 
 class EMA:
     """average ← decay · average + (1 - decay) · weight after each update, in float32; begins as the weights are."""
@@ -25,6 +27,6 @@ class EMA:
         return dict(self._average)
 
     def load(self, state: Mapping[str, Tensor], where: str) -> None:
-        if {n: t.shape for n, t in state.items()} != {n: t.shape for n, t in self._average.items()}:
+        if {n: read_shape(state, n) for n in state} != {n: tuple(t.shape) for n, t in self._average.items()}:
             raise ValueError(f"{where}: its moving average is of another architecture")
         self._average = {name: state[name].to(t.device).clone() for name, t in self._average.items()}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from audiorl.data.schedule import batch_of_step, sorted_batch_of_step
 from audiorl.run.checkpoint import Saved
-from audiorl.run.folder import Run
-from audiorl.run.phase import checkpoint, pull, restore
-from audiorl.run.progress import Progress
+from audiorl.run.folder import ComputeTime, Run
+from audiorl.run.phase import checkpoint, completing_saves, pull, pull_last, restore
+from audiorl.run.progress import Progress, StepClock
 from audiorl.runtime.local import Group
 
 T = TypeVar("T")
@@ -39,37 +38,49 @@ def fit(
     phase: str,
     seed: int,
     length: Callable[[T], int],
-    max_seconds: float | None = None,
+    limit: ComputeTime | None = None,
     evaluate: Callable[[], Mapping[str, float]] | None = None,
     eval_every: int = 0,
 ) -> None:
     """Call `train` of every worker with its share of each step's batch, from the phase's last checkpoint on.
 
     Saves `model`, which the first worker trains, and logs the first worker's metrics. With `config.sort` batches hold
-    items of similar `length`. Training ends early after `max_seconds`.
+    items of similar `length`. Training ends early once it has taken the time `limit`.
     """
-    step = restore(run, phase, model, trainers)
+    step = restore(run, phase, trainers)
     lengths = tuple(length(item) for item in items) if config.sort else ()
-    seconds_left = None if max_seconds is None else max_seconds - run.seconds(phase)
-    with run.interruptible(), Progress(phase, config.steps, step, max_seconds=seconds_left) as progress:
-        while step < config.steps and (max_seconds is None or run.seconds(phase) < max_seconds):
-            started = time.monotonic()
+
+    def spent() -> float | None:
+        if limit is None:
+            return None
+        so_far = run.compute_time(phase)
+        seconds = so_far.seconds if so_far.unit == limit.unit else run.seconds(phase)
+        return seconds / limit.seconds if limit.seconds else 1.0
+
+    with (
+        run.interruptible(),
+        completing_saves(run, trainers),
+        Progress(phase, config.steps, step, spent=spent()) as progress,
+    ):
+        while step < config.steps and (spent() or 0.0) < 1:
+            clock = StepClock(trainers)
             if config.sort:
                 batch = sorted_batch_of_step(items, lengths, step, config.batch_size, seed)
             else:
                 batch = batch_of_step(items, step, config.batch_size, seed)
             metrics = trainers.each("train", [batch[r :: trainers.size] for r in range(trainers.size)])[0]
-            ended = time.monotonic()
+            clock.lap("train")
             step += 1
-            run.add_seconds(phase, ended - started)
-            metrics |= {"time/train": ended - started}
+            run.add_seconds(phase, clock.seconds, clock.cpu_seconds)
+            metrics |= clock.laps
             if evaluate and eval_every and step % eval_every == 0 and step < config.steps:
                 pull(model, trainers)
                 metrics |= {f"eval/{name}": value for name, value in evaluate().items()}
             run.log(phase, step, metrics)
-            progress.update(step, metrics)
-            over = max_seconds is not None and run.seconds(phase) >= max_seconds
-            checkpoint(run, phase, step, step if over else config.steps, config.save_every, model, trainers)
+            progress.update(step, metrics, spent())
+            over = (spent() or 0.0) >= 1
+            checkpoint(run, phase, step, step if over else config.steps, config.save_every, trainers)
+    pull_last(run, phase, model, trainers)
     trainers.all("close")
     run.finish(phase, {"steps": step, "seconds": run.seconds(phase)})
 

@@ -11,10 +11,12 @@ from torch import Tensor
 from audiorl.config import OptimConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
-from audiorl.run.checkpoint import TrainerState, load_checkpoint
+from audiorl.run.checkpoint import Checksums, load_verified, read_state
 from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile
-from audiorl.runtime.local import Group, replaces_worker
+from audiorl.run.pieces import TrainerState
+from audiorl.run.saving import CheckpointWriter
+from audiorl.runtime.local import Group, changes_worker, replaces_worker
 from audiorl.runtime.placement import trainer_group
 from audiorl.runtime.world import World
 from audiorl.train.batches import idle_batch
@@ -34,6 +36,7 @@ class Learner(Generic[M]):
     def __init__(self, model: M, optim: OptimConfig, steps: int, world: World | None = None):
         self.model: M = model
         self.world = world or World()
+        self._writer = CheckpointWriter(model, self.world)
         self.optimizer = optimizer_for(model, optim, steps, self.world)
 
     def learn(self, packs: Sequence[P], loss: Callable[[P], Tensor]) -> None:
@@ -63,14 +66,22 @@ class Learner(Generic[M]):
     def state(self) -> TrainerState:
         return {"optimizer": self.optimizer.state()}
 
-    def load(self, state: TrainerState, where: str) -> None:
+    def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
         self.optimizer.load(state["optimizer"], where)
+
+    @changes_worker
+    def begin_save(self, folder: str) -> None:
+        """Write this rank's files of a checkpoint; see `CheckpointWriter`."""
+        self._writer.begin(folder, self.state())
+
+    def saved_files(self, wait: bool) -> Checksums | None:
+        return self._writer.files(wait)
 
     @replaces_worker
     def resume(self, where: str) -> None:
         """Continue from a checkpoint's folder, weights and all."""
-        state, _ = load_checkpoint(Path(where), self.model)
-        self.load(state, where)
+        load_verified(Path(where), self.model)
+        self.load(read_state(Path(where)), where)
 
     def close(self) -> None:
         """After the last update."""

@@ -1,9 +1,12 @@
-"""The optimizer of a run: plain AdamW, or DeepSpeed ZeRO; and backward passes that suit either."""
+"""The optimizer of a run: plain AdamW, DeepSpeed ZeRO or FSDP2; and backward passes that suit each."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from audiorl.config import OptimConfig
@@ -16,12 +19,30 @@ from audiorl.train.adamw import Optimizer
 if TYPE_CHECKING:
     from audiorl.train.zero import ZeroOptimizer
 
+_log = logging.getLogger(__name__)
+BF16_WIDTH = 512
+"""From this width of the decoder on, a CPU with AMX updates and decodes faster in bfloat16 (`bench/precision.py`)."""
+
+
+def slow_in_float32(policy: AudioPolicy, capabilities: Mapping[str, object]) -> bool:
+    """Whether a CPU with these capabilities would compute this policy faster under autocast than it does now."""
+    head = policy.backbone.head(policy.model).weight
+    wide = head.device.type == "cpu" and head.shape[1] >= BF16_WIDTH
+    return bool(capabilities.get("amx_bf16")) and wide and head.dtype == torch.float32 and not policy.config.autocast
+
 
 def optimizer_for(
     model: AudioPolicy | ValueModel, config: OptimConfig, total_steps: int, world: World
 ) -> Optimizer | ZeroOptimizer:
     """What trains `model` in this process's runtime. Made after all copies of the model that are wanted."""
     runtime = current()
+    first = world.rank == 0
+    if first and isinstance(model, AudioPolicy) and slow_in_float32(model, torch.cpu.get_capabilities()):
+        _log.warning("training computes in float32; this CPU has AMX, so that --model.autocast (bfloat16) is faster")
+    if runtime.fsdp:
+        from audiorl.train.fsdp import FsdpOptimizer
+
+        return FsdpOptimizer(model, config, total_steps, world)
     if not runtime.zero:
         return Optimizer(model.trainable(), config, total_steps, world)
     from audiorl.train.zero import ZeroOptimizer

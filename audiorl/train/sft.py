@@ -12,7 +12,7 @@ from audiorl.config import OptimConfig, SFTConfig
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
-from audiorl.run.folder import Run
+from audiorl.run.folder import ComputeTime, Run
 from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
 from audiorl.train.batches import counts, repeat_each
@@ -62,9 +62,9 @@ def sft(
     optim: OptimConfig,
     seed: int = 0,
     phase: str = "sft",
-    max_seconds: float | None = None,
+    limit: ComputeTime | None = None,
 ) -> None:
-    """Supervised fine-tuning of `policy` in place. `max_seconds` of training end it before its last step."""
+    """Supervised fine-tuning of `policy` in place. It ends before its last step once it has taken the time `limit`."""
     if run.finished(phase):
         run.load_result(phase, policy)
         return
@@ -78,5 +78,5 @@ def sft(
         phase=phase,
         seed=seed,
         length=lambda e: rough_length(e.sample, e.target),
-        max_seconds=max_seconds,
+        limit=limit,
     )

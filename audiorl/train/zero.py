@@ -19,7 +19,6 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,9 +28,11 @@ from torch import Tensor, nn
 from audiorl.config import OptimConfig
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.value import ValueModel
+from audiorl.run.pieces import Piece, read_range
 from audiorl.runtime.torchrun import backend
 from audiorl.runtime.world import World
 from audiorl.train.adamw import MASTER, adamw, check_shape, learning_rate
+from audiorl.train.anatomy import Anatomy
 from audiorl.train.checks import check_weights
 
 BUCKET = 5 * 10**8
@@ -40,40 +41,6 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 _HOLDER = "audiorl"
 _LINEAR = nn.functional.linear
 """torch's own. At stage 3 DeepSpeed replaces it, for all modules, by one that saves no weight for the backward pass."""
-
-
-@dataclass(frozen=True)
-class Anatomy:
-    """What DeepSpeed needs to know of a model: module, trained weights, decoder layers, other weights of a pass."""
-
-    module: nn.Module
-    trained: Mapping[str, nn.Parameter]
-    layers: Sequence[nn.Module]
-    non_layer: Sequence[nn.Parameter]
-
-    @classmethod
-    def of(cls, model: AudioPolicy | ValueModel) -> Anatomy:
-        if isinstance(model, AudioPolicy):
-            return cls(model.model, model.trainable(), *_passed(model))
-        if model.shared:
-            return cls(model.head, model.trainable(), (), tuple(model.head.parameters()))
-        layers, non_layer = _passed(model.trunk)
-        both = nn.ModuleList([model.trunk.model, model.head])
-        return cls(both, model.trainable(), layers, (*non_layer, *model.head.parameters()))
-
-
-def _passed(policy: AudioPolicy) -> tuple[Sequence[nn.Module], Sequence[nn.Parameter]]:
-    """The decoder's layers, and the other weights that a pass uses. An encoder of images is not among them."""
-    backbone, model = policy.backbone, policy.model
-    decoder = backbone.decoder(model)
-    parts = [decoder, backbone.head(model)]
-    if policy.speech is not None:
-        parts.append(policy.code_head)
-    if backbone.audio_token is not None:
-        parts += [backbone.audio_encoder(model), *backbone.projector(model)]
-    inside = {id(p) for layer in decoder.layers for p in layer.parameters()}
-    non_layer = {id(p): p for part in parts for p in part.parameters() if id(p) not in inside}
-    return list(decoder.layers), list(non_layer.values())
 
 
 class ZeroOptimizer:
@@ -112,7 +79,8 @@ class ZeroOptimizer:
         size = sum(p.numel() for p in anatomy.module.parameters())
         self._engine, *_ = deepspeed.initialize(
             model=anatomy.module,
-            optimizer=adamw(weights, config),
+            # DeepSpeedCPUAdam would be compiled at the first start; torch's fused form needs no compiler.
+            optimizer=adamw(weights, config, fused=offload),
             config=_config(stage, offload, self._bfloat16, config.max_grad_norm, min(size + -size % 64, BUCKET)),
         )
         self._zero = self._engine.optimizer
@@ -242,29 +210,29 @@ class ZeroOptimizer:
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Tensor]:
-        """As `Optimizer.state`, on the CPU of the first rank; of bfloat16 weights also `master.NAME` in float32.
-
-        All ranks call it.
-        """
-        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-
-        out = {"updates": torch.tensor(self.updates)}
+    def state(self) -> dict[str, Tensor | Piece]:
+        """As `Optimizer.state`, of this rank's partition; of bfloat16 weights also `master.NAME` in float32."""
+        out: dict[str, Tensor | Piece] = {"updates": torch.tensor(self.updates)}
         steps = [slot["step"] for _, slot in self._slots() if slot]
-        for name, p in self._parameters.items():
-            moments = {key: safe_get_full_optimizer_state(p, key) for key in MOMENTS} if steps else {}
-            if moments and not bool(moments["exp_avg_sq"].any()):  # never reached by any gradient
-                moments = {}
-            if moments:
-                moments["step"] = torch.as_tensor(steps[0])
-            if self._bfloat16:
-                moments[MASTER] = safe_get_full_fp32_param(p)
-            if self._world.rank == 0:
-                out |= {f"{key}.{name}": tensor.detach().cpu().clone() for key, tensor in moments.items()}
+        # A weight that no gradient ever reached has moments of zero, where `Optimizer` has none.
+        weights = list(self._parameters.items())
+        moving = [bool(steps) and any(bool(x.any()) for _, x in self._own(p, "exp_avg_sq")) for _, p in weights]
+        device = weights[0][1].device
+        on_ranks = self._world.sum(torch.tensor(moving, dtype=torch.int32, device=device)).tolist()
+        for (name, p), count in zip(weights, on_ranks, strict=True):
+            shape = tuple(self._shapes[name])
+            for key in (*(MOMENTS if count else ()), *([MASTER] if self._bfloat16 else ())):
+                for start, numbers in self._own(p, None if key == MASTER else key):
+                    out[f"{key}.{name}"] = Piece(numbers.detach(), start, shape)
+            if count:
+                out[f"step.{name}"] = torch.as_tensor(steps[0])
         return out
 
     def load(self, state: Mapping[str, Tensor], where: str) -> None:
-        """Take the model's weights as they are now, and `state` of any stage and number of ranks. All ranks call it."""
+        """Take the model's weights as they are now, and `state` of any kind of sharding and number of ranks.
+
+        All ranks call it.
+        """
         self.updates = int(state["updates"])
         if self._stage == 3:
             self._release(self._all, changed=True)
@@ -272,7 +240,7 @@ class ZeroOptimizer:
         self._zero.refresh_fp32_params()
         for name, shape in self._shapes.items():
             check_shape(state, name, shape, where)
-        steps = [float(value) for key, value in state.items() if key.startswith("step.")]
+        steps = [float(state[key]) for key in state if key.startswith("step.")]
         if steps:
             for flat, slot in self._slots():
                 slot |= {key: torch.zeros_like(flat) for key in MOMENTS} | {"step": torch.tensor(max(steps))}
@@ -281,31 +249,26 @@ class ZeroOptimizer:
         for name, p in self._parameters.items():
             for key in (*MOMENTS, MASTER):
                 if f"{key}.{name}" in state and (self._bfloat16 or key != MASTER):
-                    self._set(p, state[f"{key}.{name}"], None if key == MASTER else key)
+                    for start, numbers in self._own(p, None if key == MASTER else key):
+                        numbers.copy_(read_range(state, f"{key}.{name}", start, start + numbers.numel()))
+
+    def _own(self, p: Any, key: str | None) -> Iterator[tuple[int, Tensor]]:
+        """This rank's float32 numbers of a weight (None) or of its moment `key`, in place, and where they begin."""
+        if self._stage == 3:
+            size = math.ceil(p.ds_numel / self._world.size)  # the last partition is padded
+            start = size * self._world.rank
+            count = min(size, p.ds_numel - start)
+            if count > 0:
+                partition, _ = self._zero._get_fp32_opt_state_partition(p, False, key)
+                yield start, partition.view(-1)[:count]
+        elif p._hp_mapping is not None:  # otherwise its numbers are on other ranks
+            yield p._hp_mapping.lp_fragment_address.start, p._hp_mapping.get_hp_fragment(key)
 
     def _slots(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         """This rank's flat parts of the float32 weights, and AdamW's state of each."""
         zero = self._zero
         for flat in zero.fp32_partitioned_groups_flat if self._stage == 3 else zero.single_partition_of_fp32_groups:
             yield flat, zero.optimizer.state[flat]
-
-    def _set(self, p: Any, value: Tensor, key: str | None) -> None:
-        from deepspeed.utils import (
-            safe_set_full_fp32_param,
-            safe_set_full_optimizer_state,
-            safe_set_local_fp32_param,
-            safe_set_local_optimizer_state,
-        )
-
-        value = value.to(device=p.device, dtype=torch.float32)
-        if self._stage == 3:  # this rank's partition; the last one is padded
-            size = math.ceil(value.numel() / self._world.size)
-            flat = nn.functional.pad(value.flatten(), (0, size * self._world.size - value.numel()))
-            value = flat.narrow(0, size * self._world.rank, size)
-        if key is None:
-            (safe_set_local_fp32_param if self._stage == 3 else safe_set_full_fp32_param)(p, value)
-        else:
-            (safe_set_local_optimizer_state if self._stage == 3 else safe_set_full_optimizer_state)(p, value, key)
 
 
 def _set_zero_gradient(p: nn.Parameter, shape: torch.Size) -> None:

@@ -35,8 +35,8 @@ def speech_sample(
     if scene:
         messages.append(Message("system", (scene,)))
     if voice is not None:
-        messages += [Message("user", (_tagged(speaker, voice[0]),)), Message("assistant", (voice[1],))]
-    messages.append(Message("user", (_tagged(speaker, text),)))
+        messages += [Message("user", (tagged(speaker, voice[0]),)), Message("assistant", (voice[1],))]
+    messages.append(Message("user", (tagged(speaker, text),)))
     about: dict[str, Any] = {**(metadata or {}), "respond": "speech"}
     if voice is not None:
         about.setdefault("reference_audio", voice[1])
@@ -80,5 +80,6 @@ def _letters(text: str) -> int:
     return sum(map(str.isalnum, text))
 
 
-def _tagged(speaker: str, text: str) -> str:
+def tagged(speaker: str, text: str) -> str:
+    """The text with its speaker in front, as [SPEAKER0]."""
     return f"[{speaker}] {text}" if speaker else text

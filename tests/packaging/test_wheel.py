@@ -94,6 +94,11 @@ def test_the_wheel_holds_every_module_recipe_and_evaluation(wheel: list[str]) ->
             assert f"{installed.get(top, top)}/{file.relative_to(top)}" in wheel
 
 
+def test_the_wheel_holds_the_pages_of_the_view(wheel: list[str]) -> None:
+    assets = list((ROOT / "audiorl" / "view" / "assets").iterdir())
+    assert assets and all(f"audiorl/view/assets/{asset.name}" in wheel for asset in assets)
+
+
 def test_the_wheel_holds_speech_encoder_and_licences(wheel: list[str]) -> None:
     assert sum(name.startswith("audiorl/assets/speech/") and name.endswith(".opus") for name in wheel) == 1526
     for name in ("speech/ATTRIBUTION.md", "whisper_tiny_en/encoder.safetensors", "whisper_tiny_en/LICENSE-MIT.txt"):

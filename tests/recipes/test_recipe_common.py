@@ -100,6 +100,7 @@ def test_sets_are_mixed_by_weight(tmp_path: Path, capsys: pytest.CaptureFixture[
     first, second = [shown[str(i)] for i in range(10)], [n for id, n in shown.items() if id.startswith("2:")]
     assert Counter(first) == {2: 5, 3: 5} and second == [1, 1, 1]
     assert f"mix: 25 rows (89%) of {a}:x2.5, which has 10" in capsys.readouterr().out
+    assert Counter(s.metadata["data_set"] for s in train) == {"a": 25, "b": 3}
     assert config.scheduled(RLConfig(prompts_per_step=4), len(train)).steps == 7, "copies count as rows of an epoch"
     assert [s.id for s in read_questions(replace(config, seed=3), think=True)[0]] == [s.id for s in train]
     other = Counter(s.id for s in read_questions(replace(config, data_seed=3), think=True)[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -109,7 +110,8 @@ def test_quickstart_measures_strangers(tmp_path: Path, capsys: pytest.CaptureFix
     run = train("quickstart", tmp_path / "run", "--unseen", str(tmp_path), "--control", "False")
     evals = read_json(run / "eval.json")
     assert evals["unseen_after"]["n"] == 3, "the known speaker is left out"
-    assert set(evals["unseen_after"]["changes"]) >= {"accuracy", "said"} and "said" in evals["after"]["outside"]
+    assert set(evals["unseen_after"]["changes"]) >= {"accuracy", "said", "vocabulary"}
+    assert set(evals["after"]["outside"]) == {"said", "vocabulary"}
     (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[3:]))
     assert (
         main(["train", "recipes/quickstart.py", "--tiny", "--unseen", str(tmp_path), "--out", str(tmp_path / "b")]) == 2
@@ -176,7 +178,9 @@ def test_report_again(quickstart: Path, tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("think", [pytest.param("True", marks=pytest.mark.smoke), "False"])
 def test_mmau_grpo_with_a_reward_of_ones_own(tmp_path: Path, think: str) -> None:
     (tmp_path / "mine.py").write_text(REWARD)
-    run = train("mmau_grpo", tmp_path / "run", "--think", think, "--reward-file", str(tmp_path / "mine.py"))
+    run = train(
+        "mmau_grpo", tmp_path / "run", "--think", think, "--control", "--reward-file", str(tmp_path / "mine.py")
+    )
     rows = [r for f in sorted((run / "rollouts").iterdir()) for r in rows_of(f)]
     assert len(rows) == 8
     for row in rows:
@@ -186,6 +190,7 @@ def test_mmau_grpo_with_a_reward_of_ones_own(tmp_path: Path, think: str) -> None
         assert row["score"]["total"] == pytest.approx(2 * parts["accuracy"] + parts["format"] + parts["user"])
         assert ("<think>" in row["sample"]["prompt"]) == (think == "True")
     assert any(row["advantage"] for row in rows)
+    assert set(read_json(run / "eval.json")) == {"before", "after", "control"}
 
 
 @pytest.mark.parametrize("family", [make_omni, make_qwen2_audio], ids=["qwen2.5-omni", "qwen2-audio"])
@@ -219,6 +224,33 @@ def bundled_manifest(path: Path, count: int, *extra: dict[str, Any]) -> Path:
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *extra]))
     return path
+
+
+def test_the_model_card_of_a_run(tmp_path: Path) -> None:
+    """Its results are those of eval.json, its options those that the command line changed, its licences the rows'."""
+    data = bundled_manifest(tmp_path / "train.jsonl", 6)
+    data.write_text("".join(json.dumps(row | {"licence": "CC-BY-4.0"}) + "\n" for row in rows_of(data)))
+    strangers = bundled_manifest(tmp_path / "strangers.jsonl", 12)
+    strangers.write_text("".join(json.dumps(row) + "\n" for row in rows_of(strangers)[8:]))
+    run = train(
+        "mmau_grpo", tmp_path / "run", "--data", str(data), "--held-out-count", "2", "--unseen", str(strangers),
+        "--grpo.kl-beta", "0.125",
+    )  # fmt: skip
+    assert main(["export", str(last_checkpoint(run)), "--out", str(tmp_path / "out")]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    results = read_json(run / "eval.json")
+    assert {"before", "after", "unseen_before", "unseen_after"} <= set(results)
+    for name in ("before", "after", "unseen_before", "unseen_after"):
+        r = results[name]
+        row = f"| {name} | accuracy | {r['accuracy']:.4g} | ({r['low']:.4g} to {r['high']:.4g}) | "
+        if name.endswith("after"):
+            change, low, high = r["changes"]["accuracy"]
+            row += f"{change:+.4g} ({low:.4g} to {high:.4g})"
+        assert f"{row} | {r['n']} |\n" in card
+    assert "| train.jsonl | training | CC-BY-4.0 (rows: 6) |\n" in card
+    assert "| strangers.jsonl | strangers | not stated |\n" in card
+    assert "| `grpo.kl_beta` | `0.125` | `0.01` |\n" in card and "| `grpo.clip_low` |" not in card
+    assert "there is no `control`" in card and "Strangers:" not in card and str(tmp_path) not in card
 
 
 def test_asr_grpo_and_its_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -554,6 +586,7 @@ def test_self_test_trains_a_step() -> None:
 @pytest.mark.parametrize("lora", ["True", "False"])
 def test_mmau_grpo_at_full_width(tmp_path: Path, lora: str) -> None:
     """The released 3B model's widths, two layers deep, as a checkpoint of the whole model in bfloat16."""
+    gc.collect()  # a run before this one may still hold its model
     assert save_full_size(tmp_path / "model") > 750_000_000
     manifest = bundled_manifest(tmp_path / "train.jsonl", 6)
     # random weights write tokens that the small tokenizer has no text for: reward something about the tokens
@@ -571,7 +604,7 @@ def test_mmau_grpo_at_full_width(tmp_path: Path, lora: str) -> None:
     load_policy(last_checkpoint(run))
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", [name for name in SOURCES if name != "dataset"])  # an object has no path
 def test_every_kind_of_corpus_trains(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUDIORL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))

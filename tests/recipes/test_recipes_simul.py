@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,11 @@ from audiorl.run.metrics_log import read_metrics
 from audiorl.simulst.bundled import bundled_streams
 from audiorl.simulst.formats import read_streams, write_streams
 from audiorl.simulst.logs import read_log
+from recipes import simul_quickstart as quickstart_recipe
 from tests.support.unified_codec import tiny as tiny_codec
 
 STAGES = ("stage1", "stage2")
+FROM_SPANISH = ("--source", "es", "--target", "en", "--unseen", "unseen_speakers")
 
 
 def train(recipe: str, out: Path, *options: str) -> Path:
@@ -44,26 +48,29 @@ def checkpoint(run: Path, phase: str) -> Path:
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train("simul_quickstart", tmp_path_factory.mktemp("runs") / "simul")
+    return train("simul_quickstart", tmp_path_factory.mktemp("runs") / "simul", *FROM_SPANISH)
 
 
 def test_quickstart_writes_a_whole_run(quickstart: Path) -> None:
     evals = json.loads((quickstart / "eval.json").read_text(), parse_constant=lambda c: pytest.fail(f"{c} is not JSON"))
-    assert set(evals) == {"before", "after stage1", "after", "wait-2", "offline"}
+    trained = {"before", "after stage1", "after"}
+    assert set(evals) == {*trained, "wait-2", "offline", *(f"unseen_{name}" for name in trained)}
     for name, result in evals.items():
         assert result["n"] == 2 and result["low"] <= result["high"] and 0 <= result["chrf"] <= 100
         logged = read_log(quickstart / "eval" / name)
         rows = rows_of(quickstart / "eval" / f"{name}.jsonl")
         assert [i.prediction for i in logged] == [" ".join(r["text"].split()) for r in rows]
         assert all(len(r["segments"]) == len(r["sample"]["turns"]) for r in rows)
-        low, high = result["outside"]["bleu"]  # chrF is rewarded, BLEU is not
-        assert low <= high and "chrf" not in result["outside"]
-        if name != "before":
-            change = result["bleu"] - evals["before"]["bleu"]
-            assert result["changes"]["bleu"][0] == pytest.approx(change, abs=1e-6)
-            assert result["changes"]["chrf"][0] == pytest.approx(result["chrf"] - evals["before"]["chrf"], abs=1e-6)
+        low, high = result["outside"]["bleu"]  # word F1 is rewarded, BLEU is not
+        assert low <= high and "chrf" in result["outside"] and "word_f1" not in result["outside"]
+        baseline = "unseen_before" if name.startswith("unseen_") else "before"
+        if name != baseline:
+            for metric in ("bleu", "word_f1"):
+                change = result[metric] - evals[baseline][metric]
+                assert result["changes"][metric][0] == pytest.approx(change, abs=1e-6)
     metrics = {s: [m for m in read_metrics(quickstart / "metrics.jsonl") if m["phase"] == s] for s in STAGES}
     wanted = {"kl", "kl/beta", "reward/detection", "reward/initiative", "reward/quality", "reward/format"}
+    wanted |= {"reward/length", "reward/repetition"}
     for stage, parts in (("stage1", set()), ("stage2", {"reward/latency", "reward/stream_quality"})):
         assert [m["step"] for m in metrics[stage]] == [1, 2]
         first, second = metrics[stage]
@@ -83,9 +90,41 @@ def test_quickstart_writes_a_whole_run(quickstart: Path) -> None:
 
 
 def test_no_prompt_is_in_both_splits(quickstart: Path) -> None:
-    streams = {s: read_streams(quickstart / "streams" / s / "streams.jsonl").samples for s in ("train", "test")}
-    texts = {s: {u.source for stream in found for u in stream.units} for s, found in streams.items()}
-    assert texts["train"] and texts["test"] and not texts["train"] & texts["test"]
+    splits = ("train", "test", "unseen")
+    streams = {s: read_streams(quickstart / "streams" / s / "streams.jsonl").samples for s in splits}
+    texts = {s: {u.source for stream in streams[s] for u in stream.units} for s in splits}
+    assert all(texts.values()) and not texts["train"] & (texts["test"] | texts["unseen"])
+    assert {s.id.split("/")[2] for s in streams["unseen"]} == {"July E. Jiménez"}
+    assert {(s.source_language, s.target_language) for s in streams["unseen"]} == {("es", "en")}
+
+
+def test_an_unseen_speaker_with_few_held_out_prompts_says_all(capsys: pytest.CaptureFixture[str]) -> None:
+    """Armelle Desjardins says four held-out prompts, of some 5 s; a stream lasts up to 12 s."""
+    config = quickstart_recipe.Config(source="fr", target="en", unseen=("unseen_speakers",), test_streams=3)
+    streams = quickstart_recipe.strangers(config)
+    assert [s.id for s in streams] == [f"fr-en/all/Armelle Desjardins/0/000{k}" for k in range(3)]
+    printed = capsys.readouterr().out
+    assert re.search(r"Armelle Desjardins: 1\d prompts, 1\d of them said by a person in training", printed)
+    assert "Tux Paint fr: left out, says none of the prompts" in printed
+    short = replace(config, seconds=(2.0, 4.0))
+    assert all(s.id.startswith("fr-en/test/") for s in quickstart_recipe.strangers(short))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((*FROM_SPANISH[:4], "--unseen", "audiorl/assets/speech"), "nobody but Allison Smith says anything in 'es'"),
+        (("--unseen", "unseen_speakers"), "--unseen: Tux Paint en say none of the prompts of at most"),
+        (("--source", "it"), "no recordings in 'it', only en, es, fr"),
+        (("--target", "ru"), "no recordings in 'ru', only en, es, fr"),
+    ],
+)
+def test_quickstart_without_recordings_to_measure(
+    options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "run")
+    assert main(["train", "recipes/simul_quickstart.py", "--tiny", *options, "--out", out]) != 0
+    assert message in capsys.readouterr().err
 
 
 def test_recorded_streams_carry_the_rewards_of_each_chunk(quickstart: Path) -> None:
@@ -104,7 +143,7 @@ def test_recorded_streams_carry_the_rewards_of_each_chunk(quickstart: Path) -> N
 def test_recorded_streams_score_the_same_again(quickstart: Path) -> None:
     config = json.loads((quickstart / "config.json").read_text())["config"]
     options = config["rewards"]
-    reward = multi_turn(weights=options["weights"], waits=options["waits"])
+    reward = multi_turn(options["quality"], weights=options["weights"], waits=options["waits"], guards=True)
     result = replay(reward, [quickstart / "rollouts" / f"step_{n:06d}.jsonl" for n in (3, 4)])  # of the second stage
     assert len(result.rollouts) == 8 and None not in result.scores
     for old, new in zip(result.recorded, result.scores, strict=True):

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import soundfile
 
 TEXTS = {"a": "good morning", "b": "good night"}
@@ -99,10 +101,40 @@ def hub(folder: Path) -> str:
     return f"hf://{folder}:train"
 
 
-SOURCES: Mapping[str, Callable[[Path], Path | str]] = {
+def table() -> list[dict[str, Any]]:
+    """Rows as `datasets` writes audio to tables: the bytes of a file with its name."""
+    return [
+        {"id": key, "audio": {"bytes": encoded(key), "path": f"{key}.flac"}, "text": text, "language": "en"}
+        | {"speaker": {"a": "jane", "b": "joe"}[key]}
+        for key, text in TEXTS.items()
+    ]
+
+
+def parquet(folder: Path) -> Path:
+    pq.write_table(pa.Table.from_pylist(table()), folder / "rows.parquet")
+    return folder / "rows.parquet"
+
+
+def dataset(folder: Path) -> Any:
+    """An object of `datasets` in memory, whose audio column decodes when it is asked."""
+    import datasets
+
+    return datasets.Dataset.from_list(table()).cast_column("audio", datasets.Audio())
+
+
+def saved(folder: Path) -> Path:
+    """The same, saved by `datasets`."""
+    dataset(folder).save_to_disk(folder / "saved")
+    return folder / "saved"
+
+
+SOURCES: Mapping[str, Callable[[Path], Any]] = {
     "kaldi": kaldi,
     "webdataset": webdataset,
     "lhotse": lhotse,
     "shar": shar,
     "hub": hub,
+    "parquet": parquet,
+    "saved": saved,
+    "dataset": dataset,
 }

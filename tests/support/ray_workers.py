@@ -24,6 +24,12 @@ class Counter:
         self.total += x
         return float(World.of_process_group().sum(torch.tensor(self.total)))
 
+    def compute(self, seconds: float) -> None:
+        """Use so many CPU seconds."""
+        began = time.process_time()
+        while time.process_time() - began < seconds:
+            pass
+
     def generate(self, seconds: float) -> tuple[float, int]:
         time.sleep(seconds)
         return self.total, os.getpid()

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from audiorl.data.corpus import Utterance
+from audiorl.models import AudioPolicy
 from audiorl.simulst.bundled import build_stream
 from audiorl.simulst.streams import Stream
+from tests.conftest import make_omni
 
 RATE = 16_000
+
+
+def ending_turns(bias: float) -> AudioPolicy:
+    """A policy that ends some turns at once, some later, and has others cut off; more of them the larger the bias."""
+    policy = make_omni()
+    head = policy.backbone.head(policy.model)
+    stop = torch.zeros(head.weight.shape[0])
+    stop[list(policy.stop_ids)] = bias
+    head.register_forward_hook(lambda module, args, out: out + stop * torch.sin(50 * args[0][..., :1]))
+    return policy
 
 
 def stream(speech: list[Utterance], first: int, count: int) -> Stream:

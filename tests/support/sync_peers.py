@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from audiorl.rollout.weight_transfer import SyncError, WeightReceiver, WeightSender
+from audiorl.rollout.weight_transfer import Backend, SyncError, WeightReceiver, WeightSender
 
 
 def weights(version: int) -> dict[str, Tensor]:
@@ -51,10 +51,19 @@ class Taker:
         return []
 
 
-def receive(address: str, number: int, receivers: int, rounds: int, timeout: float, names: set[str], out: Any) -> None:
+def receive(
+    address: str,
+    number: int,
+    receivers: int,
+    rounds: int,
+    timeout: float,
+    names: set[str],
+    out: Any,
+    backend: Backend = "gloo",
+) -> None:
     """Takes weights and reports, per round, whether they are those of the round, or what went wrong."""
     try:
-        receiver = WeightReceiver(address, number, receivers, timeout=timeout)
+        receiver = WeightReceiver(address, number, receivers, timeout=timeout, backend=backend)
         engine = Taker(names)
         for version in range(rounds):
             receiver.update(engine.update_weights, version)
@@ -63,13 +72,13 @@ def receive(address: str, number: int, receivers: int, rounds: int, timeout: flo
         out.put((number, f"{type(error).__name__}: {error}"))
 
 
-def die_while_receiving(address: str, number: int, receivers: int, timeout: float) -> None:
-    for _ in WeightReceiver(address, number, receivers, timeout=timeout).weights():
+def die_while_receiving(address: str, number: int, receivers: int, timeout: float, backend: Backend) -> None:
+    for _ in WeightReceiver(address, number, receivers, timeout=timeout, backend=backend).weights():
         os._exit(3)
 
 
-def die_while_sending(receivers: int, timeout: float, out: Any) -> None:
-    sender = WeightSender(receivers, timeout=timeout)
+def die_while_sending(receivers: int, timeout: float, backend: Backend, out: Any) -> None:
+    sender = WeightSender(receivers, timeout=timeout, backend=backend)
     out.put(sender.address)
 
     def some() -> Any:

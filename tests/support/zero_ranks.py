@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from audiorl.data.corpus import bundled_speech
 from audiorl.models import AudioPolicy, qwen_omni
 from audiorl.models.dual_branch import dualize
 from audiorl.models.examples import Example
+from audiorl.run.pieces import Joined, Piece, share_of
 from audiorl.runtime.config import RuntimeConfig, set_current
 from audiorl.runtime.world import World
 from audiorl.train import zero
@@ -52,21 +54,42 @@ def examples() -> list[Example]:
     return out
 
 
+Stage = int | Literal["fsdp"]
+
+
+def runtime(world: World, stage: Stage, offload: bool = False) -> RuntimeConfig:
+    if stage == "fsdp":
+        return RuntimeConfig(kind="torchrun", ranks=world.size, fsdp=True)
+    return RuntimeConfig(kind="torchrun", ranks=world.size, zero=stage, offload=offload)  # type: ignore[arg-type]
+
+
+def joined(states: Sequence[Mapping[str, Tensor | Piece]]) -> Joined:
+    """The whole tensors of all ranks' states."""
+    pieces: dict[str, list[Piece]] = {}
+    for rank, state in enumerate(states):
+        for name, tensor in state.items():
+            if (piece := share_of(tensor, rank, len(states))) is not None:
+                pieces.setdefault(name, []).append(piece)
+    return Joined(pieces)
+
+
 class Pair:
     """A trainer with ZeRO of this rank's part, and one without of everything."""
 
-    def __init__(self, world: World, config: ModelConfig, stage: int, offload: bool = False):
-        self.world, self.config = world, config
+    def __init__(
+        self, world: World, config: ModelConfig, stage: Stage, offload: bool = False, optim: OptimConfig = OPTIM
+    ):
+        self.world, self.config, self.optim = world, config, optim
         self.stage(0)
-        self.plain = SFTWorker(policy(config), self.sft(), OPTIM, World())
+        self.plain = SFTWorker(policy(config), self.sft(), optim, World())
         self.stage(stage, offload)
-        self.zero = SFTWorker(policy(config), self.sft(), OPTIM, world)
+        self.zero = SFTWorker(policy(config), self.sft(), optim, world)
 
     def sft(self) -> SFTConfig:
         return SFTConfig(steps=STEPS, micro_batch_tokens=60)
 
-    def stage(self, stage: int, offload: bool = False) -> None:
-        set_current(RuntimeConfig(kind="torchrun", ranks=self.world.size, zero=stage, offload=offload))
+    def stage(self, stage: Stage, offload: bool = False) -> None:
+        set_current(runtime(self.world, stage, offload))
 
     def train(self, steps: int) -> list[tuple[dict[str, float], dict[str, float]]]:
         # Ranks have different numbers of micro-batches; with an uneven cut the last rank has few.
@@ -81,18 +104,17 @@ class Pair:
         assert all(row["grad_norm"] > 0.5 for row, _ in rows), "nothing was clipped"
         same(self.plain.policy.weights(), self.zero.policy.weights())
 
-    def move(self, stage: int) -> None:
-        """Go on at another stage, as a resumed run does."""
-        state = self.world.gather(self.zero.state())[0]
-        if self.world.rank == 0:
-            same(self.plain.state()["optimizer"], state["optimizer"])
+    def move(self, stage: Stage) -> None:
+        """Go on with another kind of sharding, as a resumed run does."""
+        state = joined(self.world.gather(self.zero.state()["optimizer"]))
+        same(self.plain.state()["optimizer"], state)
         before = {name: tensor.clone() for name, tensor in self.zero.policy.weights().items()}
         self.zero.close()
         same(before, self.zero.policy.weights())
         self.stage(stage)
-        self.zero = SFTWorker(policy(self.config), self.sft(), OPTIM, self.world)
+        self.zero = SFTWorker(policy(self.config), self.sft(), self.optim, self.world)
         self.zero.policy.load_weights(before)
-        self.zero.load(state, "here")
+        self.zero.load({"optimizer": state}, "here")
 
 
 def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
@@ -104,10 +126,18 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
 def stages(world: World) -> None:
     """Every stage, each going on from the one before; the last is none."""
     pair = Pair(world, ModelConfig(audio="full"), 3)
-    for stage in (1, 2, 3, 0):
+    for stage in (1, "fsdp", 2, 3, "fsdp", 0):
         pair.check(pair.train(2))
         pair.move(stage)
     pair.check(pair.train(2))
+
+
+def fsdp(world: World) -> None:
+    """FSDP, resumed by itself and by one process's optimizer."""
+    pair = Pair(world, ModelConfig(audio="full"), "fsdp")
+    for stage in ("fsdp", 0, "fsdp", 0):
+        pair.check(pair.train(2))
+        pair.move(stage)  # type: ignore[arg-type]
 
 
 def variants(world: World) -> None:
@@ -119,9 +149,12 @@ def variants(world: World) -> None:
         (ModelConfig(audio="projector"), 1, True),
         (ModelConfig(audio="projector"), 2, True),
         (ModelConfig(audio="projector"), 3, True),
+        (ModelConfig(audio="projector", lora=lora), "fsdp", False),
+        (ModelConfig(audio="full", gradient_checkpointing=True), "fsdp", False),
     ):
         pair = Pair(world, config, stage, offload)
         pair.check(pair.train(2))
+        assert stage == "fsdp" or bool(pair.zero.optimizer._zero.optimizer.defaults["fused"]) == offload
         pair.move(stage)
         pair.check(pair.train(1))
         pair.zero.close()
@@ -129,23 +162,23 @@ def variants(world: World) -> None:
 
 def bfloat16(world: World) -> None:
     """With float32 master weights small steps add up, which they do not in bfloat16 itself."""
-    for stage in (1, 2, 3):
-        pair = Pair(world, replace(ModelConfig(audio="projector"), dtype="bfloat16"), stage)
+    for stage in (1, 2, 3, "fsdp"):
+        config = replace(ModelConfig(audio="projector"), dtype="bfloat16")
+        pair = Pair(world, config, stage, optim=replace(OPTIM, master_weights=True))
         rows = pair.train(6)
         assert abs(rows[0][0]["sft/loss"] - rows[0][1]["sft/loss"]) < 0.02
         assert rows[-1][1]["sft/loss"] < rows[0][1]["sft/loss"] - 0.02, rows
-        state = pair.zero.state()["optimizer"]
-        if world.rank == 0:
-            masters = {n.removeprefix("master."): t for n, t in state.items() if n.startswith("master.")}
-            for name, p in pair.zero.policy.weights().items():
-                assert masters[name].dtype == torch.float32 and p.dtype == torch.bfloat16
-                torch.testing.assert_close(masters[name].bfloat16(), p, atol=0, rtol=0)
+        state = joined(world.gather(pair.zero.state()["optimizer"]))
+        masters = {n.removeprefix("master."): t for n, t in state.items() if n.startswith("master.")}
+        for name, p in pair.zero.policy.weights().items():
+            assert masters[name].dtype == torch.float32 and p.dtype == torch.bfloat16
+            torch.testing.assert_close(masters[name].bfloat16(), p, atol=0, rtol=0)
         pair.zero.close()
 
 
 def not_finite(world: World) -> None:
     """All ranks hear of it, whoever has it, and no weight changes."""
-    for stage in (1, 2, 3):
+    for stage in (1, 2, 3, "fsdp"):
         pair = Pair(world, ModelConfig(audio="projector"), stage)
         pair.train(1)
         before = {name: tensor.clone() for name, tensor in pair.zero.policy.weights().items()}
@@ -168,7 +201,7 @@ def not_finite(world: World) -> None:
 def speaking(world: World) -> None:
     """A model of which one rank writes text and the other frames, through other weights of the same layers."""
     generator = torch.Generator().manual_seed(0)
-    for stage in (2, 3):
+    for stage in (2, 3, "fsdp"):
         models = [dualize(policy(ModelConfig(audio="projector")), 4, 64) for _ in range(2)]
         layout = models[0].speech
         assert layout is not None
@@ -185,7 +218,7 @@ def speaking(world: World) -> None:
         batch = [written, spoken, written.replace(ids=torch.arange(40, 50))]
         set_current(RuntimeConfig())
         plain = optimizer_for(models[0], OPTIM, 3, World())
-        set_current(RuntimeConfig(kind="torchrun", ranks=world.size, zero=stage))
+        set_current(runtime(world, stage))  # type: ignore[arg-type]
         other = optimizer_for(models[1], OPTIM, 3, world)
         norms = []
         for model, optimizer, part in (

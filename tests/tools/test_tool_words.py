@@ -22,6 +22,7 @@ def test_no_private_word_is_used(words):
     assert words.uses(ROOT) == []
 
 
+@pytest.mark.slow
 def test_every_exception_is_needed(words, monkeypatch):
     allowed = dict(words.ALLOWED)
     monkeypatch.setattr(words, "ALLOWED", {})

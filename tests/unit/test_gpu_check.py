@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.algos.varlen import SDPA, Segments, sdpa
 from audiorl.cli import main as audiorl
 from audiorl.config import ModelConfig
-from audiorl.gpu_check import models, numerics, run, speed
+from audiorl.gpu_check import against_trl, models, numerics, run, speed
 from audiorl.gpu_check.outcome import GPU_SCALE, PRETEND_SCALE, Outcome, Setup, at_least, within
 from audiorl.models.attention import spans_of
 
@@ -33,6 +34,7 @@ def test_all_checks_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture
     report = json.loads(out.read_text())
     states = {name: check["state"] for name, check in report["checks"].items()}
     assert states["packed = shared = single"] == states["kernel sdpa, fp32"] == states["gradients in bf16"] == "pass"
+    assert states["decoding, compiled"] == "pass"
     assert states["kernel torch varlen, bf16"] == states["memory against the plan"] == "skipped"
     assert report["checks"]["packed update"]["numbers"]["tokens_per_second"] > 0
     printed = capsys.readouterr().out
@@ -94,6 +96,22 @@ def test_a_check_that_raises_is_a_failure_and_the_others_run(capsys: pytest.Capt
     assert [o["state"] for o in outcomes.values()] == ["fail", "pass"]
     assert outcomes["broken"]["detail"] == "RuntimeError: CUDA error: an illegal memory access"
     assert "FAIL broken" in capsys.readouterr().out
+
+
+def test_without_trl_the_comparison_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert against_trl.step_against_trl(CPU) == Outcome("skipped", "TRL is not installed")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL has an environment of its own")
+def test_a_step_of_trl_is_timed() -> None:
+    outcome = against_trl.step_against_trl(CPU)
+    assert outcome.state == "measured" and outcome.numbers["trl_seconds"] > 0
+
+
+def test_our_side_runs_without_trl() -> None:
+    assert against_trl._our_step(CPU, against_trl._samples(CPU))() > 0
 
 
 def test_bounds() -> None:

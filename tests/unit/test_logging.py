@@ -121,11 +121,11 @@ def test_progress_line_shows_values_and_time_left(monkeypatch):
 
 def test_progress_of_a_phase_that_time_ends(monkeypatch):
     now = clock(monkeypatch)
-    with Progress("control", total=8000, interval=1e9, max_seconds=100.0, console=plain_console()) as progress:
+    with Progress("control", total=8000, interval=1e9, spent=0.1, console=plain_console()) as progress:
         now[0] = 20.0
-        progress.update(10, {})
-        assert progress.line() == "control 10  left 1:20"
-        progress.update(8000, {})
+        progress.update(10, {}, 0.3)  # a fifth of the limit in 20 s: for seven tenths, 70 s
+        assert progress.line() == "control 10  left 1:10"
+        progress.update(8000, {}, 0.4)
         assert progress.line() == "control 8000"
 
 

@@ -42,7 +42,8 @@ def run(tmp_path: Path) -> Run:
 
 
 def log_two_steps(run: Run, name: str) -> None:
-    """One step with rollouts and, in the same run opened again, another."""
+    """A step with rollouts and two more. Then, as after a crash behind a checkpoint, the run is opened after the first
+    one: the second is logged again, the third with another value, and a fourth."""
     utterance = bundled_speech(("en",))[0]
     sample = Sample("s", (Message("user", (utterance.clip, "What | is\nsaid?")),), (utterance.text,))
     nothing = torch.zeros(0, dtype=torch.long)
@@ -54,14 +55,25 @@ def log_two_steps(run: Run, name: str) -> None:
     run.track([name])
     run.write_rollouts("rl", 1, rollouts, [0.25 * i for i in range(NUMBER)], Beep())  # type: ignore[arg-type]
     run.log("grpo", 1, {"reward/mean": 0.5, "kl": math.nan})
-    run.finish("grpo")
+    run.finish("grpo")  # the line that a resumed run goes on from
+    run.log("grpo", 2, {"reward/mean": 0.75, "kl": 0.1})
+    run.write_rollouts("rl", 3, rollouts, [0.0] * NUMBER, Beep())  # type: ignore[arg-type]
+    run.log("grpo", 3, {"reward/mean": 0.8, "kl": 0.1})
     run.close()
     if name == "wandb":
         time.sleep(1.1)  # it names the folder of an offline run by the second
     resumed = Run.open(run.dir)
     resumed.track([name])
     resumed.log("grpo", 2, {"reward/mean": 0.75, "kl": 0.1})
+    resumed.write_rollouts("rl", 3, rollouts, [0.0] * NUMBER, Beep())  # type: ignore[arg-type]
+    resumed.log("grpo", 3, {"reward/mean": AGAIN, "kl": 0.1})
+    resumed.log("grpo", 4, {"reward/mean": 0.9, "kl": 0.1})
     resumed.close()
+
+
+AGAIN = 0.81
+CURVE = [(0, 0.5), (1, 0.75), (2, 0.8), (3, 0.9)]
+"""Of the trackers that only append."""
 
 
 def wandb_records(data: bytes) -> Iterator[bytes]:
@@ -101,10 +113,13 @@ def test_tensorboard(run: Run) -> None:
     log_two_steps(run, "tensorboard")
     events = EventAccumulator(str(run.dir / "tensorboard"))
     events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(0, 0.5), (1, 0.75)]
+    curve = events.Scalars("reward/mean")
+    assert [e.step for e in curve] == [0, 1, 2, 3]
+    assert [e.value for e in curve] == pytest.approx([0.5, 0.75, AGAIN, 0.9])
     assert len(events.Tags()["audio"]) == 2 * MAX_AUDIO_ROWS
     assert events.Audio("rollouts/0 spoken audio")[0].sample_rate == AUDIO_RATE
-    (text,) = events.Tensors("rollouts/text_summary")
+    text, *others = events.Tensors("rollouts/text_summary")
+    assert text.step == 0 and {other.step for other in others} == {2}  # this reader purges no texts
     line = "| 0/0 | 1 | [audio]What \\| is<br>said? | answer 1 | 1.5 | 1 | 0.25 |"
     assert line in text.tensor_proto.string_val[0].decode().splitlines()
 
@@ -127,12 +142,12 @@ def test_wandb(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
                 if record.HasField("history"):
                     items = record.history.item
                     history.append({"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items})
-        if len(history) == 2 or time.monotonic() > deadline:
+        if len(history) == len(CURVE) or time.monotonic() > deadline:
             break
         time.sleep(0.2)
     assert ids == {json.loads((run.dir / "trackers.json").read_text())["id"]}
-    assert [(row["_step"], row["reward/mean"]) for row in history] == [(0, 0.5), (1, 0.75)]
-    (table,) = (run.dir / "wandb").rglob("rollouts_*.table.json")
+    assert [(row["_step"], row["reward/mean"]) for row in history] == CURVE
+    table, _ = sorted((run.dir / "wandb").rglob("rollouts_*.table.json"), key=lambda file: file.stat().st_mtime)
     content = json.loads(table.read_text())
     assert content["columns"][-2:] == ["input audio", "spoken audio"] and len(content["data"]) == NUMBER
     assert content["data"][1][3:7] == ["answer 1", 1.5, 1, 0.25]
@@ -151,10 +166,10 @@ def test_trackio(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
             (step, json.loads(row)) for step, row in database.execute("select step, metrics from metrics order by id")
         ]
     curve = [(step, row["reward/mean"]) for step, row in rows if "reward/mean" in row]
-    assert curve == [(0, 0.5), (1, 0.75)]
-    (table,) = (row["rollouts"] for _, row in rows if "rollouts" in row)
+    assert curve == CURVE
+    table, _ = (row["rollouts"] for _, row in rows if "rollouts" in row)
     assert len(table["_value"]) == NUMBER and table["_value"][1]["text"] == "answer 1"
-    assert len(list((tmp_path / "trackio" / "media").rglob("*.wav"))) == 2 * MAX_AUDIO_ROWS
+    assert len(list((tmp_path / "trackio" / "media").rglob("*.wav"))) == 2 * 2 * MAX_AUDIO_ROWS
 
 
 @pytest.mark.slow
@@ -166,11 +181,11 @@ def test_mlflow(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     client = MlflowClient(f"sqlite:///{run.dir.resolve() / 'mlflow.db'}")
     (logged,) = client.search_runs([client.get_experiment_by_name("audiorl").experiment_id])
     history = client.get_metric_history(logged.info.run_id, "reward/mean")
-    assert [(m.step, m.value) for m in history] == [(0, 0.5), (1, 0.75)]
+    assert [(m.step, m.value) for m in history] == CURVE
     artifacts = run.dir / "mlflow_artifacts" / logged.info.run_id / "artifacts"
     table = json.loads((artifacts / "rollouts" / "000000.json").read_text())
     assert len(table["data"]) == NUMBER and "answer 1" in table["data"][1]
-    assert len(list(artifacts.rglob("*.wav"))) == 2 * MAX_AUDIO_ROWS
+    assert len(list(artifacts.rglob("*.wav"))) == 2 * 2 * MAX_AUDIO_ROWS
     assert json.loads((artifacts / "config.json").read_text()) == {"lr": 1e-3}
     assert logged.info.status == "FINISHED"
 

@@ -30,6 +30,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from audiorl.data.corpus import normalised
+from audiorl.data.rows import write_json_lines
 from audiorl.data.schema import check, parse_json
 from audiorl.data.sources import asterisk, other_prompts, synthetic, tuxpaint
 from audiorl.data.sources.packages import package_files
@@ -204,8 +205,7 @@ def write_corpus(out: Path) -> None:
     """The manifest and the attribution of all voices that `out` holds; prints a table of them."""
     voices = read_voices(out)
     rows = [row for voice in voices for row in voice.rows]
-    with open(out / "manifest.jsonl", "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_json_lines(out / "manifest.jsonl", rows)
     (out / "ATTRIBUTION.md").write_text(attribution(voices), encoding="utf-8")
     table = Table("source", "language", "speaker", "clips", "minutes", "left out")
     for voice in voices:

@@ -106,7 +106,7 @@ def _segment(text: str, **more: Any) -> Segment:
     return Segment(torch.arange(2), ids, torch.tensor([-0.1, -0.2, -0.3]), text, policy_version=1, **more)
 
 
-def _written(given: Input, folder: Path) -> Path:
+def written(given: Input, folder: Path) -> Path:
     """A copy of the run in which one file is the input."""
     run = folder / "run"
     shutil.copytree(run_folder(), run)
@@ -122,12 +122,13 @@ def _run_seeds(*names: str) -> Any:
 
 
 def _open(given: Input, folder: Path) -> Any:
-    run = _written(given, folder)
+    run = written(given, folder)
     _, config = _checked_recipe(run, [])
     opened = Run.open(run)
     opened.close()
     model = _weights()
-    step, trainer = opened.restore("grpo", model)
+    step, checkpoint = opened.last_checkpoint("grpo")
+    trainer = None if checkpoint is None else load_checkpoint(checkpoint, model)[0]
     return {"config": config, "metrics": read_metrics(run / "metrics.jsonl"), "step": step, "seq": opened._seq,
             "trainer": trainer, "weights": model.weights}  # fmt: skip
 
@@ -174,7 +175,7 @@ def _same(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Iter
 
 
 def _report(given: Input, folder: Path) -> Any:
-    return write_report(_written(given, folder)).read_text(encoding="utf-8")
+    return write_report(written(given, folder)).read_text(encoding="utf-8")
 
 
 def _judge_report(given: Input, result: Any) -> Iterator[str]:

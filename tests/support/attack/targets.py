@@ -90,9 +90,10 @@ class FileTarget:
 @cache
 def all_targets() -> dict[str, Target]:
     """Every target by its name."""
-    from tests.support.attack import audio, folders, options, rows, servers
+    from tests.support.attack import audio, folders, options, rows, servers, views
 
-    targets: list[Target] = [*rows.TARGETS, *audio.TARGETS, *folders.TARGETS, *servers.TARGETS, *options.TARGETS]
+    files = (*rows.TARGETS, *audio.TARGETS, *folders.TARGETS, *views.TARGETS)
+    targets: list[Target] = [*files, *servers.TARGETS, *options.TARGETS]
     return {target.name: target for target in targets}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib.util
 import inspect
 import itertools
@@ -27,7 +28,7 @@ from audiorl.runtime.config import RuntimeConfig
 
 COMMANDS = (
     "", "train", "resume", "report", "eval", "rewards", "rewards score", "rewards serve", "codec", "codec encode",
-    "codec decode", "graft", "export", "doctor",
+    "codec decode", "annotate", "graft", "export", "chat", "doctor",
 )  # fmt: skip
 COMMAND_OPTIONS = (
     "Train",
@@ -38,8 +39,10 @@ COMMAND_OPTIONS = (
     "Serve",
     "Encode",
     "Decode",
+    "Annotate",
     "Graft",
     "Export",
+    "Chat",
     "Doctor",
 )
 
@@ -92,6 +95,7 @@ def option_classes(options: Any) -> Iterator[type]:
             yield from option_classes(hint)
 
 
+@functools.cache
 def documented(kind: type) -> set[str]:
     """The fields with a docstring, in the class or one that it extends."""
     result = set()

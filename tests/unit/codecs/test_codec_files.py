@@ -269,6 +269,7 @@ def test_audio_that_cannot_be_prepared(codec: AudioTokenizer, wav: np.ndarray, r
         prepare(wav, rate, codec)
 
 
+@pytest.mark.slow
 def test_the_package_needs_neither_audiorl_nor_torchaudio() -> None:
     modules = "codec, dac, encodec, higgs, mimi, xcodec"
     check = f"import sys, tokenizers_audio; from tokenizers_audio import {modules}; "

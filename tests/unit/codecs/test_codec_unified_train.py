@@ -41,6 +41,7 @@ def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
         pytest.param(
             dict(spectrum_hop=None, strides=(8, 5, 4, 2, 3), channels=(4, 4, 8, 8, 16, 16), activation="snake"),
             id="samples",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -55,6 +56,7 @@ def test_it_learns_real_speech(changes: dict[str, Any]) -> None:
         assert history[-1]["loss/semantic"] < 0.5 * history[0]["loss/semantic"]
 
 
+@pytest.mark.slow
 def test_a_decoder_that_says_mels_begins_with_what_recordings_say_and_gets_better() -> None:
     trainer = Trainer(tiny(phases="peaks"), tiny_training(lr=2e-3))
     trainer.begin(clips(4, 12))
@@ -77,6 +79,7 @@ def test_the_k_means_start_waits_for_its_time_and_its_vectors() -> None:
     torch.testing.assert_close(kept.quantizer.codebooks, before, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [2, 6])  # before the codebooks and the discriminator join, and after
 def test_a_resumed_training_ends_with_the_same_bits(tmp_path: Path, stop: int) -> None:
     whole = Trainer(tiny(), PLAYED, seed=3)

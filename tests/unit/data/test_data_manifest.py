@@ -50,6 +50,14 @@ def assert_hears(clip: AudioClip, utterance: Utterance) -> None:
     np.testing.assert_allclose(heard, expected, atol=1e-4)
 
 
+def test_rows_give_what_views_of_a_prompt_need(folder: Path) -> None:
+    rows = [{**QUESTION, "clean_audio": "a1.wav", "rationale": "It meows."}]
+    (sample,) = read_samples(write_lines(folder / "m.jsonl", rows)).samples
+    (view,) = views_of([sample], "clean")
+    assert_hears(view.audio[0], UTTERANCES[1])
+    assert str(views_of([sample], "rationale")[0].messages[-1].content[-1]).endswith("answer: It meows.")
+
+
 def test_native_questions_and_transcripts_in_one_file(folder: Path) -> None:
     rows = [
         {**QUESTION, "answer": 1, "difficulty": "hard"},
@@ -290,7 +298,16 @@ BAD_ROWS: list[tuple[Mapping[str, Any] | str, str, str]] = [
     ("[1, 2]", "", r"a JSON list, not an object"),
     ({**QUESTION, "answer": ""}, "answer", "empty"),
     ({**QUESTION, "answer": None}, "answer", "empty"),
-    ({k: v for k, v in QUESTION.items() if k != "answer"}, "answer", "missing"),
+    (
+        {k: v for k, v in QUESTION.items() if k != "answer"},
+        "answer",
+        r"missing; .* index from 0 \(the columns are .*question, choices\)",
+    ),
+    (
+        {k: v for k, v in QUESTION.items() if k != "question"},
+        "question",
+        r"missing; .* \(the columns are .*choices, answer\)",
+    ),
     ({**QUESTION, "answer": "a cow"}, "answer", r"'a cow' is not among the choices \['a dog', 'a cat'\]"),
     ({**QUESTION, "answer": 2}, "answer", "index 2 lies outside the 2 choices; count from 0"),
     ({**QUESTION, "answer": -1}, "answer", "index -1 lies outside"),

@@ -164,7 +164,7 @@ BAD_ROWS: list[tuple[Reader, Mapping[str, Any] | str, str, str]] = [
     (read_pairs, {**PAIR, "margin": True}, "margin", "True is not a finite number"),
     (read_judged, {**JUDGED, "answer": ""}, "answer", "the answer text is empty"),
     (read_judged, {**JUDGED, "completion": " "}, "completion", "the completion text is empty"),
-    (read_judged, {**ASKED, "desirable": True}, "answer", "missing"),
+    (read_judged, {**ASKED, "desirable": True}, "answer", r"missing; .* \(the columns are .*, desirable\)"),
     (read_judged, {**JUDGED, "answer": ["a dog"]}, "answer[0]", "'a dog' is not an object; give {role, content}"),
     (read_judged, {**JUDGED, "desirable": None}, "desirable", "missing; give true or false"),
     (read_judged, {**JUDGED, "desirable": "yes"}, "desirable", "'yes' is not a verdict; give true or false"),

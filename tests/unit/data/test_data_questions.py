@@ -273,6 +273,7 @@ def play(pieces: Sequence[Piece]) -> list[np.ndarray]:
     return [0.5 * np.sin(2 * np.pi * 440 * times).astype(np.float32) for _ in pieces]
 
 
+@pytest.mark.slow
 def test_the_benchmark(folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     speech, tree = folders
     out = tmp_path / "qa"

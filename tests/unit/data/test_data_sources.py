@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from audiorl.data.manifest import read_samples
 from audiorl.data.stored import stored
 from audiorl.recipe.common import column_names, read_sets
+from audiorl.run.folder import Run
 from recipes.asr_grpo import Config
 from tests.support.data_sources import (
     RATE,
@@ -25,6 +29,7 @@ from tests.support.data_sources import (
     write_lines,
     write_tar,
 )
+from tests.support.training_runs import CONFIG, Even, rows, train
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +42,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_source_gives_the_same_samples(name: str, tmp_path: Path) -> None:
-    if name == "hub":
+    if name in ("hub", "saved", "dataset"):
         pytest.importorskip("datasets")
     samples = read_samples(SOURCES[name](tmp_path), think=False, check_audio=True).samples
     assert [(s.id, s.references[0]) for s in samples] == list(TEXTS.items())
@@ -49,6 +54,23 @@ def test_every_source_gives_the_same_samples(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(clip.load(RATE), expected, atol=2e-4)
 
 
+def test_recordings_of_a_table_do_not_stay_in_memory(tmp_path: Path) -> None:
+    """40 MB in row groups of 20 rows."""
+    content = np.random.default_rng(0).integers(0, 256, 200_000, np.uint8).tobytes()
+    rows = [{"audio": {"bytes": content + str(i).encode(), "path": "x.wav"}, "text": "a"} for i in range(200)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=20)
+    del rows
+    allocated = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        loaded = read_samples(tmp_path / "rows.parquet")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(loaded.samples) == 200 and peak < 10e6
+    assert pa.total_allocated_bytes() - allocated < 10e6
+
+
 def test_a_second_reading_stores_nothing(tmp_path: Path, cache: Path) -> None:
     path = webdataset(tmp_path)
     first = read_samples(path)
@@ -57,6 +79,14 @@ def test_a_second_reading_stores_nothing(tmp_path: Path, cache: Path) -> None:
     second = read_samples(path)
     assert [s.audio[0].key for s in first.samples] == [s.audio[0].key for s in second.samples]
     assert sorted((p, p.stat().st_mtime_ns) for p in (cache / "audio").rglob("*") if p.is_file()) == before
+
+
+@pytest.mark.slow
+def test_a_dataset_in_memory_trains(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    run = Run.create(tmp_path / "run", "test", [], CONFIG)
+    train(run, read_samples(SOURCES["dataset"](tmp_path), think=False).samples, Even())
+    assert len(rows(run.dir)) >= CONFIG.steps
 
 
 def test_a_dataset_in_memory() -> None:

@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 
 from audiorl.audio import AudioClip
-from audiorl.data.views import noise, silence, swapped, text_only, transcript, view_named, views_of
+from audiorl.data.views import (
+    clean,
+    noise,
+    rationale,
+    silence,
+    swapped,
+    swapped_alike,
+    text_only,
+    transcript,
+    view_named,
+    views_of,
+)
 from audiorl.types import Message, Sample, Turn
 
 
@@ -40,6 +51,21 @@ def test_text_and_transcript_have_no_audio() -> None:
     assert transcript(question()).messages[1].content == ("said this\n", "What?")
 
 
+def test_a_clean_recording_replaces_the_clip() -> None:
+    recording = clip(0.5)
+    sample = replace(question(), metadata={"clean_audio": recording})
+    assert clean(sample).audio == (recording,) and clean(sample).messages[1].content[1] == "What?"
+
+
+def test_reasons_follow_the_question() -> None:
+    sample = replace(question(), metadata={"rationale": " It barks. "})
+    view = rationale(sample)
+    assert view.audio == sample.audio and view.messages[1].content[1:] == (
+        "What?",
+        "\n\nReasons for the right answer: It barks.",
+    )
+
+
 def test_swap_takes_the_most_alike_clip_with_another_answer() -> None:
     rows = [
         question("a", clip(0.1, 12_000)),
@@ -52,14 +78,36 @@ def test_swap_takes_the_most_alike_clip_with_another_answer() -> None:
     assert [v.references for v in views] == [r.references for r in rows]
 
 
+def test_swap_alike_takes_the_same_answer_if_there_is_one() -> None:
+    rows = [
+        question("a", clip(0.1, 12_000)),
+        question("b", clip(0.2, 12_100), "y"),
+        question("c", clip(0.3, 14_000)),
+    ]
+    assert [v.audio[0].key for v in swapped_alike(rows)] == [rows[i].audio[0].key for i in (2, 0, 0)]
+    assert views_of(rows, "swap-alike") == swapped_alike(rows)
+
+
 @pytest.mark.parametrize(
     ("rows", "name", "message"),
     [
         ([question(), question("2")], "swap", "sample '1': no other sample has other audio and another answer"),
+        ([question()], "swap-alike", "no other sample has other audio to"),
         ([replace(question(), messages=(Message("user", ("What?",)),))], "silence", "sample '1' has no audio"),
         ([replace(question(), turns=(Turn(clip(), 1.0),))], "noise", "sample '1' is a stream"),
         ([replace(question(), metadata={})], "transcript", "sample '1': no transcript in metadata"),
-        ([question()], "louder", "no view is called 'louder'; choose from silence, noise, text, transcript, swap"),
+        (
+            [question()],
+            "louder",
+            "no view is called 'louder'; choose from silence, noise, text, transcript, clean, rat",
+        ),
+        ([question()], "clean", "sample '1': no \"clean_audio\" to put in place"),
+        (
+            [replace(question(), metadata={"clean_audio": question().audio[0]})],
+            "clean",
+            "changes nothing in sample '1'",
+        ),
+        ([question()], "rationale", "sample '1': no \"rationale\" to add to the prompt"),
         ([silence(question())], "silence", "changes nothing in sample '1'"),
     ],
 )

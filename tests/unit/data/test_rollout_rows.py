@@ -14,6 +14,7 @@ import torch
 
 from audiorl.audio import AudioClip
 from audiorl.data.rollout_rows import read_rollouts, rollout_row
+from audiorl.data.rows import Row, read_rows, write_json_lines
 from audiorl.data.serialization import file_bytes
 from audiorl.rewards.replay import replay
 from audiorl.simulst.streams import ChunkConfig, Stream, Unit, interpretation_sample
@@ -144,3 +145,10 @@ def test_equal_audio_is_equal_bytes_at_any_time() -> None:
     assert content[peak + 12 : peak + 16] == bytes(4)
     samples, rate = soundfile.read(io.BytesIO(content), dtype="float32")
     assert rate == 16_000 and np.array_equal(samples, noise(0.1))
+
+
+def test_half_a_character_does_not_stop_a_run(tmp_path: Path) -> None:
+    write_json_lines(tmp_path / "rows.jsonl", [{"text": "a\ud83d", "language": "ελ"}, {"text": "b"}])
+    rows = [row.data for row in read_rows(tmp_path / "rows.jsonl") if isinstance(row, Row)]
+    assert rows == [{"text": "a?", "language": "ελ"}, {"text": "b"}]
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]

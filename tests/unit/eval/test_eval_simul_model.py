@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from audiorl.audio import AudioClip
 from audiorl.simulst.bundled import bundled_streams
 from audiorl.simulst.formats import write_streams
 from audiorl.simulst.logs import read_log
-from audiorl.simulst.schedules import Offline, WaitK
+from audiorl.simulst.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed, WaitK
 from audiorl.simulst.streams import Stream, Unit
 from audiorl.types import Request, Rollout, Schedule, Segment
 from tests.conftest import make_omni
@@ -160,17 +161,49 @@ def test_operating_points(simul: types.ModuleType, file: Path, tmp_path: Path, c
 
 
 def test_schedules(simul: types.ModuleType, tmp_path: Path) -> None:
-    def named(schedule: str | None, rate: float | None = None, streams: list[Stream] | None = None) -> Schedule | None:
-        options = simul.Options(model="m", schedule=schedule, rate=rate)
-        return simul.schedule_of(options, streams or [speak("a", *UNITS)], 0.5)
+    def named(
+        schedule: str,
+        rate: float | None = None,
+        streams: list[Stream] | None = None,
+        layers: tuple[int, ...] = (),
+    ) -> Schedule | None:
+        options = simul.Options(model="m", schedule=(schedule,), rate=rate, attention_layers=layers)
+        return simul.schedule_of(options, schedule, streams or [speak("a", *UNITS)], 0.5)
 
-    assert named(None) is None and named("offline") == Offline("es")
+    assert named("policy") is None and named("offline") == Offline("es")
+    assert named("local-agreement-2") == Reviewed(LocalAgreement(2), "es")
+    assert named("alignatt-0") == Reviewed(AlignAtt(0), "es")
+    assert named("alignatt-8", layers=(3, 4)) == Reviewed(AlignAtt(8, (3, 4)), "es")
+    assert named("edatt-0.3") == Reviewed(EDAtt(0.3), "es")
+    assert named("edatt-.25-4", layers=(1,)) == Reviewed(EDAtt(0.25, 4, (1,)), "es")
     assert named("wait-3", 2.0) == WaitK(3, 1.0, "es")
     assert named("wait-3", streams=[speak("a", *UNITS), speak("b")]) == WaitK(3, 4 * 0.5 / 3.5, "es")
     with pytest.raises(ValueError, match="no references to take the rate from; give --rate"):
         named("wait-3", streams=[speak("b")])
-    with pytest.raises(ValueError, match=r"'wait3'; give wait-K, such as wait-3, or offline"):
-        named("wait3")
+    for name in (
+        "wait3",
+        "wait-1.5",
+        "edatt-",
+        "edatt-1-2-3",
+        "alignatt",
+        "alignatt-2.5",
+        "local-agreement",
+        "wait-2\n",
+    ):
+        with pytest.raises(
+            ValueError, match=rf"--schedule: {re.escape(repr(name))}; give policy, offline, wait-K, loc"
+        ):
+            named(name)
+    for name, problem in {
+        "local-agreement-1": "local agreement: n must be at least 2, got 1",
+        "edatt-0": "edatt: alpha must be in (0, 1] and frames at least 1, got 0 and 2",
+        "edatt-1.5": "got 1.5 and 2",
+        "edatt-0.5-0": "got 0.5 and 0",
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(problem)):
+            named(name)
+    with pytest.raises(ValueError, match="--attention-layers: belongs to --schedule alignatt"):
+        named("local-agreement-2", layers=(1,))
     with pytest.raises(ValueError, match="k must be at least 1"):
         named("wait-0")
     with pytest.raises(ValueError, match="--rate: belongs to --schedule wait-K"):
@@ -217,3 +250,34 @@ def test_a_model_on_bundled_streams(simul: types.ModuleType, tmp_path: Path) -> 
     assert [(i.prediction, i.delays) for i in one] == [(i.prediction, i.delays) for i in two]
     assert all(i.timed for i in one) and any(i.prediction for i in one)
     assert [i.source for i in one] == [s.id for s in bundled_streams("test", "es", count=2)]
+
+
+def test_several_schedules_of_one_model_make_one_picture(simul: types.ModuleType, tmp_path: Path, monkeypatch) -> None:
+    """Every schedule has its folder; points of one kind are one line; each costs the passes that it says."""
+    make_omni().save(tmp_path / "model")
+    out = tmp_path / "out"
+    argv = ["--model", str(tmp_path / "model"), "--streams", "bundled:es/test", "--limit", "2", "--device", "cpu"]
+    argv += ["--max-new-tokens", "3", "--chunk-seconds", "1.92", "--out", str(out), "--schedule"]
+    names = ["policy", "wait-2", "local-agreement-2", "alignatt-4", "alignatt-40", "edatt-0.3", "offline"]
+    drawn: list[list[str]] = []
+    plot = simul.plot_tradeoff
+
+    def draw(folders: Sequence[Path], *args: object, **kw: object) -> Path:
+        drawn.append([str(f.relative_to(out)) for f in folders])
+        return plot(folders, *args, **kw)
+
+    monkeypatch.setattr(simul, "plot_tradeoff", draw)
+    simul.run(tyro.cli(simul.Options, args=[*argv, *names]))
+    folders = [
+        "policy", "wait/2", "local-agreement/2", "alignatt/4", "alignatt/40", "edatt/0.3", "offline",
+    ]  # fmt: skip
+    scores = {f: json.loads((out / f / "scores.json").read_text()) for f in folders}
+    assert drawn == [["policy", "wait", "local-agreement", "alignatt", "edatt", "offline"]]
+    assert (out / "tradeoff.png").read_bytes().startswith(b"\x89PNG")
+    assert scores["alignatt/4"]["run"]["schedule"].startswith("Reviewed(review=AlignAtt(frames=4")
+    assert scores["policy"]["DecoderPasses"] > 1 and scores["policy"]["run"]["schedule"] is None
+    rows = [json.loads(line) for line in (out / "alignatt/4" / "rollouts.jsonl").read_text().splitlines()]
+    passes = [s["decoder_passes"] for row in rows for s in row["segments"]]
+    assert scores["alignatt/4"]["DecoderPasses"] == pytest.approx(np.mean(passes))
+    with pytest.raises(ValueError, match="--schedule: give one or more, each once"):
+        simul.run(tyro.cli(simul.Options, args=[*argv, "wait-2", "wait-2"]))

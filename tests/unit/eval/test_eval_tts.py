@@ -17,6 +17,7 @@ import soundfile
 from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.data.seedtts import read_meta
+from audiorl.evaluation.conversation_generation import PieceConfig
 from audiorl.judges import load_recogniser
 from audiorl.models import load_policy
 from audiorl.recipes._tiny_speech import save_codec, save_model
@@ -199,8 +200,6 @@ def test_bad_input(tts: ModuleType, meta: Path, tmp_path: Path) -> None:
             run(**several)
     with pytest.raises(ValueError, match="--audio: belongs to --meta"):
         run(meta=None, turns=meta)
-    with pytest.raises(ValueError, match="--model: belongs to --meta"):
-        run(meta=None, turns=meta, audio=None, model="m")
     with pytest.raises(ValueError, match="--codec: belongs to --model"):
         run(codec="c")
     with pytest.raises(ValueError, match="--asr: name a recogniser"):
@@ -303,6 +302,54 @@ def test_a_killed_generation_loses_no_recording(
     next(iter(folder.glob("*.wav"))).unlink()
     tts.run(options)
     assert calls == 11 and {f.name: f.read_bytes() for f in folder.glob("*.wav")} == before
+
+
+def test_a_checkpoint_says_a_script(tts: ModuleType, checkpoint: Path, tmp_path: Path, capsys) -> None:
+    for name, tenths in (("a", 6), ("b", 8)):
+        record(tmp_path / f"{name}.wav", tenths)
+    voices = {n.upper(): {"audio": f"{n}.wav", "text": f"I am {n}."} for n in "ab"}
+    turns = [("A", "Hello there. How are you?"), ("B", "Fine."), ("A", "Good.")]
+    scripts = [
+        {"id": "two", "voices": voices, "turns": [{"speaker": s, "text": t} for s, t in turns]},
+        {"id": "one", "voices": {"A": voices["A"]}, "turns": [{"speaker": "A", "text": "Hello. Hello. Hello."}]},
+    ]
+    file = tmp_path / "scripts.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in scripts))
+
+    def options(**changes: Any) -> Any:
+        given = {"model": str(checkpoint), "turns": file, "out": tmp_path / "s", "sampling": SAY, "seed": 3}
+        return tts.Options(**given | {"pieces": PieceConfig(characters=13, context=1, pause=0.5)} | changes)
+
+    assert tts.run(options()) == {}
+    folder = tmp_path / "s" / "audio"
+    rows = {row["id"]: row["seconds"] for row in lines(folder / "generated.jsonl")}
+    # side by side: the first pieces of both, the second ones, …
+    for row in lines(folder / "generated.jsonl"):
+        if row["seconds"]:  # the first block is ready before the last one
+            assert 0 < row["first_audio"] <= row["compute_seconds"]
+    assert "real-time factor" in capsys.readouterr().out
+    assert list(rows) == ["two/000-00", "one/000-00", "two/000-01", "one/000-01", "two/001-00", "two/002-00"]
+    assert sum(seconds > 0 for seconds in rows.values()) >= 4
+    talks = {row["id"]: row for row in lines(folder / "conversations.jsonl")}
+    said = [turn for turn in talks["two"]["turns"] if "start" in turn]
+    whole = soundfile.info(folder / "two.wav").duration
+    assert whole == pytest.approx(sum(t["duration"] for t in said) + 0.5 * len(said), abs=1e-3)
+    for number in range(len(turns)):
+        seconds = sum(rows[id] for id in rows if id.startswith(f"two/{number:03d}"))
+        assert talks["two"]["turns"][number].get("duration", 0) == pytest.approx(seconds, abs=1e-3)
+
+    # A second call says nothing again, and what was said is scored turn by turn.
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*/*.wav")}
+    judge = ByLength({n: "hello" for n in range(100)}, {n: [0.0, 1.0] for n in range(100)} | {6: [1, 0], 8: [0, 1]})
+    tts.use(judge)
+    scores = tts.run(options(asr="asr", speaker="speaker"))
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert (scores["utterances"], scores["recordings"]) == (2, 4)
+    nearest_b = sum("start" in t for t in talks["two"]["turns"] if t["speaker"] == "B")  # every recording sounds like B
+    assert scores["own_voice"]["mean"] == pytest.approx(nearest_b / 3) and scores["own_voice"]["n"] == 3
+    assert scores["voice_similarity"]["n"] == 4
+    with pytest.raises(ValueError, match="pieces"):
+        tts.run(options(pieces=PieceConfig(characters=20)))
 
 
 def test_texts_of_a_plain_file(tts: ModuleType, checkpoint: Path, tmp_path: Path) -> None:

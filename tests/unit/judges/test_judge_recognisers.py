@@ -18,9 +18,10 @@ from transformers import (
     WhisperTokenizer,
 )
 
-from audiorl.judges import load_recogniser
+from audiorl.judges import load_recogniser, load_speech_detector
 from audiorl.judges.ctc import CTC, frames
 from audiorl.judges.whisper import Whisper
+from tests.support.judges import save_whisper
 
 RATE = 16_000
 
@@ -52,6 +53,53 @@ def test_whisper_hears_long_clips_window_by_window(whisper_folder: Path, clips: 
 def test_whisper_knows_its_languages(whisper_folder: Path, clips: list[np.ndarray]) -> None:
     with pytest.raises(ValueError, match=r"no language 'fr'; it has en, es"):
         Whisper(str(whisper_folder), language="fr").transcribe(clips[:1], RATE)
+
+
+def test_whisper_identifies_the_language_that_transformers_detects(
+    whisper_folder: Path, clips: list[np.ndarray]
+) -> None:
+    judge = Whisper(str(whisper_folder), batch_size=3)
+    assert judge.multilingual
+    probabilities = judge.identify([*clips, clips[0][:0]], RATE)
+    model = WhisperForConditionalGeneration.from_pretrained(whisper_folder)
+    extractor = WhisperFeatureExtractor.from_pretrained(whisper_folder)
+    tokens = model.generation_config.lang_to_id
+    for wav, row in zip(clips, probabilities, strict=False):
+        features = extractor(wav[: 3 * RATE], sampling_rate=RATE, return_tensors="pt").input_features
+        detected = int(model.detect_language(input_features=features)[0])
+        assert tokens[f"<|{max(row, key=row.__getitem__)}|>"] == detected and sum(row.values()) == pytest.approx(1)
+    assert probabilities[-1] == {}
+
+
+def test_whisper_transcribes_each_clip_in_its_language(whisper_folder: Path, clips: list[np.ndarray]) -> None:
+    judge = load_recogniser(whisper_folder, batch_size=2)
+    codes = ["es", "en", "es", "en"]
+    alone = [
+        load_recogniser(whisper_folder, language=c).transcribe([w], RATE)[0] for w, c in zip(clips, codes, strict=True)
+    ]
+    assert isinstance(judge, Whisper) and judge.transcribe(clips, RATE, languages=codes) == alone
+    with pytest.raises(ValueError, match=r"no language 'fr'; it has en, es"):
+        judge.transcribe(clips[:1], RATE, languages=["fr"])
+
+
+def test_an_english_whisper_identifies_no_language(tmp_path: Path, clips: list[np.ndarray]) -> None:
+    judge = Whisper(str(save_whisper(tmp_path / "english", multilingual=False)))
+    assert not judge.multilingual
+    with pytest.raises(ValueError, match="identifies no languages; give a multilingual one"):
+        judge.identify(clips[:1], RATE)
+
+
+def test_silero_separates_speech_from_noise(clips: list[np.ndarray]) -> None:
+    detector = load_speech_detector()
+    noise = 0.01 * np.random.default_rng(0).standard_normal(RATE).astype(np.float32)
+    wav = np.concatenate([noise, clips[1], noise])
+    before = wav.copy()
+    probabilities = detector.probabilities(wav, RATE)
+    np.testing.assert_array_equal(wav, before)
+    assert len(probabilities) == -(-len(wav) // 512) and probabilities.max() > 0.9
+    assert probabilities[: RATE // 512 - 5].max() < 0.3 and len(detector.probabilities(wav[:0], RATE)) == 0
+    with pytest.raises(ValueError, match="no voice activity detector is called 'webrtc'"):
+        load_speech_detector("webrtc")
 
 
 def test_ctc_says_what_transformers_says(ctc_folder: Path, clips: list[np.ndarray]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,9 @@ from audiorl.models.saving import BASE_KEY
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Message, Request, Sample
 from tests.conftest import Make, make_omni, make_qwen2_audio, make_qwen3_omni, make_text, readable
+from tests.support.hub_server import TOKEN, HubServer
 from tests.support.released import save_released
+from tests.support.reward_servers import serving
 
 
 def answers(policy: AudioPolicy, samples: list[Sample]) -> list[tuple[list[int], torch.Tensor]]:
@@ -168,20 +173,79 @@ def test_without_the_released_model_the_loss_of_the_talker_is_said(
     assert all(torch.equal(w, thinker[n]) for n, w in policy.model.state_dict().items())
 
 
-def test_the_model_card_holds_what_the_run_recorded(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    make_text().save(run / "checkpoints" / "grpo" / "step_000007")
-    (run / "state.json").write_text("{}")
-    config = {"path": "Org/Model-3B", "lr": 0.001, "data": ["/somewhere/private/train.jsonl"]}
+def recorded_run(run: Path, config: dict[str, Any], results: dict[str, Any]) -> Path:
+    """A checkpoint in a run folder with this config and this eval.json."""
+    checkpoint = run / "checkpoints" / "grpo" / "step_000007"
+    make_text().save(checkpoint)
+    (run / "state.json").write_text(
+        json.dumps({"checkpoints": {"sft": "checkpoints/sft/step_000002", "grpo": "checkpoints/grpo/step_000009"}})
+    )
     recorded = {"recipe": "/home/me/mmau_grpo.py", "argv": [], "config": config, "versions": {"torch": "2.13"}}
     (run / "config.json").write_text(json.dumps(recorded))
-    results = {"before": {"accuracy": 0.25, "n": 8, "by_task": {"a": 1}}, "after": {"accuracy": 0.5, "wer": 0.125}}
     (run / "eval.json").write_text(json.dumps(results))
-    card = (export(run / "checkpoints" / "grpo" / "step_000007", tmp_path / "out") / "README.md").read_text()
+    return checkpoint
+
+
+def card_of(export_folder: Path) -> str:
+    return (export_folder / "README.md").read_text()
+
+
+def test_the_model_card_holds_what_the_run_recorded(tmp_path: Path) -> None:
+    config = {"path": "Org/Model-3B", "grpo": {"lr": 0.001, "steps": 9}, "data": ["/somewhere/private/train.jsonl"]}
+    results = {
+        "before": {"accuracy": 0.25, "n": 8, "low": 0.125, "high": 0.5, "by_task": {"a": 1}},
+        "after": {
+            "accuracy": 0.5, "n": 8, "low": 0.25, "high": 0.75, "wer": 0.125, "dnsmos": 3.0,
+            "outside": {"dnsmos": [2.5, 3.5]}, "changes": {"accuracy": [0.25, 0.125, 0.375]},
+        },
+        "unseen_after": {"accuracy": 0.375, "n": 4, "low": 0.0, "high": 0.75},
+    }  # fmt: skip
+    checkpoint = recorded_run(tmp_path / "run", config, results)
+    card = card_of(export(checkpoint, tmp_path / "out", defaults={"grpo": {"lr": 0.01, "steps": 9}, "data": []}))
     assert card.startswith('---\nlibrary_name: "transformers"\ntags: ["audiorl"]\nbase_model: "Org/Model-3B"\n---\n')
     assert "- Recipe: mmau_grpo.py, phase grpo, step 000007\n" in card and "torch 2.13" in card
-    assert "| | before | after |\n|---|---|---|\n| accuracy | 0.25 | 0.5 |\n| n | 8 |  |\n| wer |  | 0.125 |\n" in card
+    assert "| before | accuracy | 0.25 | (0.125 to 0.5) |  | 8 |\n" in card
+    assert "| after | accuracy | 0.5 | (0.25 to 0.75) | +0.25 (0.125 to 0.375) | 8 |\n" in card
+    assert "| after | wer | 0.125 |  |  | 8 |\n" in card  # the interval of the entry is that of its first metric
+    assert "| after | dnsmos | 3 | (2.5 to 3.5) |  | 8 |\n" in card
+    assert "| unseen_after | accuracy | 0.375 | (0 to 0.75) |  | 4 |\n" in card
+    assert "| `grpo.lr` | `0.001` | `0.01` |\n" in card and "`grpo.steps`" not in card
+    assert "| train.jsonl | training | not stated (the file is not there any more) |\n" in card
+    assert "with the policy of step 000009" in card and "the run also trained in sft" in card
+    assert "there is no `control`" in card
+    assert "Strangers:" not in card and "there is nothing to compare with" not in card
     assert "licence" in card and '"train.jsonl"' in card and "private" not in card
+
+
+def test_the_model_card_says_what_is_not_there(tmp_path: Path) -> None:
+    checkpoint = recorded_run(tmp_path / "run", {"data": []}, {"before": {"accuracy": 0.25, "n": 8}})
+    card = card_of(export(checkpoint, tmp_path / "out"))
+    for missing in ("no evaluation called `after`", "Strangers:", "no `control`", "Intervals of before.", "bias"):
+        assert missing in card
+    assert "Not determined" in card and "not recorded" in card
+    make_text().save(tmp_path / "elsewhere")
+    assert "No held-out result was recorded" in card_of(export(tmp_path / "elsewhere", tmp_path / "other"))
+
+
+def test_the_model_card_counts_the_licences_of_rows(tmp_path: Path) -> None:
+    rows = [{"id": str(i)} | ({"licence": "CC0-1.0"} if i < 3 else {}) for i in range(5)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rows.json").write_text(json.dumps([{"id": "a", "license": "MIT"}]))
+    (tmp_path / "none.json").write_text(json.dumps([{"id": "a"}]))
+    (tmp_path / "broken.jsonl").write_text("{")
+    names = ("rows.jsonl:4", "none.json", "broken.jsonl")
+    config = {"data": [f"{tmp_path}/{name}" for name in names], "unseen": [f"{tmp_path}/rows.json"]}
+    config["held_out"] = ["bundled-french", "hf://org/set:test"]
+    card = card_of(export(recorded_run(tmp_path / "run", config, {}), tmp_path / "out"))
+    table = [line for line in card.splitlines() if line.startswith("| ") and line.count("|") == 4]
+    assert table[:1] == ["| Set | Used for | Licence |"] and set(table[1:]) == {
+        "| rows.jsonl:4 | training | CC0-1.0 (rows: 3), not stated (rows: 2) |",
+        "| none.json | training | not stated |",
+        "| broken.jsonl | training | not stated (the file cannot be read) |",
+        "| bundled-french | held out | CC BY-SA 3.0 |",
+        "| hf://org/set:test | held out | not stated |",
+        "| rows.json | strangers | MIT (rows: 1) |",
+    }
 
 
 def test_a_folder_is_uploaded_only_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +267,34 @@ def test_a_folder_is_uploaded_only_when_asked(tmp_path: Path, monkeypatch: pytes
     assert [name for name, _ in calls] == ["create", "upload"]
     assert calls[0][1] == {"repo_id": "me/model", "private": True, "exist_ok": True}
     assert calls[1][1]["repo_id"] == "me/model" and calls[1][1]["folder_path"] == str(tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_the_hub_client_uploads_every_file(tmp_path: Path) -> None:
+    """`audiorl export --push` in a process of its own, against a server that speaks the hub's protocol."""
+    make_text().save(tmp_path / "step")
+    hub = HubServer()
+    command = [sys.executable, "-m", "audiorl.cli", "export", str(tmp_path / "step"), "--push", "me/model", "--out"]
+    with serving(hub.app) as url:
+        settings = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | settings
+
+        def push(out: str, token: str) -> subprocess.CompletedProcess[str]:
+            env = environment | {"HF_TOKEN": token}
+            return subprocess.run([*command, str(tmp_path / out)], env=env, capture_output=True, text=True)
+
+        refused = push("refused", "another")
+        assert refused.returncode == 2 and "401" in refused.stderr and "Traceback" not in refused.stderr
+        assert not hub.files
+        for out in ("first", "second"):  # a repository that exists gets another commit
+            done = push(out, TOKEN)
+            assert done.returncode == 0, done.stderr
+    ((name, options),) = hub.repos.items()
+    assert name == "me/model" and (options.get("visibility") == "private" or options.get("private") is True)
+    assert hub.messages == ["Upload a model trained with audiorl"] * 2 and hub.large
+    files = {p.relative_to(tmp_path / "second").as_posix(): p for p in (tmp_path / "second").rglob("*") if p.is_file()}
+    assert {"README.md", "config.json", "model.safetensors"} <= files.keys()
+    assert hub.files["me/model"] == {name: path.read_bytes() for name, path in files.items()}
 
 
 def test_what_cannot_be_exported(tmp_path: Path) -> None:

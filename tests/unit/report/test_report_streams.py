@@ -132,7 +132,18 @@ def test_rewards_stand_below_what_they_reward(simul_dir):
 
 def test_a_rollout_without_rewards(simul_dir):
     html = drawn(simul_dir, rollout(score=None))
-    assert cells(html, "wrote") and "class='cell" not in html
+    assert cells(html, "wrote") and " of chunk " not in html
+
+
+def test_reads_and_writes_with_their_delay(simul_dir):
+    row = rollout()
+    html = drawn(simul_dir, row)
+    assert cells(html, "policy") == [(1, 1, "READ"), (2, 1, "WRITE"), (3, 1, "WRITE"), (4, 1, "READ")]
+    assert "delay (s)" not in html, "written before the chunk had been heard in real time"
+    ends = [turn["end"] for turn in row["sample"]["turns"]]
+    late = [s | {"emit_time": end + 0.25} for s, end in zip(row["segments"], ends, strict=True)]
+    html = drawn(simul_dir, row | {"segments": late})
+    assert cells(html, r"delay \(s\)") == [(1, 1, "0.25"), (2, 1, "0.25"), (3, 1, "0.25"), (4, 1, "0.25")]
 
 
 def test_a_policy_that_writes_nothing(simul_dir):
@@ -282,6 +293,20 @@ def test_points_lie_at_their_numbers():
     assert lines[:2] == [[(1.0, 12.0), (4.0, 26.0)], [(2.5, 21.0), (1.5, 30.0)]], "wait-k by k, training in its order"
     assert lines[2:] == [[(p.latency, p.quality)] for p in found]
     assert [t.get_text() for t in axes.texts] == [p.entry for p in found]
+
+
+def test_unseen_speakers_have_a_line_of_their_own():
+    points = [
+        Point("unseen_before", 2.0, 11.0),
+        Point("before", 2.5, 21.0),
+        Point("unseen_after stage1", 1.0, 12.0),
+        Point("after", 1.5, 30.0),
+    ]
+    axes = Figure().add_subplot()
+    draw_tradeoff(axes, points, LIGHT)
+    lines = [list(zip(*line.get_data(), strict=True)) for line in axes.lines]
+    assert lines[:3] == [[], [(2.5, 21.0), (1.5, 30.0)], [(2.0, 11.0), (1.0, 12.0)]]
+    assert [t.get_text() for t in axes.texts] == ["unseen: before", "before", "unseen: after stage1", "after"]
 
 
 def test_one_point_is_no_trade_off(simul_dir):

@@ -1,6 +1,7 @@
 """What becomes of rollouts that a reward skips: they take no part in a step."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,12 +33,21 @@ def no_zeros(rollouts: Sequence[Rollout]) -> list[Score | None]:
     return [None if r.text == "0" or r.sample.id == "q1" else Score(float(r.text)) for r in rollouts]
 
 
+def test_metrics_of_each_set_of_a_mix() -> None:
+    mix = [replace(s, metadata={"data_set": "ab"[i > 0]}) for i, s in enumerate(SAMPLES)]
+    config = RLConfig(prompts_per_step=4, group_size=3)
+    metrics = rollout_metrics(collect(Numbers(), mix, no_zeros, 0, config, 0), config)
+    assert (metrics["data/a/share"], metrics["data/b/share"]) == pytest.approx((1 / 3, 2 / 3)), "q1 is skipped"
+    assert metrics["data/a/reward"] == metrics["data/b/reward"] == 1.5
+
+
 def test_skipped_rollouts_leave_their_group() -> None:
     config = RLConfig(prompts_per_step=4, group_size=3)
     batch = collect(Numbers(), SAMPLES, no_zeros, 0, config, 0)
     assert sorted((r.sample.id, r.text) for r in batch.rollouts) == [(q, t) for q in ("q0", "q2", "q3") for t in "12"]
     assert batch.skipped == 6 and rollout_metrics(batch, config)["reward/skipped"] == 0.5
     assert rollout_metrics(batch, config)["reward/mean"] == 1.5
+    assert not any(name.startswith("data/") for name in rollout_metrics(batch, config))
     whole = collect(Numbers(), SAMPLES, lambda rollouts: [Score(1.0)] * len(rollouts), 0, config, 0)
     assert whole.skipped == 0 and "reward/skipped" not in rollout_metrics(whole, config)
 

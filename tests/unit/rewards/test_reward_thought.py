@@ -82,13 +82,24 @@ def test_an_answer_that_follows_from_its_thought(judge: Path, questions: list[Sa
 
 
 def test_a_thought_about_this_audio(judge: Path, questions: list[Sample]) -> None:
-    reward = ThoughtGrounding(str(judge), device="cpu", full=0.5)
+    reward = ThoughtGrounding(str(judge), device="cpu", full=0.5, view="silence")
     own = reward([answered(q, text(t, "blue")) for q, t in zip(questions, THOUGHTS, strict=True)])
     of_another = reward([answered(q, text(t, "blue")) for q, t in zip(questions, THOUGHTS[::-1], strict=True)])
     assert min(s.parts["nats"] for s in own) > 0.1 > 0 > max(s.parts["nats"] for s in of_another)
     assert [s.total for s in own] == pytest.approx([min(s.parts["nats"] / 0.5, 1) for s in own])
     assert [s.total for s in of_another] == [0, 0, 0, 0]
     assert [s.total for s in reward([answered(questions[0], "<answer>blue</answer>")])] == [0]
+
+
+def test_a_cue_for_the_answer_is_no_thought_about_this_audio(judge: Path, questions: list[Sample]) -> None:
+    """Both questions have one answer, and their thoughts are worth something only where they are said."""
+    pair = [replace(q, references=("blue",)) for q in questions[:2]]
+    rollouts = [answered(pair[0], text(THOUGHTS[i], "blue")) for i in (0, 1)] + [
+        answered(pair[1], text("no no", "blue"))
+    ]
+    said, of_the_other, other = ThoughtGrounding(str(judge), device="cpu")(rollouts)
+    assert said.total > 0.3 and other.total > 0.3 and of_the_other.total == 0
+    assert of_the_other.parts["nats"] < -0.3
 
 
 def test_bad_options(judge: Path, questions: list[Sample]) -> None:

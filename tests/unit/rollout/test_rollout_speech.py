@@ -16,8 +16,8 @@ from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, dualize, higgs
 from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.live import LiveStream
 from audiorl.rollout.samplers import repetition_aware
-from audiorl.rollout.streams import LiveStream
 from audiorl.simulst.streams import interpretation_sample
 from audiorl.types import Experience, Message, Request, Rollout, Sample, Segment
 from tests.conftest import TEXTS, make_omni, make_text

@@ -157,6 +157,7 @@ class Fixed:
     """A schedule by hand."""
 
     plan: tuple[int | None, ...]
+    review: None = None
 
     def words(self, turn: int, turns: int, written: int) -> int | None:
         return self.plan[turn] if turn < len(self.plan) else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import Qwen3OmniMoeConfig
 
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, dualize, load_policy, qwen2_audio, qwen_omni, text
+from audiorl.rollout.fused import check_together
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.sampling import filtered_logprobs
-from audiorl.rollout.vllm import VLLMConfig, VLLMEngine, check_together, served_weights
-from audiorl.types import Experience, Message, Request, Rollout, Sample, Turn
-from tests.conftest import TEXTS, ask, make_qwen3_omni
-
-TOLERANCE = 1e-4
-FAMILIES = ("qwen2.5-omni", "qwen2-audio", "qwen3-omni")
+from audiorl.rollout.vllm import VLLMConfig, VLLMEngine, served_weights
+from audiorl.rollout.weight_transfer import SyncError, WeightSender
+from audiorl.types import Experience, Message, Request, Sample
+from tests.conftest import TEXTS, ask
+from tests.support.vllm_engines import (
+    FAMILIES,
+    TOLERANCE,
+    forced,
+    ids,
+    lively,
+    logprobs,
+    requests,
+    save_family,
+    shake,
+    stream,
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -40,45 +50,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("folder", served, indirect=True, scope="module")
 
 
-def lively(policy: AudioPolicy, scale: float = 0.08) -> AudioPolicy:
-    """Weights so large that every token matters."""
-    g = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in policy.model.parameters():
-            if p.dim() > 1:
-                p.copy_(torch.randn(p.shape, generator=g) * scale)
-    policy.audio.cache.clear()
-    return policy
-
-
-def shake(policy: AudioPolicy, seed: int) -> None:
-    """Other trained weights, about as far away as from no weights at all."""
-    g = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in policy.trainable().values():
-            p.add_(torch.randn(p.shape, generator=g) * 0.03)
-    policy.weights_changed()
-
-
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real model, tiny. vLLM's attention on CPUs needs heads of at least 32."""
-    path = tmp_path_factory.mktemp(request.param)
-    if request.param == "qwen2.5-omni":
-        lively(qwen_omni.tiny(TEXTS, hidden=128, layers=2, vocab_size=400, whisper=False)).save(path)
-    elif request.param == "qwen2-audio":
-        lively(qwen2_audio.tiny(TEXTS, hidden=128, layers=2, vocab_size=400)).save(path)
-    else:
-        save_whole(lively(make_qwen3_omni(hidden=128, head_dim=32)), path)
-    return path
-
-
-def save_whole(policy: AudioPolicy, folder: Path) -> None:
-    """A Qwen3-Omni thinker in a checkpoint with a weight of a talker."""
-    policy.save(folder)
-    weights = load_file(folder / "model.safetensors") | {"talker.codec_head.weight": torch.zeros(3, 3)}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    Qwen3OmniMoeConfig(thinker_config=policy.model.config.to_dict()).save_pretrained(folder)
+    """A real model, tiny."""
+    return save_family(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture
@@ -110,35 +85,6 @@ def fresh(engine: VLLMEngine, policy: AudioPolicy) -> VLLMEngine:
     return engine
 
 
-def requests(samples: Sequence[Sample], n: int = 2, seed: int = 0) -> list[Request]:
-    return [Request(s, n, seed) for s in samples]
-
-
-def ids(rollouts: Sequence[Rollout]) -> list[list[int]]:
-    return [s.ids.tolist() for r in rollouts for s in r.segments]
-
-
-def logprobs(rollouts: Sequence[Rollout]) -> Tensor:
-    return torch.cat([s.logprobs for r in rollouts for s in r.segments])
-
-
-def forced(policy: AudioPolicy, rollouts: Sequence[Rollout], temperature: float = 1.0) -> Tensor:
-    """What the trainer says about the same tokens."""
-    batch = pack_experiences([Experience.from_rollout(r) for r in rollouts])
-    with torch.no_grad():
-        return policy.forward(batch, temperature).logprobs
-
-
-def stream(speech: list[Utterance], name: str = "stream", context: float = 0.0, turns: int = 3) -> Sample:
-    """A recording in chunks of 0.4 s, with what came before each."""
-    clip = AudioClip(array=speech[7].clip.load(), sample_rate=16_000)
-    chunks = [
-        Turn(replace(clip, start=0.4 * k, duration=0.4, context=context if k else 0.0), 0.4 * (k + 1))
-        for k in range(turns)
-    ]
-    return Sample(id=name, messages=(Message("user", ("Interpret.",)),), turns=tuple(chunks))
-
-
 def test_log_probs_are_the_trainers_after_each_of_five_updates(
     family: None, folder: Path, fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample]
 ) -> None:
@@ -165,6 +111,34 @@ def test_log_probs_are_the_trainers_after_each_of_five_updates(
 
 def param(policy: AudioPolicy, name: str) -> Tensor:
     return dict(policy.model.named_parameters())[name]
+
+
+def test_workers_receive_weights_themselves(fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample]) -> None:
+    """Over a connection of each worker with the sender, as with tensor parallelism; here of the one worker."""
+    shake(policy, 5)
+    sender = WeightSender(1, timeout=30.0)
+    options = {"timeout": 30.0, "backend": "gloo"}
+    assert fresh.receive(7) == "a worker of vLLM has no connection for weights"
+    assert fresh.connect(sender.address, 0, 1, options) is None
+    with pytest.raises(RuntimeError, match="weights of two versions"):
+        fresh.generate(requests(samples))
+    for version in (7, 8):
+        with ThreadPoolExecutor(1) as thread:
+            sending = thread.submit(sender.send, dict(served_weights(policy)))
+            assert fresh.receive(version) is None
+            sending.result()
+        rollouts = fresh.generate(requests(samples))
+        torch.testing.assert_close(logprobs(rollouts), forced(policy, rollouts), atol=TOLERANCE, rtol=0)
+        assert {s.policy_version for r in rollouts for s in r.segments} == {version}
+        shake(policy, version)
+    with ThreadPoolExecutor(1) as thread:
+        sending = thread.submit(sender.send, {"of.another.model": torch.zeros(2)})
+        with pytest.raises(Exception, match=r"'of\.another\.model' is not in this model"):
+            fresh.receive(9)
+        with pytest.raises(SyncError, match=r"receiver 0: ValueError: .* 'of\.another\.model' is not in this model"):
+            sending.result()
+    fresh.disconnect("the test ends")
+    assert "no sender of weights at 127.0.0.1:1 within 1 s" in str(fresh.connect("127.0.0.1:1", 0, 1, {"timeout": 1.0}))
 
 
 def test_an_engines_weights_are_its_own(fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample]) -> None:
@@ -203,6 +177,41 @@ def test_greedy_answers_are_the_same_as_the_other_engines(
     ours, theirs = fresh.generate(asked), HFEngine(policy, fresh.sampling).generate(asked)
     assert ids(ours) == ids(theirs)
     torch.testing.assert_close(logprobs(ours), logprobs(theirs), atol=TOLERANCE, rtol=0)
+
+
+def test_paused_answers_go_on_with_other_weights(fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample]) -> None:
+    """With the same weights a greedy answer is the ordinary one; with others each part has its own log-probs."""
+    whole = fresh.generate([Request(s, greedy=True) for s in samples])
+    asked = [Request(s, greedy=True, token_limit=5) for s in samples]
+    first = fresh.generate(asked)
+    assert {(len(r.segments[0].ids), r.segments[0].stop_reason) for r in first} == {(5, "paused")}
+    again = [replace(r, token_limit=None, paused=(p,)) for r, p in zip(asked, first, strict=True)]
+    assert ids(fresh.generate(again)) == ids(whole)
+    sampled = fresh.generate([replace(r, greedy=False, n=2) for r in asked])
+    before = forced(policy, sampled)
+    shake(policy, 3)
+    fresh.update_weights(served_weights(policy), 1)
+    pairs = [tuple(sampled[2 * i : 2 * i + 2]) for i in range(len(samples))]
+    ended = fresh.generate([Request(s, 2, paused=pair) for s, pair in zip(samples, pairs, strict=True)])
+    now = forced(policy, ended).split([len(r.segments[0].ids) for r in ended])
+    for k, (r, old) in enumerate(zip(ended, before.split(5), strict=True)):
+        segment = r.segments[0]
+        assert (r.index, segment.ids[:5].tolist()) == (k % 2, sampled[k].segments[0].ids.tolist())
+        assert segment.policy_versions is not None
+        assert segment.policy_versions.tolist() == [0] * 5 + [1] * (len(segment.ids) - 5)
+        torch.testing.assert_close(segment.logprobs[:5], old, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(segment.logprobs[5:], now[k][5:], atol=TOLERANCE, rtol=0)
+    assert len({tuple(x) for x in ids(ended)}) == len(ended)
+
+
+def test_a_stop_string_across_the_pause_ends_the_answer(fresh: VLLMEngine, samples: list[Sample]) -> None:
+    whole = fresh.generate([Request(samples[0], greedy=True)])[0].segments[0]
+    texts = [fresh._policy.decode(whole.ids[:k]) for k in range(len(whole.ids) + 1)]
+    end = next(k for k in range(3, len(texts)) if len(texts[k]) > len(texts[k - 2]) > len(texts[k - 3]))
+    fresh.sampling = replace(fresh.sampling, stop=(texts[end][len(texts[end - 3]) :],))
+    first = fresh.generate([Request(samples[0], greedy=True, token_limit=end - 1)])
+    (ended,) = fresh.generate([Request(samples[0], greedy=True, paused=tuple(first))])
+    assert (ended.segments[0].stop_reason, ended.segments[0].ids.tolist()) == ("stop", whole.ids[:end].tolist())
 
 
 def test_a_rollout_depends_on_its_seed_and_not_on_its_batch(fresh: VLLMEngine, samples: list[Sample]) -> None:

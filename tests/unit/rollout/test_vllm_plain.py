@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -14,14 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from audiorl.audio import AudioClip
+from audiorl.audio import AudioClip, wav_bytes
 from audiorl.config import SamplingConfig
+from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, load_policy, qwen2_audio, qwen_omni, text
+from audiorl.models.export import export
 from audiorl.models.graft import graft
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Message, Request, Sample
 from tests.conftest import TEXTS, ask
 from tests.support.grafts import save_llm, save_whisper
+from tests.support.vllm_servers import serving_vllm
 
 SCRIPT = Path(__file__).parents[2] / "support" / "plain_vllm.py"
 needs_torchvision = pytest.mark.skipif(find_spec("torchvision") is None, reason="Omni's processor needs torchvision")
@@ -65,8 +69,9 @@ def larger_weights(policy: AudioPolicy) -> AudioPolicy:
     ],
 )
 def test_plain_vllm_answers_as_the_trainers_engine(family: str, samples: list[Sample], tmp_path: Path) -> None:
-    larger_weights(MAKE[family]()).save(tmp_path)
-    policy = load_policy(tmp_path)
+    larger_weights(MAKE[family]()).save(tmp_path / "step")
+    folder = export(tmp_path / "step", tmp_path / "exported")
+    policy = load_policy(folder)
     # Silence at the end: Qwen2-Audio's own code lets the half window behind a clip's end reach its last audio token.
     wav = np.pad(samples[0].audio[0].load(16_000), (0, 400))
     audio = policy.backbone.audio_token is not None
@@ -77,9 +82,33 @@ def test_plain_vllm_answers_as_the_trainers_engine(family: str, samples: list[Sa
 
     np.save(tmp_path / "clip.npy", wav)
     answer_file = tmp_path / "answer.json"
-    command = [sys.executable, str(SCRIPT), str(tmp_path), str(tmp_path / "clip.npy") if audio else "-"]
+    command = [sys.executable, str(SCRIPT), str(folder), str(tmp_path / "clip.npy") if audio else "-"]
     subprocess.run([*command, str(answer_file)], check=True, cwd=tmp_path)
     answer = json.loads(answer_file.read_text())
     assert answer["prompt_ids"] == segment.prompt_ids.tolist()
     assert answer["ids"] == segment.ids.tolist()
     torch.testing.assert_close(torch.tensor(answer["logprobs"]), segment.logprobs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_the_openai_server_answers_recordings_as_the_engine(speech: list[Utterance], tmp_path: Path) -> None:
+    """As docs/use.md serves and asks an export."""
+    from openai import OpenAI
+
+    larger_weights(MAKE["qwen2-audio"]()).save(tmp_path / "step")
+    folder = export(tmp_path / "step", tmp_path / "exported")
+    engine = HFEngine(load_policy(folder), SamplingConfig(temperature=0, max_new_tokens=12))
+    options = ("--limit-mm-per-prompt", '{"audio": 1}', "--max-model-len", "1024")
+    with serving_vllm(tmp_path, folder, *options) as url:
+        client = OpenAI(base_url=url, api_key="none")
+        for utterance in speech[:80:40]:
+            wav = wav_bytes(np.pad(utterance.clip.load(16_000), (0, 400)), 16_000)
+            sound = {"data": base64.b64encode(wav).decode(), "format": "wav"}
+            content = [{"type": "input_audio", "input_audio": sound}, {"type": "text", "text": "What is said?"}]
+            reply = client.chat.completions.create(
+                model="exported", temperature=0, max_tokens=12, messages=[{"role": "user", "content": content}]
+            )
+            (rollout,) = engine.generate([Request(ask(AudioClip(data=wav)))])
+            # An incomplete character at the end is not shown by the server.
+            assert reply.choices[0].message.content.rstrip("\ufffd") == rollout.text.rstrip("\ufffd") != ""
+            assert reply.usage.prompt_tokens == len(rollout.segments[0].prompt_ids)

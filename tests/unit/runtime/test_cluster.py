@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -66,6 +69,9 @@ def test_a_group_calls_its_workers_as_every_group_does(cluster: Cluster) -> None
     assert group.each("train", [1.0, 2.0]) == [23.0, 23.0], "each has its own, and the sum is everyone's"
     assert group.all("train", 1.0) == [25.0, 25.0] and group.first("train", 0.0) == 25.0
     assert group.first("weights") == {"total": torch.tensor(12.0)}
+    before = group.cpu_seconds()
+    group.all("compute", 0.2)
+    assert all(0.2 <= b - a < 0.4 for a, b in zip(before, group.cpu_seconds(), strict=True))
     with pytest.raises(ValueError, match="3 shards for 2 workers"):
         group.each("train", [1.0, 2.0, 3.0])
     engines = RayGroup("engine", Counter, 0.0)
@@ -116,8 +122,9 @@ def test_dead_trainers_are_replaced_and_brought_to_where_they_were(cluster: Clus
     group.all("train", 5.0)
     state = tmp_path / "state"
     state.write_text("100")
-    group.saved(str(state))  # from here on, not from the start
-    group.each("train", [1.0, 2.0])
+    group.saving()
+    group.each("train", [1.0, 2.0])  # while the checkpoint is written
+    group.saved(str(state))  # in the place of what came before `saving`
     before = group.pids()
     assert group.all("end_on", 1, str(tmp_path / "once")) == [203.0, 203.0]
     assert not set(before) & set(group.pids()), "both are new: their process group was broken"
@@ -182,6 +189,33 @@ def test_ray_learns_preferences_and_judgements_as_one_process(cluster: Cluster, 
     assert main(["train", str(DATA), "--out", str(one)]) == 0
     assert main(["train", str(DATA), "--out", str(two), *RAY]) == 0
     assert_equal_runs(one, two, PHASES)
+
+
+@pytest.mark.parametrize("sharding", ["--runtime.zero=2", "--runtime.fsdp"])
+def test_no_tensor_comes_to_the_driver_when_a_run_is_saved_and_resumed(
+    sharding: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither state nor weights are asked for; what saving and resuming answer are checksums."""
+    answers: list[tuple[str, int]] = []
+    call = RayGroup._call
+
+    def recorded(group: RayGroup, method: str, *args: Any) -> list[Any]:
+        results = call(group, method, *args)
+        answers.append((method, max(len(pickle.dumps(r)) for r in results)))
+        return results
+
+    monkeypatch.setattr(RayGroup, "_call", recorded)
+    out = tmp_path / "run"
+    assert main(["train", str(DATA), "--out", str(out), *RAY, sharding]) == 0
+    shutil.rmtree(out / "checkpoints/process_reward/step_000002")
+    state = json.loads((out / "state.json").read_text())
+    state["finished"].pop("process_reward")
+    (out / "state.json").write_text(json.dumps(state))
+    assert main(["resume", str(out), "--trust", str(DATA), *RAY, sharding]) == 0
+    sizes = {method: max(n for m, n in answers if m == method) for method, _ in answers}
+    assert {"begin_save", "saved_files", "resume"} <= set(sizes)
+    assert not {"state", "weights"} & set(sizes), sizes
+    assert max(sizes[m] for m in ("begin_save", "saved_files", "resume")) < 2_000
 
 
 def test_ctrl_c_lets_the_step_end_saves_and_ends_ray(tmp_path: Path) -> None:

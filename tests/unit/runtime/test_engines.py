@@ -7,27 +7,34 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig
+from audiorl.evaluation.phases import Evaluation
 from audiorl.models import AudioPolicy, load_policy, qwen_omni
 from audiorl.models.weights import Weights, named
+from audiorl.rewards import WeightedSum
+from audiorl.rewards.files import FunctionReward
 from audiorl.rl import train as loop
+from audiorl.rl import workers
 from audiorl.rl.train import train_rl
 from audiorl.rl.trainer import TrainBatch, Trainer, TrainOutput
 from audiorl.rl.weight_sync import EngineWorker, GroupEngine
-from audiorl.rl.workers import Actor, _actor, _reference
+from audiorl.rl.workers import Actor, _actor, _engine_lora, _reference
 from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.vllm import served_weights
 from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile
 from audiorl.runtime.config import RuntimeConfig, set_current
 from audiorl.runtime.placement import check_engine
 from audiorl.runtime.ray_cluster import Cluster, RayGroup, connected
 from audiorl.runtime.world import World
-from audiorl.types import Experience, Request, Rollout, Sample, Score
-from tests.conftest import TEXTS, make_omni
+from audiorl.types import Ended, Experience, Request, Rollout, Sample, Score
+from tests.conftest import TEXTS, make_omni, make_qwen3_omni
+from tests.support.held_out import Compared
 from tests.support.overlapped_runs import CONFIG, OPTIM, SAMPLING, assert_same, column, even
 
 RAY = RuntimeConfig(kind="ray", engines=1)
@@ -164,9 +171,9 @@ class Dozing(HFEngine):
         self._awake("receive")
         super().update_weights(weights, version)
 
-    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
+    def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
         self._awake("write")
-        return super().generate(requests)
+        return super().generate(requests, ended)
 
     def _awake(self, what: str) -> None:
         if self.asleep:
@@ -207,11 +214,11 @@ def test_engines_sleep_while_trainers_train_and_wake_to_write(
     config = replace(CONFIG, advantage="remax", overlap=False, steps=3)
     diary = tmp_path / "diary"
 
-    def workers(run: Run, phase: str, policy: AudioPolicy, *_: object) -> tuple[RayGroup, GroupEngine, None]:
+    def workers(run: Run, phase: str, policy: AudioPolicy, *_: object) -> tuple[RayGroup, GroupEngine, None, None]:
         start = ModelFile.save(run, phase, "start", policy)
         trainers = RayGroup("trainer", noting, start, config, str(diary))
         engines = RayGroup("engine", dozing, start, str(diary))
-        return trainers, GroupEngine(trainers, engines, colocated=True), None
+        return trainers, GroupEngine(trainers, engines, colocated=True), None, None
 
     trained = {}
     cluster.restarts = 1
@@ -228,6 +235,27 @@ def test_engines_sleep_while_trainers_train_and_wake_to_write(
     step = ["room", "wake", "receive", "write", "write", "sleep", "train"]
     died = ["room", "wake", "receive", "write", "sleep", "wake", "receive", "write", "sleep", "train"]
     assert diary.read_text().split() == ["room", "sleep", *step[1:], *died, *step]
+
+
+async def even_later(rollout: Rollout) -> float:
+    return even([rollout])[0].total
+
+
+def test_long_answers_and_rewards_that_wait_are_those_of_one_process(
+    cluster: Cluster, samples: list[Sample], tmp_path: Path
+) -> None:
+    """Answers are paused on the engine and gone on with there; an `async def` scores groups as they arrive."""
+    config, trained = replace(CONFIG, steps=4, partial_tokens=3, save_every=2), {}
+    for name, runtime in (("local", RuntimeConfig()), ("ray", RAY)):
+        set_current(runtime)
+        trained[name] = make_omni(ModelConfig(audio="full"))
+        run = Run.create(tmp_path / name, "partial", [], config)
+        reward = FunctionReward(even_later, "here")
+        train_rl(trained[name], samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
+    assert_same(trained["ray"], trained["local"], 1e-5)
+    for metric in ("rollout/paused", "rollout/partial", "rollout/staleness_max"):
+        assert column(tmp_path / "ray", metric) == column(tmp_path / "local", metric)
+    assert max(column(tmp_path / "ray", "rollout/paused")) > 0
 
 
 def test_what_takes_turns_cannot_overlap(cluster: Cluster, samples: list[Sample], tmp_path: Path) -> None:
@@ -330,12 +358,64 @@ def test_vllm_writes_with_the_trainers_weights(
     audio = ModelConfig(audio="full")
     policy = qwen_omni.tiny(TEXTS, hidden=128, layers=2, vocab_size=400, whisper=False, config=audio)
     run = Run.create(tmp_path / "run", "vllm", [], config)
-    train_rl(policy, samples, even, run, config=config, optim=OptimConfig(lr=1e-2), sampling=SAMPLING)
+    evaluate = None
+    if where == "colocated":  # greedy answers of vLLM, with the weights of the step, are those of the policy
+        evaluation = Evaluation(WeightedSum.of(even=even), samples, SAMPLING.max_new_tokens, metric="even")
+        evaluate, config = Compared(evaluation.probe(policy)), replace(config, eval_every=1)
+    settings: dict[str, Any] = dict(optim=OptimConfig(lr=1e-2), sampling=SAMPLING, evaluate=evaluate)
+    train_rl(policy, samples, even, run, config=config, **settings)
+    if evaluate is not None:
+        assert [{s.policy_version for r in spy.rollouts for s in r.segments} for spy in evaluate.spies] == [{1}, {2}]
     staleness = column(tmp_path / "run", "rollout/staleness")
     assert staleness == ([0, 0, 0] if where == "colocated" else [0, 1, 1, 0])
     for stale, gap in zip(staleness, column(tmp_path / "run", "policy/engine_gap"), strict=True):
         assert gap > 1e-2 if stale else gap < 1e-4
     assert min(column(tmp_path / "run", "grad_norm")) > 0
+
+
+@pytest.mark.parametrize("where", ["colocated", "separate", "overlapped"])
+def test_vllm_is_sent_the_adapter_alone(
+    where: str, samples: list[Sample], tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the policy has learned reaches the engine: without the last update the gap is a hundred times as large."""
+    config = replace(CONFIG, overlap=where == "overlapped", steps=4)
+    if where != "colocated":
+        request.getfixturevalue("cluster")
+    runtime = replace(RuntimeConfig() if where == "colocated" else RAY, engine="vllm")
+    set_current(runtime)
+    qwen_omni.tiny(TEXTS, hidden=128, layers=2, vocab_size=400, whisper=False).save(tmp_path / "base")
+    policy = load_policy(tmp_path / "base", ModelConfig(lora=LoraConfig(rank=4), audio="projector"))
+    run = Run.create(tmp_path / "run", "vllm", [], config)
+    calls: list[str] = []
+    monkeypatch.setattr(workers, "served_weights", lambda p, lora: calls.append(lora) or served_weights(p, lora))
+    train_rl(policy, samples, even, run, config=config, optim=OptimConfig(lr=2e-2), sampling=SAMPLING)
+    assert calls == (["adapter"] * 4 if where == "colocated" else []), "other processes send their own"
+    assert _engine_lora(ModelFile.save(run, "rl", "start", policy)) == "adapter"
+    staleness = column(tmp_path / "run", "rollout/staleness")
+    assert staleness == ([0, 1, 1, 0] if where == "overlapped" else [0, 0, 0, 0])
+    for stale, gap in zip(staleness, column(tmp_path / "run", "policy/engine_gap"), strict=True):
+        assert gap > 1e-2 if stale else gap < 1e-4
+    assert policy.has_fresh_adapter() is False
+
+
+def test_adapters_that_vllm_cannot_run_are_merged_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lora = LoraConfig(rank=4, target_modules=("q_proj",))
+    make_qwen3_omni(hidden=128, head_dim=32).save(tmp_path / "base")
+    policy = load_policy(tmp_path / "base", ModelConfig(lora=lora))
+    start = ModelFile.save(Run.create(tmp_path / "run", "vllm", [], CONFIG), "rl", "start", policy)
+    set_current(RuntimeConfig(engine="vllm"))
+    assert _engine_lora(start) == _engine_lora(start, warn=True) == "merged"
+    (record,) = caplog.records
+    assert record.getMessage().endswith("not the adapter: on a CPU it runs no adapter in a model with experts")
+    set_current(RuntimeConfig(engine="vllm", engine_lora="adapter"))
+    with pytest.raises(ValueError, match=r"runtime\.engine_lora adapter: vLLM cannot run it: .* take auto or merged"):
+        _engine_lora(start)
+    set_current(RuntimeConfig(engine="vllm", engine_lora="merged"))
+    assert _engine_lora(start) == "merged"
+    with pytest.raises(ValueError, match=r"runtime\.engine_lora merged: only --runtime\.engine vllm"):
+        RuntimeConfig(engine_lora="merged").check()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,9 +16,9 @@ from transformers import DynamicCache, Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeTh
 
 from audiorl.algos.packing import attention_mask, pack_experiences
 from audiorl.cli import main
-from audiorl.config import LoraConfig, ModelConfig, RLConfig
+from audiorl.config import DistillConfig, LoraConfig, ModelConfig, OptimConfig, RLConfig
 from audiorl.data.corpus import bundled_speech
-from audiorl.models import AudioPolicy, higgs, qwen_omni
+from audiorl.models import AudioPolicy, higgs, load_policy, qwen_omni
 from audiorl.models import text as text_decoder
 from audiorl.models.qwen_omni import Qwen3Omni
 from audiorl.models.tiny import tiny_tokenizer
@@ -32,15 +32,18 @@ from audiorl.plan.activations import (
     pack_of,
     tower_bytes,
 )
+from audiorl.plan.checkpoint import checkpoint_files
 from audiorl.plan.layout import GIB, PHASES, Assumptions, Layout
 from audiorl.plan.memory import make_plan
 from audiorl.plan.options import PlanOptions, changed, suggestions
+from audiorl.plan.parts import GPU
 from audiorl.plan.released import RELEASED
-from audiorl.plan.sizes import Shape, Size, count, size_of, skeleton
+from audiorl.plan.sizes import Shape, Size, count, policy_of, size_of, skeleton
 from audiorl.plan.trainer import precision_of
 from audiorl.runtime.config import RuntimeConfig
+from audiorl.runtime.ray_cluster import bundles, check_fits, placements
 from audiorl.types import Experience
-from tests.conftest import TEXTS, make_dual_omni, make_omni, make_qwen2_audio, make_text
+from tests.conftest import TEXTS, make_dual_omni, make_omni, make_qwen2_audio, make_text, make_whisper
 
 Make = Callable[..., AudioPolicy]
 NOTHING_ASSUMED = Assumptions(0, 0, 0, 0, 0, 0, 0, 0)
@@ -97,6 +100,7 @@ FAMILIES: dict[str, Make] = {
     "dual-omni": make_dual_omni,
     "higgs": make_higgs,
     "qwen3-omni": make_moe,
+    "whisper": make_whisper,
 }
 CONFIGS = {
     "whole": ModelConfig(),
@@ -118,7 +122,8 @@ def test_parameters_are_those_of_the_real_model(family: str) -> None:
         bare = skeleton(found, config)
         assert all(p.is_meta for p in bare.model.parameters())
         size = count(bare)
-        assert size.total == sum(p.numel() for p in real.model.parameters())
+        # A model that is made on the spot has a vision tower; one from a folder is loaded without.
+        assert size.total == sum(p.numel() for n, p in real.parameters_by_name().items() if not n.startswith("visual."))
         assert size.trained + size.adapters == sum(p.numel() for p in real.trainable().values())
         assert size.adapters == sum(p.numel() for n, p in real.model.named_parameters() if ".lora_" in n)
         assert {n: p.shape for n, p in bare.trainable().items()} == {n: p.shape for n, p in real.trainable().items()}
@@ -128,7 +133,7 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
     policy = make_dual_omni()
     policy.save(tmp_path)
     size = size_of(str(tmp_path), ModelConfig(lora=LoraConfig(rank=4)))
-    assert size.total - size.adapters == sum(p.numel() for p in policy.model.parameters())
+    assert size.total - size.adapters == sum(p.numel() for p in load_policy(tmp_path).model.parameters())
     assert size.shape.codes == 4 * 66 and size.parts["audio FFNs"] > 0
     assert size.shape.adapted == (64, 64, 64, 64, 64, 64, 192), "a token goes through one of the two branches"
     before = make_omni()
@@ -143,9 +148,16 @@ def test_released_models_are_as_large_as_their_authors_say() -> None:
     omni, omni3 = sizes["qwen2.5-omni-7b"], sizes["qwen3-omni-30b-a3b"]
     assert omni.trained == 7_615_616_512, "Qwen2.5-7B"
     assert sizes["qwen2.5-omni-3b"].parts["decoder layers"] == 2_774_773_760, "2.77 B without embeddings, Qwen2.5-3B"
-    assert (round(omni3.trained / 1e9, 1), round(omni3.parts["vision tower"] / 1e6)) == (30.5, 539)
+    assert round(omni3.trained / 1e9, 1) == 30.5
+    vision = {name: sum(t.numel for t in policy_of(name, ModelConfig()).source.copied.values()) for name in sizes}
+    assert {n: round(v / 1e6) for n, v in vision.items() if v} == {
+        "qwen2.5-omni-3b": 669,
+        "qwen2.5-omni-7b": 677,
+        "qwen3-omni-30b-a3b": 539,
+    }
     assert 640e6 < omni3.parts["audio tower"] + omni3.parts["projector"] < 655e6
     assert round(sizes["qwen2-audio-7b"].total / 1e9, 1) == 8.4
+    assert sizes["whisper-large-v3"].total == 1_543_490_560
     speaking = sizes["higgs-audio-v2-3b"]
     assert round(speaking.parts["audio FFNs"] / 1e9, 1) == 2.1 and round(speaking.total / 1e9, 1) == 5.8
     assert omni.heads == omni.parts["text head"] and omni.linears < omni.parts["decoder layers"]
@@ -204,19 +216,129 @@ def test_zero_stages_of_the_paper() -> None:
 
 
 def test_zero_3_holds_whole_weights_between_updates() -> None:
-    """Of 1000 numbers 700 are in layers, of which 300 are gathered at a time, and 50 see images; 2 bytes each."""
-    size = Size(TINY, {"decoder layers": 700, "embeddings": 250, "vision tower": 50}, 900, 0, 0, 200, 100)
+    """Of 1000 numbers 700 are in layers, of which 300 are gathered at a time; 2 bytes each."""
+    size = Size(TINY, {"decoder layers": 700, "embeddings": 250, "audio tower": 50}, 900, 0, 0, 200, 100)
     assume = replace(NOTHING_ASSUMED, zero_live=300)
     layout = Layout(gpus=4, zero=3, critic="own", engine="hf", assume=assume)
     parts = {p.name: dict(zip(PHASES, p.bytes, strict=True)) for p in make_plan(size, layout).gpus[0].parts}
     for name in ("weights", "critic weights"):
-        assert parts[name]["backward"] == 2 * (1000 / 4 + 250 + 300)
+        assert parts[name]["backward"] == 2 * (1000 / 4 + 300 + 300)
         for phase in ("generate", "score", "step", "sync"):
             assert parts[name][phase] == 2 * (1000 / 4 + 1000)
     assert set(parts["reference"].values()) == {2 * 900}, "a copy of what is trained, which nobody divides"
 
 
+def test_fsdp_gathers_two_layers_and_reduces_the_other_weights_at_the_end() -> None:
+    """Of 1000 numbers 700 are in 7 layers; two layers are gathered at a time; 2 bytes each."""
+    shape = replace(TINY, layers=7)
+    size = Size(shape, {"decoder layers": 700, "embeddings": 250, "audio tower": 50}, 900, 0, 0, 200, 100)
+    layout = Layout(gpus=4, fsdp=True, master_weights=True, engine="hf", reference="none", assume=NOTHING_ASSUMED)
+    parts = {p.name: dict(zip(PHASES, p.bytes, strict=True)) for p in make_plan(size, layout).gpus[0].parts}
+    assert parts["weights"]["backward"] == 2 * (700 / 4 + 300 + 200), "what is outside of the layers is not divided"
+    for phase in ("generate", "score", "step", "sync"):
+        assert parts["weights"][phase] == 2 * (700 / 4 + 1000)
+    assert parts["gradients"]["backward"] == 2 * (700 / 4 + 200) + 4 * 2 * 100, "two layers are reduced in float32"
+    assert parts["gradients"]["step"] == 2 * 900 / 4
+    assert set(parts["optimizer"].values()) == {12 * 900 / 4}
+    with pytest.raises(ValueError, match=r"--runtime\.fsdp divides nothing on one trainer GPU"):
+        Layout(fsdp=True)
+
+
+def test_a_teacher_that_is_another_model_counts_where_it_lies(tmp_path: Path) -> None:
+    """On the trainers, or with the reference: its weights, and what scoring with it takes more."""
+    distill = DistillConfig(coef=1.0, teacher="qwen2.5-omni-7b")
+    options = PlanOptions(grpo=RLConfig(distill=distill))
+    own, teacher = options.size("qwen2.5-omni-3b"), options.size("qwen2.5-omni-7b")
+    (trainer,) = options.plan(own).gpus
+    parts = {p.name: p.bytes for p in trainer.parts}
+    assert set(parts["teacher"]) == {2.0 * teacher.total} and max(parts["teacher's activations"]) > 0
+    separate = replace(options, runtime=RuntimeConfig(kind="ray", references=1))
+    trainer, reference = separate.plan(own).gpus
+    assert "teacher" not in {p.name for p in trainer.parts} and "teacher" in {p.name for p in reference.parts}
+    for name in ("policy", "reference"):
+        same = replace(options, grpo=RLConfig(distill=replace(distill, teacher=name, view="transcript")))
+        assert "teacher" not in {p.name for p in same.plan(own).gpus[0].parts}
+
+
+QWEN2_7B = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+}
+"""Qwen2.5-7B."""
+
+
+def grafted() -> dict[str, Any]:
+    """Qwen2.5-7B with the audio encoder of Whisper small, as `audiorl graft` would write it."""
+    text = {k: v for k, v in QWEN2_7B.items() if k != "model_type"} | {"tie_word_embeddings": False}
+    audio = {"d_model": 768, "encoder_layers": 12, "encoder_attention_heads": 12, "encoder_ffn_dim": 3072}
+    omni = RELEASED["qwen2.5-omni-7b"]
+    return omni | {"text_config": text, "audio_config": audio | {"num_mel_bins": 80, "output_dim": 3584}}
+
+
+@pytest.mark.parametrize("sharding", [{"fsdp": True}, {"zero": 3}, {"zero": 2}])
+@pytest.mark.parametrize("raw", ["omni", "grafted", "text"])
+def test_seven_billion_weights_are_planned_placed_and_laid_out_without_one(
+    raw: str, sharding: dict[str, Any], tmp_path: Path
+) -> None:
+    """On the meta device: memory, GPUs of a Ray cluster, and the files that each of eight trainers writes."""
+    configs = {"omni": RELEASED["qwen2.5-omni-7b"], "grafted": grafted(), "text": QWEN2_7B}
+    (tmp_path / "config.json").write_text(json.dumps(configs[raw]))
+    runtime = RuntimeConfig(kind="ray", ranks=8, **sharding)
+    options = PlanOptions(runtime, optim=OptimConfig(master_weights=True))
+    held = options.policy(str(tmp_path))
+    assert all(p.is_meta for p in held.model.parameters())
+    size = count(held)
+    plan = options.plan(size)
+    assert plan.fits and size.trained == 7_615_616_512
+    assert [(p.bundle, p.resources["GPU"]) for p in placements(runtime, gpus=True)] == [(k, 1.0) for k in range(8)]
+    check_fits(bundles(runtime, gpus=True), [{"GPU": 8.0, "CPU": 16.0}], runtime)
+    model, *states = checkpoint_files(held, plan.layout)
+    vision = sum(tensor.bytes for tensor in held.source.copied.values())
+    assert (model.name, model.rank, model.bytes) == ("model.safetensors", 0, 2 * size.total + vision)
+    assert (vision > 10**9) == (raw != "text"), "it is in the file, and in no memory"
+    assert [file.name for file in states] == [f"trainer-{k + 1:05d}-of-00008.safetensors" for k in range(8)]
+    assert [file.rank for file in states] == list(range(8))
+    assert sum(file.bytes for file in states) == pytest.approx(12 * size.trained, rel=1e-6)
+    assert max(file.bytes for file in states) < 1.001 * 12 * size.trained / 8
+    optimizer = next(p for p in plan.gpus[0].parts if p.name == "optimizer")
+    assert max(file.bytes for file in states) == pytest.approx(max(optimizer.bytes), rel=1e-3)
+
+
 TINY = Shape("llama", layers=2, hidden=8, intermediate=16, heads=2, kv_heads=1, head_dim=4, vocabulary=32)
+
+
+def test_an_engine_of_vllm_holds_the_decoder_and_the_audio_tower() -> None:
+    """Asleep its weights are in the node's memory."""
+    parts = {"decoder layers": 700, "audio tower": 200}
+    size = Size(TINY, parts, 700, 0, 0, 0, 0)
+    layout = Layout(gpus=2, engine="vllm", reference="none", assume=NOTHING_ASSUMED)
+    plan = make_plan(size, layout)
+    assert max(next(p.bytes for p in plan.gpus[0].parts if p.name == "engine's weights")) == 2 * 900
+    assert plan.host == 2 * 2 * 900
+    dedicated = replace(layout, gpus=4, placement="dedicated", engine_gpus=2, tensor_parallel=2)
+    _, engine = make_plan(replace(size, shape=replace(TINY, kv_heads=2)), dedicated).gpus
+    assert max(next(p.bytes for p in engine.parts if p.name == "engine's weights")) == 2 * (200 + 700 / 2)
+
+
+@pytest.mark.parametrize("lora", ["auto", "merged"])
+def test_an_engine_of_vllm_holds_a_sent_adapter_twice(lora: Literal["auto", "merged"]) -> None:
+    """As it came and where it is used; merged it holds none, but the largest weight when it is sent."""
+    runtime = RuntimeConfig(engine="vllm", engine_lora=lora)
+    options = replace(changed(PlanOptions(runtime), {"model.lora.rank": 4}), assume=NOTHING_ASSUMED)
+    size = Size(TINY, {"decoder layers": 700}, 0, 50, 0, 100, 0)
+    plan = make_plan(size, options.layout())
+    parts = {p.name: max(p.bytes) for p in plan.gpus[0].parts}
+    base = 2 * (size.total - 50)
+    assert parts["engine's weights"] == base
+    sent = lora == "auto"
+    assert parts.get("engine's adapter") == (2 * 2 * 50 if sent else None)
+    assert parts.get("weight sync") == (None if sent else 2 * 100)
+    assert plan.host == base + (2 * 2 * 50 if sent else 0)
 
 
 def test_offload_moves_states_to_the_node() -> None:
@@ -422,6 +544,71 @@ def test_a_separate_reference_has_its_own_gpus() -> None:
     assert waiting == 2000 < scoring == reference.peak
 
 
+def test_a_separate_critic_has_its_own_gpus() -> None:
+    size = Size(TINY, {"decoder layers": 1000}, 800, 0, 0, 0, 100)
+
+    def plan_of(**options: Any) -> tuple[GPU, ...]:
+        return make_plan(size, Layout(engine="hf", reference="none", assume=NOTHING_ASSUMED, **options)).gpus
+
+    def parts(gpu: GPU) -> dict[str, dict[str, float]]:
+        return {p.name: dict(zip(PHASES, p.bytes, strict=True)) for p in gpu.parts}
+
+    trainer, critic = plan_of(gpus=8, critic="separate", critic_gpus=2)
+    (without,), (whole,) = plan_of(gpus=6), plan_of(gpus=6, critic="own")
+    assert (trainer.count, critic.count) == (6, 2) and parts(trainer) == parts(without)
+    of_critic, in_trainer = parts(critic), parts(whole)
+    assert set(of_critic["weights"].values()) == {2000}, "the whole model, in two bytes"
+    for name in ("optimizer", "gradients", "step"):
+        assert of_critic[name] == in_trainer[f"critic {name}"]
+    assert of_critic["activations"]["backward"] == in_trainer["activations"]["backward"] / 2
+    assert "logits" not in of_critic and critic.totals[PHASES.index("generate")] == 2000 + 2 * 2 * 700
+
+
+@pytest.mark.parametrize("critics", [1, 2])
+def test_what_separate_critics_write(critics: int) -> None:
+    policy = make_omni()
+    whole = sum(file.bytes for file in checkpoint_files(policy, Layout(gpus=3, engine="hf", critic="own")))
+    layout = Layout(gpus=3 + critics, engine="hf", critic="separate", critic_gpus=critics)
+    files = checkpoint_files(policy, layout)
+    of_critics = [file for file in files if "critic" in file.name]
+    assert sum(file.bytes for file in files) == whole and len(of_critics) == critics
+    assert max(file.bytes for file in of_critics) - min(file.bytes for file in of_critics) < 0.01 * whole
+
+
+def test_critics_are_planned_from_a_runs_options() -> None:
+    ppo = RLConfig(advantage="gae", kl_beta=0.0)
+    runtime = RuntimeConfig(kind="ray", ranks=2, critics=2)
+    layout = PlanOptions(runtime, grpo=ppo).layout()
+    assert (layout.critic, layout.critic_gpus, layout.trainers, layout.total_gpus) == ("separate", 2, 2, 4)
+    with pytest.raises(ValueError, match=r"runtime.critics 2: advantage 'group' has no critic"):
+        PlanOptions(runtime).layout()
+    with pytest.raises(ValueError, match="divide nothing on one critic"):
+        PlanOptions(replace(runtime, critics=1, fsdp=True), grpo=ppo).layout()
+
+
+@pytest.mark.parametrize("options", [{"zero": 2}, {"zero": 3}, {"fsdp": True}])
+def test_a_separate_critic_is_divided_among_its_gpus(options: dict[str, Any]) -> None:
+    """As one that is on as many trainers is divided."""
+    size = Size(TINY, {"decoder layers": 1000}, 1000, 0, 0, 0, 100)
+    common: dict[str, Any] = {"engine": "hf", "reference": "none", "assume": NOTHING_ASSUMED, **options}
+    (whole,) = make_plan(size, Layout(gpus=2, critic="own", **common)).gpus
+    _, critic = make_plan(size, Layout(gpus=6, critic="separate", critic_gpus=2, **common)).gpus
+    divided = {p.name: p.bytes for p in critic.parts}
+    of_own = {p.name.removeprefix("critic "): p.bytes for p in whole.parts if p.name.startswith("critic ")}
+    assert of_own.keys() >= {"weights", "optimizer", "gradients"}
+    assert all(divided[name] == pytest.approx(part) for name, part in of_own.items())
+
+
+def test_an_offloaded_critic_is_in_the_memory_of_the_nodes() -> None:
+    size = Size(TINY, {"decoder layers": 1000}, 1000, 0, 0, 0, 100)
+
+    def host(**options: Any) -> float:
+        return make_plan(size, Layout(engine="hf", zero=2, offload_optimizer=True, **options)).host
+
+    assert host(gpus=2) == 16 * 1000 and host(gpus=2, critic="own") == 16 * (1000 + 900)
+    assert host(gpus=3, critic="separate") == host(gpus=4, critic="separate", critic_gpus=2) == 16 * (1000 + 900)
+
+
 def test_precision_of_adapters() -> None:
     assert precision_of(Layout(lora_rank=4)) == Precision(2, 2, 4), "peft keeps them in float32"
     assert precision_of(Layout(lora_rank=4, gpus=2, zero=1)) == Precision(2, 2, 2)
@@ -442,7 +629,9 @@ def test_precision_of_adapters() -> None:
         ),
         (dict(gpus=8, tensor_parallel=2), "--runtime.engine-gpus are for --runtime.placement dedicated"),
         (dict(gpus=8, engine_gpus=3, placement="dedicated", tensor_parallel=2), "must fill the 3 GPUs"),
-        (dict(reference="separate"), "1 GPUs leave none to a trainer: engines and references take 1"),
+        (dict(reference="separate"), "1 GPUs leave none to a trainer: engines, references and critics take 1"),
+        (dict(critic="separate", gpus=2, critic_gpus=2), "2 GPUs leave none to a trainer"),
+        (dict(critic="separate", gpus=2, critic_gpus=0), "--critic-gpus is 0; it must be at least 1"),
         (dict(autocast=True), "--model.autocast is for float32 weights"),
         (dict(reference="lora"), "needs --model.lora.rank"),
         (dict(micro_batch_tokens=900), "do not hold one prompt of 600 and response of 400"),

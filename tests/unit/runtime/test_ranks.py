@@ -50,6 +50,10 @@ with process_group() as world:
         group = RanksGroup(lambda: Adder(10), Adder, 20)
         assert group.each("plus", [1, 2]) == [11, 22] and group.all("plus", 5) == [15, 25]
         assert group.first("plus", 7) == 17 and group.all("total") == [30.0, 30.0]
+        (before,) = group.cpu_seconds()
+        group.all("compute", 0.2)
+        (after,) = group.cpu_seconds()
+        assert 0.2 <= after - before < 0.4, "the other rank's, without the driver's own"
         for bad in ([1], [1, 2, 3]):
             try:
                 group.each("plus", bad)
@@ -91,6 +95,8 @@ def test_a_group_of_ranks_and_what_goes_wrong_in_it(who: str, tmp_path: Path) ->
     [
         (["--runtime.ranks", "2"], "several processes need --runtime.kind torchrun"),
         (["--runtime.kind", "torchrun", "--runtime.ranks", "0"], "runtime.ranks is 0; it must be at least 1"),
+        (["--runtime.fsdp", "--runtime.offload"], "replace --runtime.fsdp by --runtime.zero 3"),
+        (["--runtime.offload"], "only ZeRO can offload the optimizer; add --runtime.zero 1, 2 or 3"),
     ],
 )
 def test_a_runtime_that_cannot_be(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

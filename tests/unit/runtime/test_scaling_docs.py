@@ -24,7 +24,7 @@ LAYOUTS = re.findall(r"^\| [^|]+ \| `(?!audiorl)([^`]+)` \| ([^|]+) \| ([^|]*) \
 
 @pytest.mark.slow
 def test_layouts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(plan_options, "size_of", cache(plan_options.size_of))
+    monkeypatch.setattr(plan_options, "policy_of", cache(plan_options.policy_of))
     assert len(LAYOUTS) > 20
     for arguments, peaks, sequences, host in LAYOUTS:
         code = plan_cli.plan([*arguments.split(), "--json"])

@@ -3,7 +3,9 @@ another."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from audiorl.cli import main
-from audiorl.config import OptimConfig
+from audiorl.config import ModelConfig, OptimConfig
 from audiorl.models import qwen_omni
+from audiorl.plan.checkpoint import checkpoint_files
+from audiorl.plan.layout import Layout
 from audiorl.runtime.config import RuntimeConfig, current, set_current
 from audiorl.runtime.world import World
 from audiorl.train.optim import optimizer_for
@@ -21,14 +25,17 @@ from tests.support.data_recipe import PHASES
 from tests.support.rank_runs import DATA, RECIPE, assert_equal_runs, audiorl, output, rewind, torchrun
 
 pytest.importorskip("deepspeed")
+from tests.support.zero_ranks import policy
 
 STEPS = ("--steps", "10")
+SHARDINGS = [1, 2, 3, "fsdp"]
 TWO = ("--runtime.kind", "torchrun", "--runtime.ranks", "2")
 SCRIPT = Path(__file__).parents[2] / "support" / "zero_ranks.py"
 
 
-def zero(*args: str, stage: int) -> None:
-    output("-m", "audiorl.cli", *args, *TWO, "--runtime.zero", str(stage))
+def zero(*args: str, stage: int | str) -> None:
+    how = ("--runtime.fsdp", "--runtime.async-save", "on") if stage == "fsdp" else ("--runtime.zero", str(stage))
+    output("-m", "audiorl.cli", *args, *TWO, *how)
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +46,16 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.smoke), 3])
-def test_a_stage_trains_as_one_process(stage: int, plain: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [1, 2, 3, "fsdp"])
+def test_a_stage_trains_as_one_process(stage: int | str, plain: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     zero("train", str(RECIPE), "--out", str(out), *STEPS, stage=stage)
     assert_equal_runs(plain, out)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_preferences_and_judgements_are_learned_as_in_one_process(stage: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", SHARDINGS)
+def test_preferences_and_judgements_are_learned_as_in_one_process(stage: int | str, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     audiorl("train", str(DATA), "--out", str(one))
     zero("train", str(DATA), "--out", str(two), stage=stage)
@@ -56,10 +63,11 @@ def test_preferences_and_judgements_are_learned_as_in_one_process(stage: int, tm
 
 
 @pytest.mark.slow
-def test_a_critic_of_its_own_is_partitioned_beside_the_policy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [3, "fsdp"])
+def test_a_critic_of_its_own_is_sharded_with_the_policy(stage: int | str, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     audiorl("train", str(RECIPE), "--kind", "ppo", "--out", str(one))
-    zero("train", str(RECIPE), "--kind", "ppo", "--out", str(two), stage=3)
+    zero("train", str(RECIPE), "--kind", "ppo", "--out", str(two), stage=stage)
     assert_equal_runs(one, two)
 
 
@@ -69,7 +77,7 @@ def test_a_run_goes_on_at_another_stage_and_in_one_process(tmp_path: Path) -> No
     audiorl("train", str(RECIPE), "--out", str(one))
     zero("train", str(RECIPE), "--out", str(two), stage=3)
     assert_equal_runs(one, two)
-    for stage in (1, 0, 2):
+    for stage in (1, "fsdp", 0, 2, "fsdp"):
         rewind(two)
         if stage:
             zero("resume", str(two), "--trust", str(RECIPE), stage=stage)
@@ -97,6 +105,19 @@ def test_one_process_alone_can_use_it() -> None:
     assert "rank 0 of 1: stages" in done.stdout, done.stderr[-3000:]
 
 
+def test_no_weight_and_no_state_goes_through_the_first_rank_when_a_run_is_saved_and_resumed(tmp_path: Path) -> None:
+    said = torchrun(str(SCRIPT.with_name("driver_traffic.py")), str(tmp_path / "run"))
+    in_updates, at_saves = (int(re.search(rf"in {what}: (\d+)", said)[1]) for what in ("updates", "save and resume"))  # type: ignore[index]
+    assert in_updates > 100_000, "updates are seen"
+    assert 0 < at_saves < 2_000, "commands, paths and checksums"
+    files = json.loads(re.search(r"files: (.*)", said)[1].replace("'", '"'))  # type: ignore[index]
+    assert set(files) == {"model.safetensors", *(f"trainer-0000{k}-of-00002.safetensors" for k in (1, 2))}
+    # The planner's layout of the same run; a weight that is never trained has no moments, and steps are counted.
+    layout = Layout(gpus=2, fsdp=True, dtype="float32", audio="full", engine="hf")
+    planned = {file.name: file.bytes for file in checkpoint_files(policy(ModelConfig(audio="full")), layout)}
+    assert files == pytest.approx(planned, rel=0.01)
+
+
 @pytest.fixture
 def stage_two() -> Iterator[None]:
     before = current()
@@ -117,4 +138,4 @@ def test_training_that_does_not_use_it_says_so(capsys: pytest.CaptureFixture[str
     codec = RECIPE.parents[2] / "recipes" / "codec.py"
     assert main(["train", str(codec), "--tiny", "--out", str(tmp_path / "run"), "--runtime.zero", "2"]) == 2
     said = capsys.readouterr().err
-    assert "codec: this kind of training does not use DeepSpeed; start it without --runtime.zero" in said
+    assert "codec: this kind of training divides no state among trainers; start it without --runtime.zero" in said

@@ -213,8 +213,28 @@ def test_prompts_said_by_a_voice_of_ones_own() -> None:
     assert all(0.49 < u.end - u.start < 1.01 for u in made.units)
 
 
+def test_prompts_that_another_person_recorded() -> None:
+    """Of their prompts those of the split, in their recordings and words; the translation stays."""
+    train, test = prompt_pairs("train", "en", "es"), prompt_pairs("test", "en", "es")
+    assert {a.key for a, _ in prompt_pairs("all", "en", "es")} == {a.key for a, _ in (*train, *test)}
+    translations = [b.text for _, b in test]
+    first, second, third = [(a, b) for a, b in test if translations.count(b.text) == 1][:3]
+    voice = [
+        replace(said(first[0].key, "es", "otro", burst(0.7)), speaker="someone"),
+        replace(said(second[0].key, "es", "más largo", burst(9.0)), speaker="someone"),
+        replace(said(third[0].key, "fr", "autre", burst(0.7)), speaker="someone"),
+        replace(said(train[0][0].key, "es", "de train", burst(0.7)), speaker="someone"),
+    ]
+    pairs = prompt_pairs("test", "en", "es", voice=voice)
+    assert [(a.text, b.key, b.text) for a, b in pairs] == [("otro", first[1].key, first[1].text)]
+    (made,) = bundled_streams("test", "en", "es", count=1, seconds=(1, 3), voice=voice)
+    assert made.id == "es-en/test/someone/0/0000"
+    assert [(u.source, u.target) for u in made.units] == [("otro", first[1].text)]
+    assert made.units[0].end == pytest.approx(0.7, abs=0.01)
+
+
 def test_what_cannot_be_drawn() -> None:
-    with pytest.raises(ValueError, match='split must be "train" or "test", got \'dev\''):
+    with pytest.raises(ValueError, match="split must be one of train, test, all, got 'dev'"):
         draw_streams("dev")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"no recordings in 'it', only en, es, fr; `audiorl data build`"):
         draw_streams("train", "it")

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from audiorl.simulst.degeneracy import degeneracy, simultaneous_words
+from audiorl.evaluation.streams import instance_of
+from audiorl.simulst.bundled import bundled_streams
+from audiorl.simulst.degeneracy import Degeneracy, degeneracy, simultaneous_words
 from audiorl.simulst.logs import Instance, read_log
+from audiorl.simulst.scoring import score
+from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
+from audiorl.types import Rollout, Segment
 
 VECTORS = json.loads((Path(__file__).parents[2] / "data" / "simuleval_1.1.4.json").read_text(encoding="utf-8"))
 OMNISTEVAL = (
@@ -67,6 +74,73 @@ def test_planted_policies_are_named() -> None:
     result = degeneracy(early, "es")
     assert result.swf == pytest.approx(12.5) and result.efsw is not None and result.efsw > 90
     assert any("12 % of the words come before the end" in sign for sign in result.signs)
+
+
+# -- the gate, on recorded streams -------------------------------------------------------------------------------------
+
+Interpreter = Callable[[Stream], Rollout]
+
+
+def said(stream: Stream, lag: int, change: Callable[[str, int], str] = lambda text, turn: text) -> Rollout:
+    """What an interpreter writes that says each unit `lag` chunks after it could; `change(text, turn)` of each turn."""
+    sample = interpretation_sample(stream, ChunkConfig(), [lag] * len(stream.units))
+    segments = tuple(
+        Segment(
+            prompt_ids=torch.zeros(1, dtype=torch.long),
+            ids=torch.zeros(1, dtype=torch.long),
+            logprobs=torch.zeros(1),
+            text=change(turn.reference, t),
+            source_time=turn.end,
+            emit_time=turn.end + 0.1 * (t + 1),
+        )
+        for t, turn in enumerate(sample.turns)
+    )
+    return Rollout(sample, segments, stream.id)
+
+
+def without_every_sixth_word(text: str, turn: int) -> str:
+    words = text.split(" ")
+    return " ".join(w for i, w in enumerate(words) if (i + turn) % 6 != 5)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, list[Stream]]:
+    """Ten streams of human recordings in each language, with their translations."""
+    return {language: bundled_streams("test", language, count=10) for language in ("es", "fr")}  # type: ignore[arg-type]
+
+
+def judged(streams: list[Stream], interpreter: Interpreter) -> Degeneracy:
+    return degeneracy([instance_of(interpreter(s), i) for i, s in enumerate(streams)], streams[0].target_language)
+
+
+@pytest.mark.parametrize("language", ["es", "fr"])
+@pytest.mark.parametrize("lag", [0, 1, 2, 3, 5])
+def test_honest_runs_on_recorded_streams_pass_the_gate(
+    recorded: dict[str, list[Stream]], language: str, lag: int
+) -> None:
+    """Ten runs on real timings: punctual to five chunks late; half of them leave out words."""
+    change = without_every_sixth_word if lag % 2 else lambda text, turn: text
+    assert judged(recorded[language], lambda s: said(s, lag, change)).signs == ()
+
+
+@pytest.mark.parametrize("language", ["es", "fr"])
+def test_the_babbler_and_the_silent_interpreter_fail_the_gate(recorded: dict[str, list[Stream]], language: str) -> None:
+    streams = recorded[language]
+    babbler = judged(streams, lambda s: said(s, 1, lambda text, turn: f"{text} marque marque marque"))
+    assert any("times as long as the references" in sign for sign in babbler.signs)
+    assert any("were written before" in sign for sign in babbler.signs)
+    silent = judged(streams, lambda s: said(s, 0, lambda text, turn: ""))
+    assert silent.silent == 1.0 and silent.signs[0] == "nothing is written in 100% of the streams"
+    # Nearly silent: one word a stream.
+    mumbler = judged(streams, lambda s: said(s, 0, lambda text, turn: "" if turn else "sí"))
+    assert any("only" in sign for sign in mumbler.signs)
+
+
+def test_counts_of_the_scores_are_used(recorded: dict[str, list[Stream]]) -> None:
+    instances = [instance_of(said(s, 1, without_every_sixth_word), i) for i, s in enumerate(recorded["es"])]
+    scores = score(instances, "text", "es")
+    assert degeneracy(instances, "es", scores) == degeneracy(instances, "es")
+    assert "the output is 3.00 times" in degeneracy(instances, "es", scores | {"LengthRatio": 3.0}).signs[0]
 
 
 def test_bad_input() -> None:

@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from audiorl.audio import AudioClip
-from audiorl.evaluation.streams import instance_of, measure, settled, write_interpreted
+from audiorl.evaluation.streams import instance_of, measure, outside_quality, settled, write_interpreted
+from audiorl.metrics.longform import ReferenceSegment
+from audiorl.report.summary import disagreements
+from audiorl.simulst import quality
 from audiorl.simulst.logs import read_log
 from audiorl.simulst.scoring import score
 from audiorl.simulst.segments import match_segments, read_segments
@@ -143,3 +146,86 @@ def test_written_folder_scores_the_same(tmp_path: Path) -> None:
     assert scores == measure(streams, rollouts)["scores"]
     write_interpreted(tmp_path / "bare", [stream()], [wrote(stream(), "", "", "", "")])
     assert not (tmp_path / "bare" / "segments.yaml").exists()
+
+
+class Words:
+    """A sentence encoder that compares texts by their words."""
+
+    def similarities(self, hypotheses: list[str], references: list[str]) -> list[float]:
+        return [float(h == r) for h, r in zip(hypotheses, references, strict=True)]
+
+
+def test_sentence_embeddings_stand_with_the_other_judges_and_may_disagree(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(quality, "installed_encoder", Words)
+    streams = [replace(TALK, id=f"s{i}", target_language="en") for i in range(8)]
+
+    def entry(name: str, text: str) -> dict[str, object]:
+        rollouts = [wrote(s, "", "uno dos", "", text) for s in streams]
+        write_interpreted(tmp_path / name, streams, rollouts)
+        return measure(streams, rollouts) | outside_quality(tmp_path, name, streams, "chrf")
+
+    before, after = entry("before", " tres"), entry("after", " tres cuatr")
+    assert before["semantic"] == 0.0 and after["outside"]["semantic"] == [0.0, 0.0]  # type: ignore[index]
+    assert after["changes"]["semantic"] == [0.0, 0.0, 0.0]  # type: ignore[index]
+    (sentence,) = [x for x in disagreements({"before": before, "after": after}) if "embeddings" in x]
+    assert "but similarity of sentence embeddings (not optimised) did not get better" in sentence
+    exact = entry("exact", " tres cuatro")
+    assert exact["semantic"] == 100.0 and exact["changes"]["semantic"] == [100.0, 100.0, 100.0]  # type: ignore[index]
+    assert not any("embeddings" in x for x in disagreements({"before": before, "after": exact}))
+    assert "semantic" not in measure([TALK], [wrote(TALK, "", "uno dos", "", "")])
+
+
+def test_changes_are_measured_from_the_baseline_of_the_same_streams(tmp_path: Path) -> None:
+    """LAAL by hand as in `test_measured_by_hand`: 5/3 s; said after 1 and 3 s, (1000, 0, 1000, 0) ms, 1/2 s."""
+    streams = [replace(TALK, id=f"s{i}") for i in range(4)]
+    for name, texts in (("before", ("uno", "", "", "")), ("unseen_before", ("", "uno dos", "", " tres cuatro"))):
+        write_interpreted(tmp_path / name, streams, [wrote(s, *texts) for s in streams])
+    write_interpreted(
+        tmp_path / "unseen_after", streams, [wrote(s, "uno dos", "", " tres cuatro", "") for s in streams]
+    )
+    changes = outside_quality(tmp_path, "unseen_after", streams, "word_f1", "unseen_before")["changes"]
+    assert changes["laal"] == pytest.approx([1 / 2 - 5 / 3] * 3)
+    assert changes["word_f1"] == [0.0, 0.0, 0.0]
+    write_interpreted(tmp_path / "silent", streams, [wrote(s, "", "", "", "") for s in streams])
+    assert "laal" not in outside_quality(tmp_path, "silent", streams, "word_f1")["changes"]
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+@pytest.mark.parametrize("field", ["emit_time", "source_time"])
+def test_a_clock_that_jumps_back_is_an_error(turn: int, field: str) -> None:
+    """Forward it may jump: then the computation took that long."""
+    rollout = wrote(TALK, "", "uno dos", "", " tres cuatro")
+
+    def jumped(seconds: float) -> Rollout:
+        segments = list(rollout.segments)
+        moved = replace(segments[turn], **{field: getattr(segments[turn], field) + seconds})
+        return replace(rollout, segments=(*segments[:turn], moved, *segments[turn + 1 :]))
+
+    with pytest.raises(
+        ValueError, match=rf"stream 's': turn {turn + 1}: written at .*: time goes backwards; interpret"
+    ):
+        instance_of(jumped(-3600.0), 0)
+    if field == "emit_time":
+        late = replace(rollout, segments=(*rollout.segments[:3], replace(rollout.segments[3], emit_time=3604.0)))
+        assert instance_of(late, 0).elapsed == pytest.approx((2200, 2200, 3_604_000, 3_604_000))
+
+
+def test_a_language_code_that_nobody_knows_is_written_as_it_is() -> None:
+    """Counted in words, as languages with spaces are."""
+    klingon = replace(TALK, target_language="tlh", source_language="qya")
+    rollout = wrote(klingon, "", "uno dos", "", " tres cuatro")
+    assert rollout.sample.messages[0].content == ("Translate the qya speech into tlh while you hear it.",)
+    result = measure([klingon], [rollout])
+    assert (result["chrf"], result["bleu"], result["scores"]["instances"]) == (
+        pytest.approx(100),
+        pytest.approx(100),
+        1,
+    )
+
+
+def test_reference_segments_may_overlap() -> None:
+    """Two speakers at once: each segment's words are late from its own start, in the order of the starts."""
+    instance = instance_of(wrote(TALK, "", "uno dos", "", " tres cuatro"), 0)
+    segments = {0: [ReferenceSegment(0, 3000, "uno dos"), ReferenceSegment(1000, 1800, "tres cuatro")]}
+    # Words at 2000 and 4000 ms: 2000 - 0 and, of the first, half of its 3000 ms later; 4000 - 1000 after its end.
+    assert score([instance], "text", "es", segments=segments)["StreamLAAL"] == pytest.approx((1250 + 3000) / 2)

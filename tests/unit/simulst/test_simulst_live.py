@@ -19,6 +19,7 @@ from audiorl.simulst.live import Interpreter
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Request, Rollout
 from tests.conftest import make_omni
+from tests.support.streams import ending_turns
 
 RATE = 16_000
 CHUNKS = ChunkConfig()
@@ -34,12 +35,7 @@ def stream(speech: list[Utterance]) -> Stream:
 @pytest.fixture(scope="module")
 def policy() -> AudioPolicy:
     """Ends some of its turns at once, some later, and has others cut off."""
-    policy = make_omni()
-    head = policy.backbone.head(policy.model)
-    stop = torch.zeros(head.weight.shape[0])
-    stop[list(policy.stop_ids)] = 2.5
-    head.register_forward_hook(lambda module, args, out: out + stop * torch.sin(50 * args[0][..., :1]))
-    return policy
+    return ending_turns(2.5)
 
 
 def at(rate: int, stream: Stream) -> np.ndarray:

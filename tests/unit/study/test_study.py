@@ -17,6 +17,7 @@ import torch
 
 from audiorl import cli
 from audiorl.audio import AudioClip
+from audiorl.config import SamplingConfig
 from audiorl.data.rollout_rows import rollout_row
 from audiorl.rewards import (
     AnswerAccuracy,
@@ -32,11 +33,18 @@ from audiorl.rewards import (
     WordAccuracy,
     load_reward,
 )
+from audiorl.rewards.replay import replay
+from audiorl.rewards.simul import LatencyPenalty, SequenceQuality, StreamLength
+from audiorl.rollout.hf import HFEngine
+from audiorl.run.folder import Run
+from audiorl.simulst.bundled import bundled_streams
+from audiorl.simulst.streams import interpretation_sample
 from audiorl.study import Rollouts, study
 from audiorl.study.page import histogram, page
 from audiorl.study.signs import probes, properties
 from audiorl.study.study import ranks, spearman, within_groups
-from audiorl.types import Message, Rollout, Sample, Score, Segment, Turn
+from audiorl.types import Message, Request, Rollout, Sample, Score, Segment, Turn
+from tests.conftest import make_omni
 
 RECORDED = Path(__file__).parents[3] / "docs" / "recorded" / "rollouts" / "step_000001.jsonl"
 HONEST = {
@@ -99,6 +107,26 @@ def test_a_planted_hack_is_flagged(name: str, recorded: Rollouts) -> None:
     function, probe = PLANTED[name]
     _, one = study(recorded.score(each(function), name)).rewards
     assert any(text.startswith(f"{probe} raises the score") for text in one.hacks), one
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Rollouts:
+    """What a random interpreter wrote while it heard four streams, as a run records it."""
+    streams = bundled_streams("train", seconds=(3.0, 6.0), count=4)
+    engine = HFEngine(make_omni(), SamplingConfig(temperature=1.0, max_new_tokens=8))
+    rollouts = engine.generate([Request(interpretation_sample(stream), n=4) for stream in streams])
+    run = Run.create(tmp_path_factory.mktemp("runs") / "run", "recipe.py", [], {})
+    run.write_rollouts("rl", 1, [r.with_score(Score(0.0)) for r in rollouts], [0.0] * len(rollouts))
+    return Rollouts.load(str(run.dir / "rollouts" / "*.jsonl"))
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_a_similarity_that_babble_raises_is_flagged_on_streams(aligned: bool, interpreted: Rollouts) -> None:
+    assert all(len(r.segments) > 1 for r in interpreted)
+    _, chrf = study(interpreted.score(SequenceQuality("chrf", aligned=aligned), "chrf")).rewards
+    assert any(text.startswith("babble raises the score") for text in chrf.hacks), chrf
+    for name, honest in {"latency": LatencyPenalty(), "length": StreamLength()}.items():
+        assert study(interpreted.score(honest, name)).rewards[1].hacks == ()
 
 
 def test_scores_without_their_reward_are_judged_by_correlation() -> None:
@@ -196,6 +224,20 @@ def test_rollouts_are_complete_and_scores_keep_their_files(tmp_path: Path, recor
     (folder / "step_1.jsonl").write_text(json.dumps(rows[0] | {"label": "good"}) + "\n")
     with pytest.raises(ValueError, match=r"step_1\.jsonl: row 1, field 'label': is 'good', expected a number"):
         Rollouts.load(folder / "step_1.jsonl")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_recorded_score_that_is_not_finite_is_named(value: float, tmp_path: Path, recorded: Rollouts) -> None:
+    """It is neither scored as 0 nor left out: the file is to be corrected."""
+    rows = [rollout_row(r, 1, 0.0) for r in recorded[:4]]
+    rows[2]["score"]["total"] = value
+    path = tmp_path / "step_1.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    message = rf"step_1\.jsonl: row 3, field 'score\.total': {value} is not a finite number"
+    with pytest.raises(ValueError, match=message):
+        Rollouts.load(path)
+    with pytest.raises(ValueError, match=message):
+        replay(ThinkFormat(), path)
 
 
 def test_a_table_of_pandas(recorded: Rollouts) -> None:

@@ -226,6 +226,27 @@ def test_a_critic_with_its_own_trunk_and_the_policy_leave_each_other_alone(sampl
 
 
 @SHARED
+def test_log_probs_and_values_of_a_shared_trunk_come_from_one_pass(
+    samples: list[Sample], shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = make_omni()
+    learner = ppo(policy, shared, epochs=2)
+    assert learner.critic is not None
+    batch = batch_of(policy, samples)
+    alone = [(logprobs(policy, e), values(learner, e)) for e in batch]
+    passes = []
+    run = AudioPolicy.hidden
+    monkeypatch.setattr(AudioPolicy, "hidden", lambda self, packed: passes.append(self) or run(self, packed))
+    prepared = learner.prepare(batch)
+    assert len(passes) == (1 if shared else 2)
+    for e, (expected_logprobs, expected_values) in zip(prepared, alone, strict=True):
+        assert e.values is not None and e.old_logprobs is not None
+        torch.testing.assert_close(e.old_logprobs[e.loss_mask], expected_logprobs, atol=1e-5, rtol=0)
+        torch.testing.assert_close(e.values[e.loss_mask], expected_values, atol=1e-5, rtol=0)
+        assert expected_values.abs().max() > 1e-3
+
+
+@SHARED
 def test_in_its_warm_up_only_the_critic_moves(samples: list[Sample], shared: bool) -> None:
     """Of a shared trunk only the head; the average waits too, and the controller has nothing to follow."""
     policy = make_omni()

@@ -7,11 +7,9 @@ import signal
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from audiorl.algos.packing import loss_weights, micro_batches
 from audiorl.config import ModelConfig, OptimConfig, SFTConfig
@@ -19,7 +17,9 @@ from audiorl.data.schedule import rough_length
 from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
+from audiorl.run.checkpoint import Checksums
 from audiorl.run.folder import Run
+from audiorl.run.saving import CheckpointWriter
 from audiorl.runtime.local import LocalGroup
 from audiorl.train.fit import fit
 from audiorl.train.sft import SFTWorker, sft
@@ -93,6 +93,7 @@ class Recorder:
     def __init__(self, stop_at: int | None = None):
         self.seen: list[list[int]] = []
         self.stop_at = stop_at
+        self.writer = CheckpointWriter(make_text())
 
     def train(self, batch: list[int]) -> dict[str, float]:
         self.seen.append(list(batch))
@@ -100,11 +101,13 @@ class Recorder:
             os.kill(os.getpid(), signal.SIGINT)
         return {}
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        return {"optimizer": {"updates": torch.zeros(1)}}
+    def begin_save(self, folder: str) -> None:
+        self.writer.begin(folder, {"optimizer": {"updates": torch.zeros(1)}})
 
-    def load(self, state: Any, where: str) -> None:
-        pass
+    def saved_files(self, wait: bool) -> Checksums | None:
+        return self.writer.files(wait)
+
+    def resume(self, where: str) -> None: ...
 
     def close(self) -> None: ...
 

@@ -14,13 +14,15 @@ from audiorl.algos.advantages import group_relative
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.schedule import batch_of_step
-from audiorl.models import AudioPolicy, load_policy, load_weights
+from audiorl.models import AudioPolicy, load_policy, load_weights, text
 from audiorl.models.examples import Example
 from audiorl.rl.trainer import Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
+from audiorl.runtime.world import World
 from audiorl.train.adamw import Optimizer, adamw, learning_rate
+from audiorl.train.optim import optimizer_for, slow_in_float32
 from audiorl.train.sft import SFTWorker
 from audiorl.types import Experience, Request, Sample
 from tests.conftest import make_omni, make_qwen2_audio, make_qwen3_omni
@@ -275,3 +277,20 @@ def test_a_run_folder_is_not_overwritten(tmp_path: Path) -> None:
         Run.create(tmp_path / "run", "recipe.py", [], RLConfig())
     with pytest.raises(ValueError, match="not a run folder"):
         Run.open(tmp_path)
+
+
+def test_autocast_is_advised_for_wide_models_on_a_cpu_with_amx(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wide, amx = text.tiny(hidden=512, layers=1), {"amx_bf16": True}
+    assert slow_in_float32(wide, amx) and not slow_in_float32(wide, {"avx512_bf16": True})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: amx)
+    low = ModelConfig(dtype="bfloat16")
+    half = text.tiny(hidden=512, layers=1, config=low)
+    half.model.to(torch.bfloat16)
+    narrow, computes_low = text.tiny(), text.tiny(hidden=512, layers=1, config=ModelConfig(autocast=True))
+    for policy in (narrow, computes_low, half):
+        optimizer_for(policy, OptimConfig(lr=1e-2), 1, World())
+    assert "AMX" not in caplog.text
+    optimizer_for(wide, OptimConfig(), 1, World())
+    assert "this CPU has AMX, so that --model.autocast (bfloat16) is faster" in caplog.text

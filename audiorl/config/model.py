@@ -1,0 +1,62 @@
+"""How a model is loaded, where, and what of it is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from audiorl.config.checks import require_ranges
+
+
+def torch_device(device: str) -> str:
+    """The name that torch knows: "auto" is "cuda" where there is a GPU, otherwise "cpu"."""
+    if device != "auto":
+        return device
+    import torch  # only here: the help of a command loads this module and shall not wait for torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters on the decoder (Hu et al. 2021)."""
+
+    rank: int = 16
+    """Rank of the adapters' matrices."""
+    alpha: int = 32
+    """Scale: the adapters' output is multiplied by alpha / rank."""
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Linear layers of the decoder that get an adapter, by the last part of their name."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, positive=("alpha",), not_negative=("rank",), prefix="model.lora.")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """How a model is loaded, and which of its weights are trained."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    """Type of the weights; auto takes the checkpoint's."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto is a GPU where there is one, otherwise the CPU."""
+    autocast: bool = False
+    """Run forward passes in bfloat16 over float32 weights."""
+    audio: Literal["frozen", "projector", "full"] = "frozen"
+    """What of the audio side is trained: nothing, the projector, or projector and audio encoder. A frozen audio encoder
+    encodes each clip once."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters instead of all decoder weights; None: all weights."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass: less memory, about a third more time."""
+    only: tuple[str, ...] = ()
+    """Train only those of the trainable weights whose names match one of these regular expressions; empty: all."""
+    attention: Literal["auto", "varlen", "flex", "sdpa", "eager"] = "auto"
+    """Kernel of a packed row's attention. varlen: FlashAttention over all spans in one call (on a GPU, with `autocast`
+    or a 16-bit `dtype`); flex: compiled FlexAttention (on a GPU); sdpa: one call for each span; eager: transformers'
+    own under a mask of T x T. auto takes the first of varlen, flex and sdpa that can run; `audiorl doctor` names it."""
+    audio_cache_mb: int = 4096
+    """Memory in MiB for the outputs of a frozen audio encoder."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, not_negative=("audio_cache_mb",), prefix="model.")

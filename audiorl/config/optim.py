@@ -1,0 +1,41 @@
+"""The optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from audiorl.config.checks import require, require_ranges
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW with linear warm-up, then constant, linear or cosine decay to zero."""
+
+    lr: float = 1e-6
+    """Learning rate after the warm-up."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's decay rates of the first and second moment."""
+    eps: float = 1e-8
+    """AdamW's ε in the denominator."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    warmup_steps: int = 0
+    """Optimizer updates of linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate falls after the warm-up, to 0 at the last update."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this total norm."""
+    master_weights: bool = False
+    """Of 16-bit weights keep a float32 copy that takes the updates, and float32 moments: 12 bytes a trained weight
+    instead of 4. Without it updates smaller than the weights' spacing are lost, which a warning counts. No effect on
+    float32 weights. ZeRO always keeps the copy."""
+
+    def __post_init__(self) -> None:
+        require_ranges(
+            self,
+            positive=("lr", "eps", "max_grad_norm"),
+            not_negative=("weight_decay", "warmup_steps"),
+            prefix="optim.",
+        )
+        require(all(0 <= beta < 1 for beta in self.betas), "optim.betas", self.betas, "two numbers in [0, 1)")

@@ -1,0 +1,100 @@
+"""Preference optimisation: DPO and its family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from audiorl.config.checks import require, require_counts, require_ranges
+
+PreferenceLoss = Literal["dpo", "cdpo", "ipo", "r-dpo", "sampo", "ld-dpo", "simpo", "cpo", "orpo", "kto"]
+
+
+@dataclass(frozen=True)
+class PreferenceConfig:
+    """Preference optimisation. Options left at None take the loss's own default (`audiorl.algos.preference`).
+
+    The weights of `kto` that are not set balance desirable against undesirable answers.
+    """
+
+    loss: PreferenceLoss = "dpo"
+    """DPO and its family on pairs, or KTO on single judged answers."""
+    steps: int = 1000
+    """Optimizer updates."""
+    batch_size: int = 16
+    """Pairs per update; with `kto` single answers."""
+    beta: float | None = None
+    """β: scale of the log-ratios."""
+    label_smoothing: float | None = None
+    """ε of cDPO: probability that a label is wrong."""
+    alpha: float | None = None
+    """α of R-DPO (length penalty), LD-DPO (weight of the longer answer's excess) and CPO (weight of the NLL)."""
+    gamma: float | None = None
+    """γ of SimPO: target margin."""
+    lam: float | None = None
+    """λ of ORPO: weight of the odds-ratio term."""
+    desirable_weight: float | None = None
+    """λ_D of KTO; None balances desirable against undesirable answers."""
+    undesirable_weight: float | None = None
+    """λ_U of KTO; None balances."""
+    length_normalized: bool = False
+    """Mean instead of summed token log-probs (the per-token form of IPO); for dpo, cdpo, ipo and r-dpo."""
+    sft_coef: float = 0.0
+    """Weight of the chosen answer's negative log-likelihood, a mean over tokens, added to the loss (RPO)."""
+    audio_coef: float = 0.0
+    """Weight of DPO on audio: the chosen answer with its audio against the same answer with parts of the audio silenced
+    (mDPO, arXiv 2406.11839; OPA-DPO uses 0.2). One more pass over prompt and chosen answer for each pair; 0: none."""
+    silenced: float = 0.3
+    """Share of the audio that is silenced for `audio_coef`, in pieces of 0.1 s."""
+    anchor_coef: float = 0.0
+    """Weight of the anchor, which keeps the chosen answer's log-prob above the reference's (OPA-DPO uses 1); 0: none.
+    """
+    anchor: float = 0.0
+    """δ of the anchor: by how much β times the chosen answer's log-ratio should exceed 0."""
+    sort: bool = False
+    """Batches of pairs of similar length."""
+    micro_batch_tokens: int = 8192
+    """Tokens of one forward pass; any value gives the same gradient."""
+    save_every: int = 100
+    """Updates between checkpoints."""
+    eval_every: int = 0
+    """Updates between held-out evaluations; 0: only before and after."""
+
+    def __post_init__(self) -> None:
+        require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
+        weights = ("alpha", "lam", "sft_coef", "audio_coef", "anchor_coef")
+        require_ranges(self, positive=("beta",), not_negative=(*weights, "eval_every"))
+        for name in self.options():
+            if name not in OPTIONS_OF_LOSS[self.loss]:
+                names = ", ".join(OPTIONS_OF_LOSS[self.loss])
+                raise ValueError(f"{name} is not an option of the loss {self.loss!r}, which takes {names}")
+        if self.length_normalized and self.loss not in ("dpo", "cdpo", "ipo", "r-dpo"):
+            raise ValueError(f"length_normalized is not an option of the loss {self.loss!r}")
+        if self.label_smoothing is not None:
+            require(0 <= self.label_smoothing < 0.5, "label_smoothing", self.label_smoothing, "in [0, 0.5)")
+        if (self.audio_coef or self.anchor_coef) and self.loss in ("simpo", "cpo", "orpo", "kto"):
+            raise ValueError(f"audio_coef and anchor_coef are not options of the loss {self.loss!r}")
+        require(0 < self.silenced <= 1, "silenced", self.silenced, "in (0, 1]")
+        if self.loss == "kto" and self.sft_coef:
+            raise ValueError("sft_coef is not an option of the loss 'kto'")
+        if self.loss == "kto" and self.batch_size < 2:
+            raise ValueError("kto compares the answers of a batch; batch_size must be at least 2")
+
+    def options(self) -> dict[str, float]:
+        """The loss's own options that are set, by name."""
+        names = {name for options in OPTIONS_OF_LOSS.values() for name in options}
+        return {name: getattr(self, name) for name in sorted(names) if getattr(self, name) is not None}
+
+
+OPTIONS_OF_LOSS: dict[str, tuple[str, ...]] = {
+    "dpo": ("beta",),
+    "cdpo": ("beta", "label_smoothing"),
+    "ipo": ("beta",),
+    "r-dpo": ("beta", "alpha"),
+    "sampo": ("beta",),
+    "ld-dpo": ("beta", "alpha"),
+    "simpo": ("beta", "gamma"),
+    "cpo": ("beta", "alpha"),
+    "orpo": ("lam",),
+    "kto": ("beta", "desirable_weight", "undesirable_weight"),
+}

@@ -1,0 +1,94 @@
+"""Reward models, process reward models, and the server of a reward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from audiorl.config.checks import require_counts, require_ranges
+
+
+@dataclass(frozen=True)
+class RewardModelConfig:
+    """A reward model from pairs of answers."""
+
+    steps: int = 1000
+    """Optimizer updates."""
+    batch_size: int = 16
+    """Pairs per update."""
+    log_exp: bool = False
+    """log(1 + exp(r_rejected - r_chosen)) instead of Bradley-Terry with the pairs' margins."""
+    margins: bool = True
+    """Use the pairs' margins."""
+    regulariser: float = 0.0
+    """Weight c of c·(r_chosen² + r_rejected²)/2, which keeps scores near 0; 0 leaves it out."""
+    length_debias: bool = False
+    """Leave to a fixed model of the answers' lengths what length explains of the pairs (product of experts, arXiv
+    2310.05199), so that the score does not learn it. That model is fitted to the pairs before training and not saved.
+    """
+    sort: bool = False
+    """Batches of pairs of similar length."""
+    micro_batch_tokens: int = 8192
+    """Tokens of one forward pass; any value gives the same gradient."""
+    save_every: int = 100
+    """Updates between checkpoints."""
+
+    def __post_init__(self) -> None:
+        require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
+        require_ranges(self)
+        if self.length_debias and self.log_exp:
+            raise ValueError("length_debias moves the margin, which log_exp does not know; set one of them")
+
+
+@dataclass(frozen=True)
+class ProcessRewardConfig:
+    """A process reward model: at the marker that ends each step the decoder says whether the step was good."""
+
+    steps: int = 1000
+    """Optimizer updates."""
+    batch_size: int = 16
+    """Answers per update."""
+    marker: str = "\n\n"
+    """Text after each step, at which the step is judged."""
+    good: str = "+"
+    """The first token of this text means that the step is good."""
+    bad: str = "-"
+    """The first token of this text means that the step is bad."""
+    soft: bool = False
+    """Take labels as probabilities; otherwise as 0 or 1."""
+    sort: bool = False
+    """Batches of answers of similar length."""
+    micro_batch_tokens: int = 8192
+    """Tokens of one forward pass; any value gives the same gradient."""
+    save_every: int = 100
+    """Updates between checkpoints."""
+
+    def __post_init__(self) -> None:
+        require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
+        require_ranges(self)
+
+
+@dataclass(frozen=True)
+class RewardServerConfig:
+    """Serve the reward of a file over HTTP."""
+
+    file: str
+    """A Python file that defines `reward`."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Any address but this machine's own needs a token."""
+    port: int = 8300
+    """TCP port; 0 takes a free one."""
+    token_file: Path | None = None
+    """File with the bearer token. By default the environment variable AUDIORL_REWARD_TOKEN holds it."""
+    audio_root: tuple[Path, ...] = ()
+    """Folders from which audio may be read by path. Without any, requests must contain the audio."""
+    max_batch: int = 4096
+    """Maximum number of rollouts per request."""
+    max_bytes: int = 512 * 2**20
+    """Maximum size of a request in bytes."""
+    concurrency: int = 1
+    """Calls of the reward at the same time. Rewards with models expect one."""
+    max_queue: int = 16
+    """Requests that may wait; further ones are refused with status 503."""
+    max_seconds: float = 3600.0
+    """Seconds that one call of the reward may take; then the request ends with status 504."""

@@ -1,0 +1,342 @@
+"""Policy gradient training: the estimator, the loss, the critic and distillation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from audiorl.config.checks import require, require_counts, require_ranges
+from audiorl.config.optim import OptimConfig
+
+KLKind = Literal["k1", "k2", "k3"]
+Aggregation = Literal["sequence-mean-token-mean", "token-mean", "sequence-mean-token-sum"]
+Advantage = Literal[
+    "group",
+    "mean-relative",
+    "decoupled",
+    "process",
+    "time-index",
+    "leave-one-out",
+    "remax",
+    "reinforce",
+    "reinforce++",
+    "reinforce++-baseline",
+    "gae",
+    "none",
+]
+
+
+PolicyLoss = Literal["clip", "gspo", "gmpo", "sapo", "cispo", "dppo-tv", "dppo-kl", "clip-cov", "kl-cov", "reinforce"]
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """The critic of `advantage="gae"`."""
+
+    shared: bool = False
+    """One linear layer on the policy's own trunk, trained with it; otherwise a copy of the policy with its own
+    optimizer."""
+    coef: float = 0.5
+    """Weight of the value loss relative to the policy's, for a shared trunk."""
+    clip: float | None = 0.2
+    """Clip range of the value loss around the old values; None: no clipping."""
+    warmup_steps: int = 0
+    """First steps in which only the critic learns (with a shared trunk: only the value head)."""
+    optim: OptimConfig = OptimConfig(lr=1e-5)
+    """Optimizer of a critic with its own trunk."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, positive=("clip",), not_negative=("coef", "warmup_steps"), prefix="critic.")
+
+
+@dataclass(frozen=True)
+class DistillConfig:
+    """On-policy distillation: a teacher reads the same question under a view, such as its transcript in place of the
+    audio, and says how it would have continued the policy's own answer, token by token (GKD, arXiv 2306.13649)."""
+
+    coef: float = 0.0
+    """Weight of the divergence in the loss, or with `sampled` of the advantage; 0: no distillation."""
+    divergence: Literal["reverse", "forward", "jsd", "sampled"] = "reverse"
+    """The loss between policy S and teacher T: KL(S ‖ T), KL(T ‖ S), or GKD's Jensen-Shannon divergence (reads `beta`).
+    `sampled` is no loss: log T - log S of each sampled token is added to its advantage, whatever the estimator."""
+    beta: float = 0.5
+    """β of `jsd`, between 0 and 1: close to 0 like `forward`, close to 1 like `reverse`, and smaller than both."""
+    top_k: int = 0
+    """Compare only so many tokens at each place, and all others as one; 0: the whole vocabulary."""
+    top_k_of: Literal["teacher", "student"] = "teacher"
+    """Whose most probable tokens these are."""
+    teacher: str = "reference"
+    """`reference` (the policy as the phase begins, the same as the KL's), `policy` (as each step begins), or the folder
+    or hub id of another model with the same tokenizer."""
+    view: str = "transcript"
+    """What the teacher reads: a view of `audiorl.data.views` by name, FILE.py:FUNCTION, or `none` for the prompt as it
+    is."""
+    tokens: Literal["all", "thought", "answer"] = "all"
+    """Which tokens of a response count: all, those up to `</think>`, or those after it."""
+    entropy_gate: float | None = None
+    """Skip tokens where the teacher's entropy is above this, in nats; None skips none."""
+    off_policy: float = 0.0
+    """Share of a step's prompts that are answered by their reference instead of the policy (GKD's 1 - λ); below 1."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, not_negative=("coef", "top_k", "entropy_gate"), prefix="distill.")
+        require(0 < self.beta < 1, "distill.beta", self.beta, "between 0 and 1")
+        require(0 <= self.off_policy < 1, "distill.off_policy", self.off_policy, "at least 0 and below 1")
+        for name in ("teacher", "view"):
+            require(bool(getattr(self, name)), f"distill.{name}", getattr(self, name), "a name")
+        if self.divergence == "sampled" and (self.top_k or self.off_policy):
+            name = "top_k" if self.top_k else "off_policy"
+            raise ValueError(f"distill.{name} needs a distill.divergence over the vocabulary, not 'sampled'")
+        if self.coef and (self.teacher, self.view) == ("policy", "none"):
+            raise ValueError(
+                "distill: the policy under its own prompt is no teacher; give distill.view or another teacher"
+            )
+
+    @property
+    def loss_kind(self) -> Literal["reverse", "forward", "jsd"] | None:
+        """The divergence that is a term of the loss; None for `sampled`."""
+        return None if self.divergence == "sampled" else self.divergence
+
+    @property
+    def from_reference_process(self) -> bool:
+        """Whether the teacher lives with the reference, where references are processes of their own."""
+        return self.coef > 0 and self.teacher != "policy"
+
+
+@dataclass(frozen=True)
+class RLConfig:
+    """Policy gradient training. The defaults are GRPO (arXiv 2402.03300) with Ke-Omni-R's choices.
+
+    RLOO is advantage `leave-one-out`; REINFORCE++ has its own, best with kl_in `reward`; PPO is `gae`; `time-index`
+    compares a group's streams turn by turn; `mean-relative` is MaxRL; `decoupled` is GDPO, which normalises each term
+    of a `WeightedSum` within its group; `process` is GRPO with a reward for each step of an answer
+    (`ProcessModelReward(credit="steps")`). Dr.GRPO is advantage_std False with aggregation
+    `sequence-mean-token-sum`; DAPO is clip_high 0.28, aggregation `token-mean`, kl_beta 0 and dynamic_sampling. `none`
+    has no advantages: distillation alone.
+    """
+
+    steps: int = 1000
+    """Training steps: rollouts, then `epochs` x `mini_batches` optimizer updates."""
+    prompts_per_step: int = 8
+    """Prompts of a step."""
+    group_size: int = 8
+    """Rollouts per prompt."""
+    mini_batches: int = 1
+    """Optimizer updates per epoch; must divide the rollouts of a step."""
+    epochs: int = 1
+    """Passes over the rollouts of a step."""
+    advantage: Advantage = "group"
+    """The estimator; the docstring of this class names the algorithms."""
+    advantage_std: bool = True
+    """Divide group advantages by the group's standard deviation."""
+    advantage_eps: float = 1e-4
+    """Added to that standard deviation."""
+    gamma: float = 1.0
+    """Discount per sampled token, of `reinforce`, `reinforce++` and `gae`."""
+    lam: float = 0.95
+    """λ of `gae`."""
+    whiten: bool = True
+    """Whiten the advantages of `reinforce` and `gae` over all sampled tokens of the step."""
+    critic: CriticConfig = CriticConfig()
+    """The critic of `gae`."""
+    distill: DistillConfig = DistillConfig()
+    """Distillation from a teacher, off by default."""
+    score_clip: float | None = None
+    """Clip scores to ± this first; None: no clipping."""
+    score_normalize: bool = False
+    """Then normalise scores to mean 0 and standard deviation 1 over the step."""
+    dynamic_sampling: int = 0
+    """Rounds in which groups with equal scores are dropped and other prompts asked instead (DAPO); 0 keeps all
+    groups."""
+    loss: PolicyLoss = "clip"
+    """The surrogate: PPO's clipped ratio, GSPO (which wants much narrower clips: its authors use 3e-4 and 4e-4), GMPO
+    (clips log ratios; its authors use 0.4 and 0.4), SAPO (reads `sapo_positive` and `sapo_negative`), CISPO (reads
+    `ratio_cap`), DPPO (`clip_low` and `clip_high` bound the change of a token's probability, or with `dppo-kl` the KL;
+    its authors cap ratios at 20), Clip-Cov and KL-Cov (read `cov_fraction`), or the plain policy gradient without a
+    ratio."""
+    cov_fraction: float = 2e-4
+    """Share of a mini-batch's tokens that Clip-Cov leaves out, or that KL-Cov holds back."""
+    cov_low: float = 1.0
+    """Covariance of log-prob and advantage above which Clip-Cov may leave a token out."""
+    cov_high: float = 5.0
+    """Covariance below which it may."""
+    cov_coef: float = 1.0
+    """Weight of KL-Cov's penalty."""
+    sapo_positive: float = 1.0
+    """SAPO's τ of tokens with positive advantage: how fast their gradient falls off with the ratio."""
+    sapo_negative: float = 1.05
+    """SAPO's τ of the other tokens."""
+    frame_ratio: Literal["code", "frame"] = "code"
+    """Of models that speak: one ratio (and clip) per sampled code, or one per codec frame."""
+    clip_low: float = 0.2
+    """Ratios are clipped below 1 - this."""
+    clip_high: float = 0.2
+    """Ratios are clipped above 1 + this."""
+    ratio_cap: float = 5.0
+    """Upper bound of the ratio, of CISPO and DPPO."""
+    dual_clip: float | None = None
+    """Bound c > 1 of the loss of tokens with negative advantage, -c·A (dual-clip PPO); None: no bound."""
+    kl_beta: float = 0.01
+    """Coefficient β of the KL to the reference; 0: no KL, and no reference is held."""
+    kl_kind: KLKind = "k3"
+    """Estimator of the KL (Schulman 2020)."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the KL goes: a term of the loss, or a penalty on the reward of every sampled token (use k1 there)."""
+    kl_control: Literal["fixed", "horizon", "log-space"] = "fixed"
+    """How β changes to keep the KL near `kl_target`: not at all, proportionally (Ziegler et al. 2019), or in log
+    space."""
+    kl_target: float = 0.05
+    """Wanted mean KL per sampled token."""
+    kl_horizon: float = 10_000
+    """Rollouts over which the horizon controller adapts."""
+    kl_gain: float = 0.1
+    """Gain of the log-space controller."""
+    entropy_coef: float = 0.0
+    """Weight of an entropy bonus."""
+    engine_cap: float | None = None
+    """Truncated importance sampling: weigh tokens by min(trainer / engine probability, this). None: no correction."""
+    overlap: bool = False
+    """Generate the next step's rollouts while this step trains, with weights of one update ago, which `engine_cap`
+    corrects. Saves time with dedicated engines; without them both run one after the other. Rollouts are not part of a
+    checkpoint: the step after one (every `save_every`, and after Ctrl-C) uses the current weights, so that a resumed
+    run repeats it."""
+    partial_tokens: int | None = None
+    """Tokens that an answer may sample in one step. One that has not ended by then is paused: its group waits, the next
+    step goes on with its own weights, and `engine_cap` corrects each token for the weights that sampled it. A step then
+    trains the groups that have ended, and the last step ends all. Paused answers are part of a checkpoint. For long
+    answers of text; None: every answer ends in its step."""
+    ptx_coef: float = 0.0
+    """Weight of a supervised loss on `ptx_batch` examples in every update (PPO-ptx, arXiv 2203.02155); 0: none."""
+    ptx_batch: int = 8
+    """Examples per update of the supervised loss."""
+    ema_decay: float | None = None
+    """Decay of an exponential moving average of the weights, saved as checkpoints/PHASE/ema at the end; None: none."""
+    aggregation: Aggregation = "sequence-mean-token-mean"
+    """How token losses are averaged: per sequence (GRPO), over all tokens (DAPO), or by a constant length (Dr.GRPO)."""
+    micro_batch_tokens: int = 8192
+    """Tokens of one forward pass; lower values need less memory and give the same gradient."""
+    share_prompts: bool = True
+    """Responses of a group share one copy of their prompt, audio included; same gradients, less work."""
+    audio_check_every: int = 0
+    """After the first step and then every so many, measure what the right audio adds to sampled answers over silence,
+    noise and the audio of another prompt: `audio/gain_*`, in nats per token; 0: never."""
+    audio_check_prompts: int = 16
+    """Prompts of the step that are measured, one answer each."""
+    audio_check_min: float = 0.05
+    """Gain, in nats per token, below which the model counts as not listening."""
+    audio_check: Literal["warn", "stop"] = "warn"
+    """What follows where it does not listen: a line on stderr, or the end of the run with an error."""
+    eval_every: int = 0
+    """Steps between held-out evaluations during training; 0: only before and after."""
+    save_every: int = 10
+    """Steps between checkpoints."""
+    rollouts_every: int = 10
+    """Steps between rollouts written to the run folder; the first and last step are always written."""
+
+    def __post_init__(self) -> None:
+        counts = ("steps", "prompts_per_step", "group_size", "mini_batches", "epochs", "save_every", "rollouts_every")
+        require_counts(self, (*counts, "micro_batch_tokens", "ptx_batch", "audio_check_prompts"))
+        require_ranges(
+            self,
+            positive=(
+                "score_clip",
+                "clip_low",
+                "clip_high",
+                "ratio_cap",
+                "engine_cap",
+                "kl_target",
+                "kl_horizon",
+                "sapo_positive",
+                "sapo_negative",
+                "cov_fraction",
+            ),
+            not_negative=(
+                "advantage_eps",
+                "cov_coef",
+                "kl_beta",
+                "kl_gain",
+                "ptx_coef",
+                "eval_every",
+                "dynamic_sampling",
+                "audio_check_every",
+                "audio_check_min",
+            ),
+        )
+        for name in ("gamma", "lam"):
+            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "in [0, 1]")
+        if self.dual_clip is not None:
+            require(self.dual_clip > 1, "dual_clip", self.dual_clip, "greater than 1")
+        compared = ("group", "mean-relative", "decoupled", "time-index", "leave-one-out", "reinforce++-baseline")
+        if self.group_size == 1 and self.advantage in compared:
+            raise ValueError(
+                f"advantage {self.advantage!r} compares the rollouts of a prompt, so group_size must be at least 2: a "
+                "single rollout has advantage 0 and trains nothing"
+            )
+        if self.advantage == "decoupled" and (self.score_clip is not None or self.score_normalize):
+            raise ValueError("advantage 'decoupled' normalises each term: score_clip and score_normalize do not apply")
+        if self.advantage in ("mean-relative", "decoupled") and self.kl_in == "reward" and self.kl_beta:
+            raise ValueError(f"advantage {self.advantage!r} compares scores, not token rewards: set kl_in 'loss'")
+        require(self.cov_fraction <= 1, "cov_fraction", self.cov_fraction, "at most 1")
+        if not self.cov_low < self.cov_high:
+            raise ValueError(f"cov_low {self.cov_low:g} must lie below cov_high {self.cov_high:g}")
+        self._check_distillation()
+        if (self.sampled_prompts * self.group_size) % self.mini_batches:
+            raise ValueError(
+                f"mini_batches {self.mini_batches} does not divide the {self.sampled_prompts} x "
+                f"{self.group_size} rollouts of a step"
+            )
+        if self.overlap and self.engine_cap is None:
+            raise ValueError(
+                "overlap trains on rollouts of older weights, which engine_cap corrects: set engine_cap, for example 2"
+            )
+        if self.partial_tokens is not None:
+            require(self.partial_tokens >= 1, "partial_tokens", self.partial_tokens, "at least 1, or None")
+            if self.engine_cap is None:
+                raise ValueError(
+                    "partial_tokens trains on tokens of older weights, which engine_cap corrects: set engine_cap, for "
+                    "example 2"
+                )
+        if self.ema_decay is not None:
+            require(0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "between 0 and 1")
+
+    def check_separate_critic(self, critics: int) -> None:
+        """Raise ValueError where `runtime.critics` processes cannot hold the critic: there is none, or only a head."""
+        option = f"runtime.critics {critics}"
+        if self.advantage != "gae":
+            raise ValueError(f"{option}: advantage {self.advantage!r} has no critic; leave the option out, or take gae")
+        if self.critic.shared:
+            raise ValueError(
+                f"{option}: the critic is a head on the policy's trunk (critic.shared), which the trainers hold; leave "
+                "one of the two out"
+            )
+
+    def _check_distillation(self) -> None:
+        distill = self.distill
+        if self.advantage == "none" and not distill.coef:
+            raise ValueError("advantage 'none' trains nothing without distillation: set distill.coef")
+        if self.advantage == "none" and self.kl_in == "reward" and self.kl_beta:
+            raise ValueError("advantage 'none' reads no rewards: set kl_in 'loss'")
+        if self.advantage == "none" and self.dynamic_sampling:
+            raise ValueError("advantage 'none' reads no rewards, by which dynamic_sampling drops groups: set it to 0")
+        if not distill.coef:
+            return
+        if self.kl_beta and (distill.teacher, distill.view) == ("reference", "none"):
+            raise ValueError(
+                "kl_beta and distill.coef both hold the policy to its reference under the same prompt: set kl_beta 0, "
+                "or give the teacher a distill.view"
+            )
+        if distill.off_policy and not 0 < self.reference_prompts < self.prompts_per_step:
+            raise ValueError(
+                f"distill.off_policy {distill.off_policy:g} of {self.prompts_per_step} prompts is "
+                f"{self.reference_prompts}; some must be answered by their reference, and some by the policy"
+            )
+
+    @property
+    def reference_prompts(self) -> int:
+        """Prompts of a step that are answered by their reference."""
+        return round(self.distill.off_policy * self.prompts_per_step) if self.distill.coef else 0
+
+    @property
+    def sampled_prompts(self) -> int:
+        """Prompts of a step that the policy answers."""
+        return self.prompts_per_step - self.reference_prompts

@@ -1,0 +1,61 @@
+"""How rollouts are sampled."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from audiorl.config.checks import require, require_ranges
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How rollouts are sampled."""
+
+    temperature: float = 1.0
+    """Softmax temperature of text tokens; 0 is greedy."""
+    top_p: float = 1.0
+    """Sample from the most probable tokens whose probabilities sum to this; 1 takes all."""
+    top_k: int = 0
+    """Sample from this many most probable tokens; 0 takes all."""
+    max_new_tokens: int = 256
+    """Text tokens of a response, or of one turn of a stream."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response; they stay in it."""
+    max_batch_tokens: int = 65_536
+    """The most tokens that the key-value cache of the rows decoded together may hold, with the longest prompt and the
+    maximum response counted for all of them. The samples of a prompt hold it once, where they can (see Performance). A
+    single request may need more."""
+    compile: bool = False
+    """Compile the decode step of the `hf` engine with `torch.compile`: CUDA graphs on a GPU, C++ on a CPU. The first
+    steps take a minute or more. Not for streams, models that speak, sliding windows, linear attention and Whisper."""
+    max_frames: int = 500
+    """Codec frames of a response or of one turn of a stream; longer speech is cut there."""
+    audio_temperature: float | None = None
+    """Softmax temperature of codec codes; None takes `temperature`."""
+    audio_top_p: float = 1.0
+    """`top_p` of codec codes."""
+    audio_top_k: int = 0
+    """`top_k` of codec codes."""
+    ras_window: int = 0
+    """Frames of the window of repetition-aware sampling (VALL-E 2, arXiv 2406.05370); Higgs Audio uses 7, 0 is off. A
+    code that occurs `ras_repeats` times in the window of its codebook is sampled again from the model's plain
+    distribution. Log-probs are those of this mixture, which the trainer does not compute: for evaluation, or with
+    `engine_cap`."""
+    ras_repeats: int = 2
+    """Occurrences in the window that cause a second draw."""
+
+    def __post_init__(self) -> None:
+        require_ranges(
+            self,
+            positive=("max_frames", "max_new_tokens", "max_batch_tokens", "ras_repeats"),
+            not_negative=("temperature", "audio_temperature", "top_k", "audio_top_k", "ras_window"),
+            prefix="sampling.",
+        )
+        for name in ("top_p", "audio_top_p"):
+            require(0 < getattr(self, name) <= 1, f"sampling.{name}", getattr(self, name), "in (0, 1]")
+
+    def of_codes(self) -> SamplingConfig:
+        """The same with the codes' temperature, top_p and top_k in place of the text's."""
+        temperature = self.temperature if self.audio_temperature is None else self.audio_temperature
+        return dataclasses.replace(self, temperature=temperature, top_p=self.audio_top_p, top_k=self.audio_top_k)

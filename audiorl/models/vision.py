@@ -1,0 +1,108 @@
+"""Vision towers of Omni models. No policy runs one, so none is loaded: saving copies its tensors from the files that
+the policy was loaded from."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+
+from audiorl.models.loading import naming_damage
+
+IN_CHECKPOINT = re.compile(r"^(?:thinker\.)?(?:model\.)?(visual\..*)")
+"""The names of a vision tower's tensors in a checkpoint, of a whole model or of the thinker alone."""
+
+
+@dataclass(frozen=True)
+class CopiedTensor:
+    """A tensor of a model folder that the policy does not hold. `bytes`: its size; `numel`: its numbers."""
+
+    file: Path
+    key: str
+    numel: int
+    bytes: int
+
+
+def vision_tensors(path: str | Path) -> dict[str, CopiedTensor]:
+    """The tensors of the vision tower in a model folder or hub id, by their name in the thinker. Reads headers only.
+
+    Empty for a model without one, and for weights that are not in safetensors files.
+    """
+    tensors = {}
+    for file in _weight_files(path):
+        with naming_damage(path), safe_open(file, "pt") as stream:
+            for key in stream.keys():  # noqa: SIM118
+                if match := IN_CHECKPOINT.match(key):
+                    entry = stream.get_slice(key)
+                    numel = prod(entry.get_shape())
+                    tensors[match[1]] = CopiedTensor(file, key, numel, numel * _WIDTHS.get(entry.get_dtype(), 4))
+    return tensors
+
+
+_WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
+
+
+def _weight_files(path: str | Path) -> list[Path]:
+    """The safetensors files with tensors of the vision tower."""
+    single = _cached(path, SAFE_WEIGHTS_NAME)
+    if single is not None:
+        return [single]
+    index = _cached(path, SAFE_WEIGHTS_INDEX_NAME)
+    if index is None:
+        return []
+    try:
+        names: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
+        files = sorted({file for name, file in names.items() if IN_CHECKPOINT.match(name)})
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return []  # `from_pretrained` reads it next, and says what is wrong
+    return [file for name in files if (file := _cached(path, name)) is not None]
+
+
+def _cached(path: str | Path, name: str) -> Path | None:
+    file = cached_file(
+        str(path),
+        name,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if file is None else Path(file)
+
+
+def remove_vision(model: Any) -> int:
+    """Take the vision tower out of a thinker. Returns how many numbers its weights have."""
+    owner = model if hasattr(model, "visual") else model.model
+    numel = 0 if owner.visual is None else sum(p.numel() for p in owner.visual.parameters())
+    owner.visual = None
+    return numel
+
+
+def read_copied(copied: Mapping[str, CopiedTensor]) -> dict[str, Tensor]:
+    """The tensors by name, mapped from their files: memory is used only while they are read.
+
+    Raises OSError when a file is gone since the policy was loaded.
+    """
+    tensors: dict[str, Tensor] = {}
+    for file in sorted({tensor.file for tensor in copied.values()}):
+        if not file.is_file():
+            raise OSError(
+                f"{file}: gone since the policy was loaded from it; checkpoints take the vision tower from there, so "
+                "put it back and resume"
+            )
+        with naming_damage(file), safe_open(file, "pt") as stream:
+            tensors |= {name: stream.get_tensor(t.key) for name, t in copied.items() if t.file == file}
+    return tensors
+
+
+def planned_copy(numel: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, CopiedTensor]:
+    """Stands for the tensors of a vision tower in a plan; released models have them in bfloat16."""
+    return {"visual": CopiedTensor(Path(), "", numel, numel * dtype.itemsize)} if numel else {}

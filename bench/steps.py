@@ -1,0 +1,148 @@
+"""CPU seconds of training steps of this checkout against another one.
+
+    git worktree add /tmp/before COMMIT
+    python bench/steps.py --against /tmp/before     # without it: this checkout alone, once
+
+Each side is a process of its own on one thread; they take turns, and the table gives medians of CPU seconds (user +
+system) of a step and of the ratios of neighbours. Both must end with the same losses to 1e-3.
+
+`small`: the update of GRPO on 6 answers of 12 tokens, a Qwen2 of width 128 with 2 layers. `sft`: 24 examples, and
+`short sft`: 2 examples, the tiny Qwen2.5-Omni of the quickstart on human speech. `grpo`: the update on 16 prompts x 8
+answers of 4 to 32 tokens, with the reference's pass. `ppo, shared critic`: the same answers with the KL in the reward
+and a critic on the policy's trunk. `rollout`: 16 prompts x 8 answers of up to 32 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+STEPS = 3
+
+
+def child() -> None:
+    """Measure every case once and print CPU seconds a step and last losses as JSON."""
+    import torch
+
+    from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+    from audiorl.data.bundled import LANGUAGE_QUESTION, language_phrases, language_question
+    from audiorl.models import AudioPolicy, qwen_omni, text
+    from audiorl.models.examples import Example
+    from audiorl.rl.trainer import TrainBatch, Trainer
+    from audiorl.rollout.hf import HFEngine
+    from audiorl.train.sft import SFTWorker
+    from audiorl.types import Experience, Message, Request, Sample
+
+    torch.set_num_threads(1)
+    numbers: dict[str, float] = {}
+
+    def timed(name: str, step: Callable[[], Any]) -> Any:
+        seconds = []
+        for _ in range(1 + STEPS):
+            before = time.process_time()
+            result = step()
+            seconds.append(time.process_time() - before)
+        numbers[name] = statistics.median(seconds[1:])
+        return result
+
+    def update(name: str, policy: AudioPolicy, experiences: list[Experience], **options: Any) -> None:
+        sizes = {"steps": 1 + STEPS, "prompts_per_step": 16, "group_size": 8, "micro_batch_tokens": 800}
+        trainer = Trainer(policy, RLConfig(**{**sizes, **options}), OptimConfig(lr=1e-4), 1.0, 32)
+        output = timed(name, lambda: trainer.step(TrainBatch(experiences)))
+        numbers[f"{name}, loss"] = output.metrics["policy/loss"]
+
+    def answered(
+        policy: AudioPolicy, samples: list[Sample], size: int, shortest: int, longest: int
+    ) -> list[Experience]:
+        """Random answers with random rewards."""
+        generator = torch.Generator().manual_seed(0)
+        out = []
+        for sample in samples:
+            prompt = policy.prompt(sample)
+            for _ in range(size):
+                length = int(torch.randint(shortest, longest + 1, (), generator=generator))
+                ids = torch.cat([prompt.ids, torch.randint(0, 200, (length,), generator=generator)])
+                mask = torch.arange(len(ids)) >= len(prompt.ids)
+                rewards = torch.zeros(len(ids))
+                rewards[-1] = float(torch.randn((), generator=generator))
+                e = Experience(ids, mask, len(prompt.ids), audio=prompt.audio, group_id=sample.id, name=f"{len(out)}")
+                zeros = torch.zeros(len(ids))
+                out.append(e.replace(rewards=rewards, score=float(rewards[-1]), engine_logprobs=mask * -5.0 + zeros))
+        return out
+
+    def with_advantages(experiences: list[Experience]) -> list[Experience]:
+        return [e.replace(advantages=e.loss_mask * e.score) for e in experiences]
+
+    def omni() -> AudioPolicy:
+        texts = [u.text for u in phrases] + [LANGUAGE_QUESTION] * 100
+        return qwen_omni.tiny(texts, config=ModelConfig(audio="projector"))
+
+    small = text.tiny(["What is said, and by whom? yes no why"] * 20, hidden=128, layers=2, vocab_size=400)
+    questions = [Sample(str(k), (Message("user", (f"{word} said",)),)) for k, word in enumerate(("who", "what"))]
+    update("small", small, with_advantages(answered(small, questions, 3, 12, 12)), kl_beta=0.0)
+    phrases = language_phrases(3.0, 48)[:24]
+    samples = [language_question(u.clip, u, str(k)) for k, u in enumerate(phrases)]
+    policy = omni()
+    examples = [Example(s, f"<think>{u.text}</think>") for s, u in zip(samples, phrases, strict=True)]
+    for name, count in (("sft", 24), ("short sft", 2)):
+        worker = SFTWorker(omni(), SFTConfig(steps=9, micro_batch_tokens=800), OptimConfig(lr=1e-4))
+        numbers[f"{name}, loss"] = timed(name, lambda w=worker, n=count: w.train(examples[:n]))["sft/loss"]
+    engine = HFEngine(policy, SamplingConfig(max_new_tokens=32))
+    requests = [Request(s, 8, seed=1, group_id=s.id) for s in samples[:16]]
+    timed("rollout", lambda: engine.generate(requests))
+    experiences = answered(policy, samples[:16], 8, 4, 32)
+    update("grpo", policy, with_advantages(experiences), kl_beta=0.01)
+    critic = CriticConfig(shared=True)
+    ppo = {"advantage": "gae", "kl_in": "reward", "kl_beta": 0.01, "critic": critic}
+    update("ppo, shared critic", omni(), experiences, **ppo)
+    print(json.dumps(numbers))
+
+
+def measure(checkout: Path) -> dict[str, float]:
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(Path(__file__).resolve()), "--child"]
+    out = subprocess.run(command, env=environment, cwd=checkout, check=True, stdout=subprocess.PIPE, text=True).stdout
+    numbers: dict[str, float] = json.loads(out.splitlines()[-1])
+    return numbers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", type=Path, help="another checkout")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child()
+        return
+    here = Path(__file__).resolve().parents[1]
+    if options.against is None:
+        for name, number in measure(here).items():
+            print(f"{name}: {number:.4f}")
+        return
+    pairs = [(measure(options.against.resolve()), measure(here)) for _ in range(options.rounds)]
+    table = Table("CPU s a step", "before", "now", "now / before")
+    for name in pairs[0][0]:
+        before, now = ([side[name] for side in sides] for sides in zip(*pairs, strict=True))
+        if name.endswith(", loss"):
+            assert abs(before[0] - now[0]) < 1e-3, f"{name}: {before[0]} before, {now[0]} now"
+            continue
+        ratios = [b / a for a, b in zip(before, now, strict=True)]
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+        table.add_row(name, f"{statistics.median(before):.4f}", f"{statistics.median(now):.4f}", spread)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

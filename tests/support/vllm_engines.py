@@ -1,0 +1,91 @@
+"""Tiny real models that vLLM serves, and what a trainer says about its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import Qwen3OmniMoeConfig
+
+from audiorl.algos.packing import pack_experiences
+from audiorl.audio import AudioClip
+from audiorl.data.corpus import Utterance
+from audiorl.models import AudioPolicy, qwen2_audio, qwen_omni
+from audiorl.types import Experience, Message, Request, Rollout, Sample, Turn
+from tests.conftest import TEXTS, make_qwen3_omni
+
+TOLERANCE = 1e-4
+"""Largest difference of a log-prob between engine and trainer."""
+FAMILIES = ("qwen2.5-omni", "qwen2-audio", "qwen3-omni")
+
+
+def save_family(family: str, path: Path) -> Path:
+    """A model of the family in the folder `path`. vLLM's attention on CPUs needs heads of at least 32."""
+    if family == "qwen2.5-omni":
+        lively(qwen_omni.tiny(TEXTS, hidden=128, layers=2, vocab_size=400, whisper=False)).save(path)
+    elif family == "qwen2-audio":
+        lively(qwen2_audio.tiny(TEXTS, hidden=128, layers=2, vocab_size=400)).save(path)
+    else:
+        save_whole(lively(make_qwen3_omni(hidden=128, head_dim=32)), path)
+    return path
+
+
+def lively(policy: AudioPolicy, scale: float = 0.08) -> AudioPolicy:
+    """Weights so large that every token matters."""
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in policy.model.parameters():
+            if p.dim() > 1:
+                p.copy_(torch.randn(p.shape, generator=g) * scale)
+    policy.audio.cache.clear()
+    return policy
+
+
+def shake(policy: AudioPolicy, seed: int) -> None:
+    """Other trained weights, about as far away as from no weights at all."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in policy.trainable().values():
+            p.add_(torch.randn(p.shape, generator=g) * 0.03)
+    policy.weights_changed()
+
+
+def save_whole(policy: AudioPolicy, folder: Path) -> None:
+    """A Qwen3-Omni thinker in a checkpoint with a weight of a talker."""
+    policy.save(folder)
+    weights = load_file(folder / "model.safetensors") | {"talker.codec_head.weight": torch.zeros(3, 3)}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    Qwen3OmniMoeConfig(thinker_config=policy.model.config.to_dict()).save_pretrained(folder)
+
+
+def requests(samples: Sequence[Sample], n: int = 2, seed: int = 0) -> list[Request]:
+    return [Request(s, n, seed) for s in samples]
+
+
+def ids(rollouts: Sequence[Rollout]) -> list[list[int]]:
+    return [s.ids.tolist() for r in rollouts for s in r.segments]
+
+
+def logprobs(rollouts: Sequence[Rollout]) -> Tensor:
+    return torch.cat([s.logprobs for r in rollouts for s in r.segments])
+
+
+def forced(policy: AudioPolicy, rollouts: Sequence[Rollout], temperature: float = 1.0) -> Tensor:
+    """What the trainer says about the same tokens."""
+    batch = pack_experiences([Experience.from_rollout(r) for r in rollouts])
+    with torch.no_grad():
+        return policy.forward(batch, temperature).logprobs
+
+
+def stream(speech: list[Utterance], name: str = "stream", context: float = 0.0, turns: int = 3) -> Sample:
+    """A recording in chunks of 0.4 s, with what came before each."""
+    clip = AudioClip(array=speech[7].clip.load(), sample_rate=16_000)
+    chunks = [
+        Turn(replace(clip, start=0.4 * k, duration=0.4, context=context if k else 0.0), 0.4 * (k + 1))
+        for k in range(turns)
+    ]
+    return Sample(id=name, messages=(Message("user", ("Interpret.",)),), turns=tuple(chunks))

@@ -1,0 +1,57 @@
+"""The comparison of thinking, answering and guessing runs to its tables, and a second call trains nothing again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+ROOT = Path(__file__).parents[2]
+TASKS = ("speech", "sound", "music")
+
+
+def questions(folder: Path, split: str, count: int) -> None:
+    """Tones of two pitches in the format of `audiorl data build-qa`."""
+    rows = []
+    for number in range(count):
+        high, task = number % 3 == 1, TASKS[number % 3]
+        path = folder / f"{task}-pitch-{split}-{number:04d}.wav"
+        seconds = np.arange(8000) / 16_000
+        soundfile.write(path, 0.3 * np.sin(2 * np.pi * (880 if high else 220) * seconds), 16_000)
+        row = {"id": path.stem, "audio_id": str(path), "question": "Which tone?", "choices": ["high", "low"]}
+        rows.append(row | {"answer": "high" if high else "low", "task": task, "difficulty": "easy"})
+    (folder / f"{split}.json").write_text(json.dumps(rows))
+
+
+@pytest.mark.slow
+def test_every_form_is_trained_once_and_measured_with_and_without_audio(tmp_path: Path) -> None:
+    qa, out = tmp_path / "qa", tmp_path / "out"
+    qa.mkdir()
+    questions(qa, "train", 48)
+    questions(qa, "held_out", 24)
+    command = [sys.executable, "tools/measure_audio_qa.py", "--qa", str(qa), "--out", str(out), "--quick"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def run(*options: str) -> str:
+        done = subprocess.run([*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    first = run("--only", "answers")
+    assert "| think" not in first
+    second = run()
+    assert first.count("grpo 2/2") == 1 and second.count("grpo 2/2") == 2
+    accuracy, differences, thoughts, listening = (out / "table.md").read_text().split("## ")[1:]
+    names = [f"{form}{suffix}" for form in ("answers", "think", "blind") for suffix in ("", "_grpo", "_sft")]
+    assert [line.split(" | ")[0] for line in accuracy.splitlines() if line.startswith("| ")][2:] == [
+        f"| {name}" for name in names
+    ]
+    assert "think_grpo - answers_grpo | 1 |" in differences and "| think_grpo |" in thoughts
+    assert "| blind" not in listening and "| think_sft |" in listening
+    assert set(json.loads((out / "blind" / "seed_0" / "cpu.json").read_text())) == {"start", "grpo", "sft"}

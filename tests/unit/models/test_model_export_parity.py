@@ -1,0 +1,128 @@
+"""What is exported answers alike in audiorl, in plain transformers and in plain PEFT; for vLLM see test_vllm_plain."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from audiorl.audio import AudioClip
+from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
+from audiorl.data.corpus import Utterance
+from audiorl.data.prompts import asr_prompt
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.export import export
+from audiorl.rollout.hf import HFEngine
+from audiorl.types import Message, Request, Sample
+from tests.conftest import make_omni, make_qwen2_audio, make_qwen3_omni, make_text, make_whisper
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).parents[2] / "support" / "plain_transformers.py"
+FAMILIES = {
+    "qwen2": make_text,
+    "qwen2-audio": make_qwen2_audio,
+    "qwen2.5-omni": make_omni,
+    "qwen3-omni": make_qwen3_omni,
+    "whisper": make_whisper,
+}
+
+
+def as_released(policy: AudioPolicy) -> AudioPolicy:
+    """Weights so large that every token and the audio matter, and the entries that released configurations have."""
+    vocabulary, settings = policy.tokenizer.get_added_vocab(), policy.model.generation_config
+    scale = 0.6 if "<|transcribe|>" in vocabulary else 0.15
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in policy.model.parameters():
+            if p.dim() > 1:
+                p.copy_(torch.randn(p.shape, generator=g) * scale)
+    if "<|transcribe|>" in vocabulary:
+        settings.lang_to_id = {"<|es|>": vocabulary["<|es|>"]}
+        settings.task_to_id = {"transcribe": vocabulary["<|transcribe|>"]}
+        settings.no_timestamps_token_id = vocabulary["<|notimestamps|>"]
+    else:
+        policy.model.config.vision_start_token_id = vocabulary["<|im_start|>"]
+    policy.weights_changed()
+    return policy
+
+
+def recordings(speech: list[Utterance]) -> list[AudioClip]:
+    """Two of people. Silence at the end: Qwen2-Audio's own code lets what is behind a clip reach its last token."""
+    waves = (np.pad(u.clip.load(16_000), (0, 400)) for u in speech[:80:40])
+    return [AudioClip(array=wave, sample_rate=16_000) for wave in waves]
+
+
+def ours(folder: Path, clip: AudioClip) -> list[int]:
+    policy = load_policy(folder)
+    if policy.extractor is None:
+        messages = (Message("user", ("What is said?",)),)
+    elif "<|transcribe|>" in policy.tokenizer.get_added_vocab():
+        messages = asr_prompt(clip, "es")
+    else:
+        messages = (Message("user", (clip, "What is said?")),)
+    engine = HFEngine(policy, SamplingConfig(temperature=0, max_new_tokens=12))
+    (rollout,) = engine.generate([Request(Sample("q", messages))])
+    return rollout.segments[0].ids.tolist()
+
+
+def theirs(folder: Path, clip: AudioClip, scratch: Path, adapter: Path | None = None) -> list[int]:
+    np.save(scratch / "clip.npy", clip.load(16_000))
+    reads_audio = (folder / "preprocessor_config.json").exists()
+    words = [
+        folder,
+        scratch / "clip.npy" if reads_audio else "-",
+        scratch / "answer.json",
+        *([adapter] if adapter else []),
+    ]
+    subprocess.run([sys.executable, str(SCRIPT), *map(str, words)], check=True, cwd=scratch)
+    return json.loads((scratch / "answer.json").read_text())["ids"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_answers_as_the_engine(family: str, speech: list[Utterance], tmp_path: Path) -> None:
+    as_released(FAMILIES[family]()).save(tmp_path / "step")
+    out = export(tmp_path / "step", tmp_path / "out")
+    answers = [ours(out, clip) for clip in recordings(speech)]
+    assert answers == [ours(tmp_path / "step", clip) for clip in recordings(speech)]
+    assert family == "qwen2" or answers[0] != answers[1], "the audio does not matter"
+    assert theirs(out, recordings(speech)[0], tmp_path) == answers[0] and len(set(answers[0])) > 2
+
+
+def adapted(family: str, folder: Path, audio: str) -> Path:
+    """A checkpoint with a low-rank adapter on the model folder/base."""
+    as_released(FAMILIES[family]()).save(folder / "base")
+    policy = load_policy(folder / "base", ModelConfig(lora=LoraConfig(rank=4), audio=audio))  # type: ignore[arg-type]
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in policy.trainable().values():
+            p.add_(torch.randn(p.shape, generator=g) * 0.1)
+    policy.save(folder / "step")
+    return folder / "step"
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen2-audio", "qwen2.5-omni"])
+def test_peft_answers_as_the_engine(family: str, speech: list[Utterance], tmp_path: Path) -> None:
+    step = adapted(family, tmp_path, "frozen")
+    clip = recordings(speech)[0]
+    answer = ours(export(step, tmp_path / "adapter"), clip)
+    assert answer != ours(tmp_path / "base", clip)
+    assert theirs(tmp_path / "base", clip, tmp_path, tmp_path / "adapter") == answer
+    assert theirs(export(step, tmp_path / "merged", merge=True), clip, tmp_path) == answer
+
+
+def test_what_peft_does_not_load_is_said(
+    speech: list[Utterance], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = adapted("qwen2-audio", tmp_path, "projector")
+    clip = recordings(speech)[0]
+    answer = ours(export(step, tmp_path / "adapter"), clip)
+    assert "PEFT and vLLM do not read trained.safetensors; use --merge" in caplog.text
+    assert "`trained.safetensors` holds weights" in (tmp_path / "adapter" / "README.md").read_text()
+    assert theirs(tmp_path / "base", clip, tmp_path, tmp_path / "adapter") != answer
+    assert theirs(export(step, tmp_path / "merged", merge=True), clip, tmp_path) == answer

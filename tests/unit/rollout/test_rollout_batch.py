@@ -1,0 +1,256 @@
+"""Prompts that are held once for all their samples give the rollouts of prompts in every row, in less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import scaled_dot_product_attention
+
+from audiorl.algos.prompt_attention import PromptAttention
+from audiorl.config import ModelConfig, SamplingConfig
+from audiorl.models import AudioPolicy, text
+from audiorl.rollout import hf
+from audiorl.rollout.batch import GroupBatch, RowBatch
+from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.vllm import VLLMEngine
+from audiorl.types import Message, Request, Rollout, Sample
+from tests.conftest import (
+    TEXTS,
+    Make,
+    make_dual_omni,
+    make_omni,
+    make_qwen2_audio,
+    make_qwen3_omni,
+    make_text,
+    make_whisper,
+)
+from tests.support.decoders import FAMILIES
+
+
+def same(one: Sequence[Rollout], other: Sequence[Rollout]) -> None:
+    assert [r.segments[0].ids.tolist() for r in one] == [r.segments[0].ids.tolist() for r in other]
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a.segments[0].logprobs, b.segments[0].logprobs, atol=1e-5, rtol=0)
+
+
+def in_rows(generate: Callable[[], list[Rollout]]) -> list[Rollout]:
+    """With every prompt held in each of its rows."""
+    with patch.object(hf, "batch_for", lambda policy, *_: RowBatch(policy)):
+        return generate()
+
+
+def questions(lengths: Sequence[int], n: int = 3) -> list[Request]:
+    return [Request(Sample(f"{i}", (Message("user", ("Who? " * k,)),)), n, seed=2) for i, k in enumerate(lengths)]
+
+
+def ending(policy: AudioPolicy, stop: float) -> AudioPolicy:
+    """The logits of its stop tokens are `stop` higher."""
+    head = policy.backbone.head(policy.model)
+    added = torch.zeros(head.weight.shape[0])
+    added[list(policy.stop_ids)] = stop
+    head.register_forward_hook(lambda module, args, out: out + added)
+    return policy
+
+
+def cache_tokens(policy: AudioPolicy) -> list[int]:
+    """The columns that the cache holds in every step from now on, of all prompts and rows together."""
+    sizes: list[int] = []
+
+    def hook(module: Any, args: Any, kwargs: Any) -> None:
+        if kwargs["inputs_embeds"].shape[1] == 1:
+            held = [kwargs["past_key_values"].layers[0].buffers[0], *kwargs["prompts"].keys[:1]]
+            sizes.append(sum(x.shape[0] * x.shape[2] for x in held))
+
+    policy.backbone.decoder(policy.model).register_forward_pre_hook(hook, with_kwargs=True)
+    return sizes
+
+
+@pytest.mark.parametrize("on_cpu", [True, False], ids=["two parts", "one softmax"])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 1, 2)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_is_that_of_prompts_in_every_row(on_cpu: bool, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    heads, group, width = 2, 3, 8
+    lengths, written = torch.tensor([5, 9, 7]), torch.tensor([4, 2, 3, 1, 4, 2])
+    of_row = torch.tensor([p for p, size in enumerate(sizes) for _ in range(size)])
+    keys, values = (torch.randn(3, heads, 9, width).to(dtype) for _ in range(2))
+    own_keys, own_values = (torch.randn(6, heads, 4, width).to(dtype) for _ in range(2))
+    query = torch.randn(6, heads * group, 1, width).to(dtype)
+    padding, unwritten = torch.arange(9) < 9 - lengths[:, None], torch.arange(4) >= written[:, None]
+    most = max(sizes)
+    slots = places = None
+    if min(sizes) < most:
+        slots, places = torch.zeros(3 * most, dtype=torch.long), torch.zeros(6, dtype=torch.long)
+        for b, p in enumerate(of_row.tolist()):
+            places[b] = p * most + b - sum(sizes[:p])
+            slots[places[b]] = b
+    attention = PromptAttention(
+        [keys],
+        [values],
+        torch.zeros(3, 1, 1, 9, dtype=dtype).masked_fill(padding[:, None, None], -torch.inf),
+        torch.zeros(6, 1, 1, 4, dtype=dtype).masked_fill(unwritten[:, None, None], -torch.inf),
+        slots,
+        places,
+    )
+    if on_cpu:
+        out = attention(0, query, own_keys, own_values, None)
+    else:
+        with patch.object(PromptAttention, "_two_parts", PromptAttention._one_softmax):
+            out = attention(0, query, own_keys, own_values, None)
+    expected = scaled_dot_product_attention(
+        query.float(),
+        torch.cat([keys[of_row], own_keys], 2).float(),
+        torch.cat([values[of_row], own_values], 2).float(),
+        attn_mask=~torch.cat([padding[of_row], unwritten], 1)[:, None, None],
+        enable_gqa=True,
+    )
+    tolerance = 1e-6 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(out.float(), expected.transpose(1, 2), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_on_a_gpu_has_shapes_that_fit(dtype: torch.dtype) -> None:
+    """Without a GPU: the operators are run for their shapes and types only."""
+    with FakeTensorMode(), torch.device("cuda"):
+        keys, values = (torch.empty(3, 2, 9, 8, dtype=dtype) for _ in range(2))
+        own_keys, own_values = (torch.empty(6, 2, 16, 8, dtype=dtype).narrow(2, 0, 4) for _ in range(2))
+        masks = torch.empty(3, 1, 1, 9, dtype=dtype), torch.empty(6, 1, 1, 4, dtype=dtype)
+        slots, places = torch.empty(9, dtype=torch.long), torch.empty(6, dtype=torch.long)
+        attention = PromptAttention([keys], [values], *masks, slots, places)
+        out = attention(0, torch.empty(6, 6, 1, 8), own_keys, own_values, None)
+    assert out.shape == (6, 1, 6, 8) and out.dtype == dtype and out.is_cuda
+
+
+@pytest.mark.parametrize(
+    "make",
+    [make_omni, make_qwen2_audio, make_qwen3_omni, make_dual_omni],
+    ids=lambda m: m.__name__[5:],
+)
+def test_answers_to_audio(make: Make, samples: list[Sample]) -> None:
+    policy = make()
+    asked = [Request(s, 3, seed=1) for s in samples]
+    engine = HFEngine(policy, SamplingConfig(max_new_tokens=10, max_frames=6))
+    same(engine.generate(asked), in_rows(lambda: engine.generate(asked)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
+def test_text_decoders(family: str, autocast: bool) -> None:
+    """Rows end and prompts of other lengths join: groups of different sizes, prompts that leave, columns that vary."""
+    policy = ending(FAMILIES[family](), 2.5)
+    asked = questions([1 + 2 * (i % 4) for i in range(10)])
+    room = 10 * max(len(policy.prompt(r.sample)) for r in asked)
+    engine = HFEngine(policy, SamplingConfig(max_new_tokens=30, max_batch_tokens=room))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        rollouts = engine.generate(asked)
+        rows = in_rows(lambda: engine.generate(asked))
+    assert len({r.num_sampled for r in rollouts}) > 5
+    if not autocast:
+        same(rollouts, rows)
+    else:  # rounding may change a token, and with it all that follow
+        first = [[float(r.segments[0].logprobs[0]) for r in side] for side in (rollouts, rows)]
+        assert first[0] == pytest.approx(first[1], abs=0.05)
+
+
+def test_the_budget_counts_a_prompt_once_and_is_kept() -> None:
+    """8 samples of 8 prompts that take all their tokens, in one loop, where prompts in every row need more."""
+    policy = ending(make_text(), -1e9)
+    asked = questions([30] * 8, n=8)
+    prompt = len(policy.prompt(asked[0].sample))
+    budget = 8 * prompt + 64 * 20
+    assert budget < 64 * (prompt + 20) / 2
+    engine = HFEngine(policy, SamplingConfig(max_new_tokens=20, max_batch_tokens=budget))
+    sizes = cache_tokens(policy)
+    rollouts = engine.generate(asked)
+    assert len(sizes) == 19 and max(sizes) == budget
+    assert all(r.num_sampled == 20 for r in rollouts)
+    sizes.clear()
+    same(HFEngine(policy, SamplingConfig(max_new_tokens=20, max_batch_tokens=budget - 1)).generate(asked), rollouts)
+    assert len(sizes) == 2 * 19 and max(sizes) < budget
+
+
+def test_the_budget_is_kept_while_rows_end_and_prompts_join() -> None:
+    policy = ending(make_text(), 2.5)
+    asked = questions([1 + 3 * (i % 5) for i in range(16)])
+    budget = 3 * (len(policy.prompt(asked[4].sample)) + 3 * 40)
+    sizes = cache_tokens(policy)
+    rollouts = HFEngine(policy, SamplingConfig(max_new_tokens=40, max_batch_tokens=budget)).generate(asked)
+    assert max(sizes) <= budget
+    same(rollouts, HFEngine(policy, SamplingConfig(max_new_tokens=40)).generate(asked))
+
+
+def test_a_paused_answer_continues_next_to_new_groups() -> None:
+    policy = ending(make_text(), -1e9)
+    engine = HFEngine(policy, SamplingConfig(max_new_tokens=16))
+    whole = engine.generate(questions([3], n=1))
+    paused = engine.generate([replace(questions([3], n=1)[0], token_limit=5)])
+    assert [r.segments[0].stop_reason for r in paused] == ["paused"]
+    asked = [replace(questions([3], n=1)[0], paused=tuple(paused)), *questions([2, 5], n=4)]
+    with patch.object(GroupBatch, "forward", autospec=True, side_effect=GroupBatch.forward) as steps:
+        rollouts = engine.generate(asked)
+    assert steps.call_count == 15
+    same(rollouts[:1], whole)
+    same(rollouts, in_rows(lambda: engine.generate(asked)))
+
+
+def test_prompts_are_shared_where_they_can_be() -> None:
+    policy = make_text()
+    for samples in ([2], [2, 2], [8, 1], [4, 4, 1, 1]):
+        assert isinstance(hf.batch_for(policy, samples), GroupBatch)
+    for samples in ([], [1], [1, 1], [8, 1, 1, 1]):
+        assert isinstance(hf.batch_for(policy, samples), RowBatch)
+    for other in (make_text(ModelConfig(attention="eager")), make_whisper()):
+        assert isinstance(hf.batch_for(other, [2, 2]), RowBatch)
+
+
+def test_eager_attention_sees_no_padding() -> None:
+    """Prompts of different lengths side by side, where the shorter ones are padded."""
+    asked = questions([1, 4, 7], n=2)
+    sampling = SamplingConfig(max_new_tokens=12)
+    eager = HFEngine(make_text(ModelConfig(attention="eager")), sampling).generate(asked)
+    same(eager, HFEngine(make_text(), sampling).generate(asked))
+
+
+def test_steps_that_are_not_compiled_say_so() -> None:
+    sampling = SamplingConfig(compile=True)
+    for policy, why in (
+        (make_dual_omni(), "a model that speaks"),
+        (make_whisper(), "cross-attention"),
+        (make_text(ModelConfig(attention="eager")), "eager attention"),
+    ):
+        with pytest.raises(ValueError, match=rf"sampling.compile: .*{why}.*turn it off"):
+            HFEngine(policy, sampling)
+    without_compiler = inductor_config.patch({"cpp.cxx": ("no-such-compiler",)})  # type: ignore[attr-defined]
+    with without_compiler, pytest.raises(ValueError, match="C\\+\\+ compiler, and none was found; install g"):
+        HFEngine(make_text(), sampling)
+    with pytest.raises(ValueError, match="vLLM compiles its steps itself"):
+        VLLMEngine("folder", sampling)
+
+
+@pytest.mark.slow
+def test_compiled_steps_sample_the_same_tokens() -> None:
+    """With prompts of different lengths, rows that end, prompts that join, and weights that change."""
+    policy = ending(text.tiny(TEXTS, hidden=32, layers=1, vocab_size=400), 2.0)
+    asked = questions([1 + 4 * (i % 3) for i in range(9)])
+    room = 5 * (max(len(policy.prompt(r.sample)) for r in asked) + 3 * 40)
+    sampling = SamplingConfig(max_new_tokens=40, max_batch_tokens=room)
+    engines = [HFEngine(policy, replace(sampling, compile=compiled)) for compiled in (False, True)]
+    counters.clear()
+    plain, compiled = (engine.generate(asked) for engine in engines)
+    same(compiled, plain)
+    graphs = counters["stats"]["unique_graphs"]
+    assert 1 <= graphs <= 3 and not counters["graph_break"]  # several prompts, one prompt, one row
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.mul_(1.1)
+    plain, compiled = (engine.generate(asked) for engine in engines)
+    same(compiled, plain)
+    assert counters["stats"]["unique_graphs"] == graphs

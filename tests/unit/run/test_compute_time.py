@@ -1,0 +1,147 @@
+"""The compute time of a phase, by which the supervised control is measured out."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from audiorl.config import SFTConfig
+from audiorl.run.checkpoint import Checksums
+from audiorl.run.folder import ComputeTime, Run
+from audiorl.run.progress import StepClock
+from audiorl.run.saving import CheckpointWriter
+from audiorl.runtime import cpu_time
+from audiorl.runtime.cpu_time import CPUClock, cpu_seconds
+from audiorl.runtime.local import LocalGroup
+from audiorl.train.fit import fit
+from tests.conftest import make_text
+
+
+def new_run(folder: Path) -> Run:
+    return Run.create(folder, "r.py", [], SFTConfig())
+
+
+class Processes:
+    """A group whose processes report these CPU seconds, one list a reading."""
+
+    def __init__(self, *readings: list[float | None]):
+        self.readings = list(readings)
+
+    def cpu_seconds(self) -> list[float | None]:
+        return self.readings.pop(0)
+
+
+def test_sleep_takes_no_cpu_seconds_and_threads_do() -> None:
+    clock = StepClock(LocalGroup([object()]))
+    time.sleep(0.2)
+    clock.lap("sleep")
+    assert clock.seconds >= 0.2 and clock.cpu_seconds is not None and clock.cpu_seconds < 0.1
+    before = time.process_time()
+    while time.process_time() - before < 0.1:
+        pass
+    clock.lap("compute")
+    assert clock.cpu_seconds >= 0.1 and set(clock.laps) == {"time/sleep", "time/compute"}
+
+
+def test_processes_are_added_up_and_one_on_a_gpu_makes_the_sum_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_time, "cpu_seconds", lambda: 1.0)
+    assert CPUClock(Processes([10.0, 20.0], [11.0, 22.5]), Processes([0.0], [4.0])).seconds() == 7.5
+    assert CPUClock(Processes([10.0, 20.0], [1.0, 23.0])).seconds() == 3.0, "the first was replaced meanwhile"
+    assert CPUClock(Processes([10.0, 0.0], [11.0, None])).seconds() is None
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert cpu_seconds() is None and CPUClock().seconds() is None
+
+
+def test_a_phase_counts_cpu_seconds_unless_a_step_did_not(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run")
+    assert run.compute_time("rl") == ComputeTime(0.0, "wall")
+    run.add_seconds("rl", 5.0, 2.0)
+    run.add_seconds("rl", 5.0, 3.0)
+    assert run.compute_time("rl") == ComputeTime(5.0, "cpu") and run.seconds("rl") == 10.0
+    run.add_seconds("rl", 1.0, None)
+    assert run.compute_time("rl") == ComputeTime(11.0, "wall")
+    run.add_seconds("rl", 1.0, 1.0)
+    assert run.compute_time("rl") == ComputeTime(12.0, "wall"), "what a GPU computed stays uncounted"
+
+
+def test_a_run_of_an_earlier_release_goes_on_in_wall_clock_seconds(tmp_path: Path) -> None:
+    new_run(tmp_path / "run")
+    file = tmp_path / "run" / "state.json"
+    state = json.loads(file.read_text())
+    del state["cpu_seconds"]
+    file.write_text(json.dumps(state | {"seconds": {"rl": 7.0}}))
+    run = Run.open(tmp_path / "run")
+    run.add_seconds("rl", 1.0, 0.5)
+    assert run.compute_time("rl") == ComputeTime(8.0, "wall")
+    run.add_seconds("control_sft", 2.0, 0.5)
+    assert run.compute_time("control_sft") == ComputeTime(0.5, "cpu")
+
+
+class Worker:
+    """Each update sleeps 10 ms and computes as long as `cpu` says, in seconds."""
+
+    def __init__(self, cpu: float):
+        self.cpu, self.updates = cpu, 0
+        self.writer = CheckpointWriter(make_text())
+
+    def train(self, batch: list[int]) -> dict[str, float]:
+        self.updates += 1
+        time.sleep(0.01)
+        began = time.process_time()
+        while time.process_time() - began < self.cpu:
+            pass
+        return {}
+
+    def begin_save(self, folder: str) -> None:
+        self.writer.begin(folder, {"optimizer": {"updates": torch.zeros(1)}})
+
+    def saved_files(self, wait: bool) -> Checksums | None:
+        return self.writer.files(wait)
+
+    def resume(self, where: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def train(run: Run, limit: ComputeTime | None, steps: int = 50, cpu: float = 0.02) -> Worker:
+    worker, config = Worker(cpu), SFTConfig(steps=steps, batch_size=1, save_every=3)
+    fit(LocalGroup([worker]), make_text(), [1, 2], run, config, phase="p", seed=0, length=lambda i: i, limit=limit)
+    return worker
+
+
+def test_training_ends_by_the_unit_of_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = train(new_run(tmp_path / "cpu"), ComputeTime(0.09, "cpu"))
+    assert 2 <= cpu.updates <= 5, "the first update that reaches the limit is the last"
+    asleep = train(new_run(tmp_path / "asleep"), ComputeTime(0.09, "cpu"), steps=12, cpu=0.0)
+    assert asleep.updates == 12, "waiting does not count"
+    wall = train(new_run(tmp_path / "wall"), ComputeTime(0.055, "wall"), cpu=0.0)
+    assert wall.updates <= 6
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    gpu = train(new_run(tmp_path / "gpu"), ComputeTime(0.055, "cpu"), cpu=0.0)
+    assert gpu.updates <= 6, "CPU seconds do not show what a GPU computes"
+    assert train(new_run(tmp_path / "none"), ComputeTime(0.0, "cpu")).updates == 0
+
+
+def test_a_resumed_phase_has_what_is_left_of_its_limit(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run")
+    train(run, None, steps=3)
+    state = json.loads((run.dir / "state.json").read_text())
+    assert state["cpu_seconds"]["p"] == pytest.approx(run.compute_time("p").seconds)
+    assert state["cpu_seconds"]["p"] >= 0.06
+    (run.dir / "state.json").write_text(json.dumps(state | {"finished": {}, "cpu_seconds": {"p": 0.085}}))
+    assert train(Run.open(run.dir), ComputeTime(0.1, "cpu")).updates == 1
+
+
+def test_what_was_computed_after_the_last_checkpoint_is_counted_once(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run")
+    run.add_seconds("p", 2.0, 1.0)
+    run.begin_save("p", 1)
+    run.add_seconds("p", 2.0, 1.0)
+    run.end_save({})
+    assert run.compute_time("p") == ComputeTime(2.0, "cpu")
+    assert Run.open(run.dir).compute_time("p") == ComputeTime(1.0, "cpu"), "a resumed run repeats the second step"

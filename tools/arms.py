@@ -1,0 +1,79 @@
+"""What experiments share that train several arms from one start: CPU time, right answers over seeds, tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from audiorl.evaluation.listening import DEFAULT_VIEWS, audio_gains, verdict
+from audiorl.evaluation.phases import measures_of
+from audiorl.metrics.interval import bootstrap_interval
+from audiorl.models import AudioPolicy
+from audiorl.models.examples import Example
+from audiorl.run.checkpoint import write_json
+from audiorl.run.folder import Run
+from audiorl.run.records import read_record
+
+
+def timed(run: Run, arm: str, train: Callable[[], None]) -> None:
+    """Train, and add the CPU seconds to cpu.json of the run; an arm that has finished is only loaded."""
+    finished, begin = run.finished(arm), time.process_time()
+    try:
+        train()
+    finally:
+        if not finished:
+            seconds = cpu_seconds(run.dir)
+            write_json(run.dir / "cpu.json", seconds | {arm: seconds.get(arm, 0.0) + time.process_time() - begin})
+
+
+def cpu_seconds(folder: Path) -> dict[str, float]:
+    """What `timed` has written: seconds by arm."""
+    file = folder / "cpu.json"
+    return read_record(file, dict[str, float]) if file.exists() else {}
+
+
+def seeds_with(out: Path, entry: str) -> list[Path]:
+    """The run folders of the seeds that have this evaluation."""
+    return [folder for folder in sorted(out.glob("seed_*")) if (folder / "eval" / f"{entry}.jsonl").exists()]
+
+
+def hits(folders: Sequence[Path], entry: str) -> np.ndarray:
+    """Right answers of an evaluation, [question], the mean over the seeds."""
+    rows = [measures_of(folder / "eval" / f"{entry}.jsonl") for folder in folders]
+    return np.mean([[row[id]["accuracy"] for id in rows[0]] for row in rows], axis=0)
+
+
+def percent(values: np.ndarray, sign: str = "") -> str:
+    """The mean with its 95 % bootstrap interval over questions."""
+    low, high = bootstrap_interval(list(values))
+    return f"{100 * values.mean():{sign}.1f} ({100 * low:{sign}.1f} to {100 * high:{sign}.1f})"
+
+
+def check_listening(run: Run, name: str, policy: AudioPolicy, examples: Sequence[Example]) -> None:
+    """What the right audio adds to the labels of `examples`: the phase listening_NAME."""
+    phase = f"listening_{name}"
+    if not run.finished(phase):
+        gains = audio_gains(policy, examples)
+        run.finish(phase, {gain.view: gain.nats for gain in gains} | {"verdict": verdict(gains).word})
+
+
+def listening_table(folders: Mapping[str, Sequence[Path]]) -> str:
+    """Of the run folders by name the verdicts of `check_listening`, and the smallest and largest gain over each view in
+    nats per token."""
+    rows = []
+    for name, runs in folders.items():
+        phase = f"listening_{name}"
+        results = [run.result(phase) for folder in runs if (run := Run.open(folder)).finished(phase)]
+        if results:
+            ranges = [f"{min(r[v] for r in results):.2f} to {max(r[v] for r in results):.2f}" for v in DEFAULT_VIEWS]
+            rows.append((name, ", ".join(r["verdict"] for r in results), *ranges))
+    return f"## Does it listen?\n\n{markdown(('', 'verdicts', *DEFAULT_VIEWS), rows)}"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
+    return "\n".join(lines) + "\n"

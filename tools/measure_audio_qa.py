@@ -1,0 +1,250 @@
+"""GRPO on questions about speech, sounds and music: with and without thinking, and blind, from one start.
+
+    audiorl data build corpus && audiorl data build-qa qa --speech corpus
+    python tools/measure_audio_qa.py --qa qa --out runs/audio-qa             # continues where it stopped
+    python tools/measure_audio_qa.py --qa qa --out runs/try --quick          # minutes: every part once
+
+The start is the quickstart's model with new weights behind Whisper's encoder. The training questions are halved. Three
+forms of the task are learned from the first half by SFT:
+
+  answers   the answer alone, from the audio
+  think     "i hear ANSWER" in <think> tags, then the answer, from the audio
+  blind     the answer alone, from the question and its choices, without the audio
+
+On the second half each then trains by GRPO (NAME_grpo), rewarded for right answers and the format, and by more SFT
+(NAME_sft) for about the same CPU time: `Settings` has the steps. Greedy answers to the held-out questions, of which no
+speaker, sound file or piece of music is in training, are measured with the audio and without it, and what the right
+audio adds to the labels (`audiorl.evaluation.listening`). OUT/table.md has means over seeds with 95 % bootstrap
+intervals over questions. `--only` names forms, `--seeds` seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import torch
+from arms import check_listening, cpu_seconds, hits, listening_table, markdown, percent, seeds_with, timed
+
+from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.data.manifest import read_samples
+from audiorl.data.views import views_of
+from audiorl.errors import Interrupted
+from audiorl.evaluation.generate import read_rows
+from audiorl.evaluation.phases import Evaluation
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.examples import Example
+from audiorl.models.qwen_omni import tiny
+from audiorl.recipe.common import answer_reward
+from audiorl.rewards.tags import extract_answer, extract_think
+from audiorl.rl.train import train_rl
+from audiorl.run.folder import Run
+from audiorl.train.sft import sft
+from audiorl.types import Sample
+
+MODEL = ModelConfig(audio="projector", gradient_checkpointing=False, audio_cache_mb=3000)
+FORMS = ("answers", "think", "blind")
+TRAINED = ("", "_grpo", "_sft")
+"""What follows a form in the names of its models: the supervised start, after GRPO, after more SFT."""
+TEXT = "text"
+"""The view without audio, and the evaluation of a model on it."""
+MOST_TOKENS = {"answers": 20, "think": 36, "blind": 20}
+"""Of an answer, by form."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The size of the experiment. GRPO and more SFT take about as much CPU time."""
+
+    start_steps: int = 400
+    grpo_steps: int = 240
+    sft_steps: int = 400
+    grpo_lr: float = 3e-5
+    samples: int | None = None
+    """Most questions of each set; None: all."""
+
+
+QUICK = Settings(start_steps=2, grpo_steps=2, sft_steps=2, samples=16)
+
+
+@dataclass(frozen=True)
+class Data:
+    """The questions of one form."""
+
+    start: list[Sample]
+    more: list[Sample]
+    held_out: list[Sample]
+
+    @classmethod
+    def load(cls, folder: Path, form: str, most: int | None) -> Data:
+        sets = [read_samples(str(folder / f"{name}.json"), think=form == "think") for name in ("train", "held_out")]
+        train, held_out = (list(loaded.samples) for loaded in sets)
+        random.Random(0).shuffle(train)
+        half = len(train) // 2
+        parts = [part[:: len(part) // (most or len(part))][:most] for part in (train[:half], train[half:], held_out)]
+        return cls(*(views_of(part, TEXT) if form == "blind" else part for part in parts))
+
+
+def labelled(samples: list[Sample], form: str) -> list[Example]:
+    thought = "<think>i hear {0}</think>" if form == "think" else ""
+    return [Example(s, f"{thought}<answer>{{0}}</answer>".format(s.references[0])) for s in samples]
+
+
+def new_model(folder: Path, seed: int) -> AudioPolicy:
+    """The same for every form: its tokenizer knows the words of all prompts and answers of the training questions."""
+    texts = []
+    for form in ("answers", "think"):
+        samples = read_samples(str(folder / "train.json"), think=form == "think").samples
+        texts += [part for s in samples for m in s.messages for part in m.content if isinstance(part, str)]
+        texts += [example.target for example in labelled(list(samples), form)] * 2
+    return tiny(texts, seed=seed, config=MODEL)
+
+
+def train_form(out: Path, qa: Path, seed: int, form: str, size: Settings) -> None:
+    """A run folder of its own for the three models of one form; what is finished is not done again."""
+    folder = out / form / f"seed_{seed}"
+    run = Run.open(folder) if folder.exists() else Run.create(folder, "measure_audio_qa", [], size)
+    data = Data.load(qa, form, size.samples)
+    sets = {} if form == "blind" else {TEXT: views_of(data.held_out, TEXT)}
+    evaluation = Evaluation(answer_reward(form == "think"), data.held_out, MOST_TOKENS[form], sets)
+    policy = new_model(qa, seed)
+    supervised = partial(supervise, run=run, form=form, seed=seed)
+    timed(run, "start", lambda: supervised(policy, data.start, phase="start", steps=size.start_steps, lr=1e-3))
+    measure(run, form, policy, evaluation)
+    start = str(run.checkpoint("start"))
+
+    policy = load_policy(start, MODEL)
+    timed(run, "grpo", lambda: reinforce(policy, data.more, run, form, seed, size))
+    measure(run, f"{form}_grpo", policy, evaluation)
+
+    policy = load_policy(start, MODEL)
+    timed(run, "sft", lambda: supervised(policy, data.more, phase="sft", steps=size.sft_steps, lr=3e-4))
+    measure(run, f"{form}_sft", policy, evaluation)
+
+
+def supervise(
+    policy: AudioPolicy, samples: list[Sample], *, run: Run, form: str, seed: int, phase: str, steps: int, lr: float
+) -> None:
+    config = SFTConfig(steps=steps, batch_size=24, micro_batch_tokens=3000, save_every=50)
+    optim = OptimConfig(lr=lr, warmup_steps=20, schedule="cosine")
+    sft(policy, labelled(samples, form), run, config=config, optim=optim, seed=seed, phase=phase)
+
+
+def reinforce(policy: AudioPolicy, samples: list[Sample], run: Run, form: str, seed: int, size: Settings) -> None:
+    train_rl(
+        policy,
+        samples,
+        answer_reward(form == "think"),
+        run,
+        config=RLConfig(
+            steps=size.grpo_steps, group_size=8, prompts_per_step=12, micro_batch_tokens=3000, save_every=20
+        ),
+        optim=OptimConfig(lr=size.grpo_lr, warmup_steps=5),
+        sampling=SamplingConfig(max_new_tokens=MOST_TOKENS[form]),
+        seed=seed,
+        phase="grpo",
+    )
+
+
+def measure(run: Run, name: str, policy: AudioPolicy, evaluation: Evaluation) -> None:
+    """The evaluation `name`, its twin without audio, and `listening_NAME` on every fourth question."""
+    evaluation.measure(run, name, policy)
+    if evaluation.sets:
+        check_listening(run, name, policy, labelled(list(evaluation.held_out[::4]), "answers"))
+
+
+# -- the tables --------------------------------------------------------------------------------------------------------
+
+
+def accuracy_table(out: Path) -> str:
+    header = ("", "CPU s", "accuracy %", "each seed", "change", "speech", "sound", "music", "without audio")
+    rows = []
+    for form in FORMS:
+        for name in (form + suffix for suffix in TRAINED):
+            if not (folders := seeds_with(out / form, name)):
+                continue
+            right, start = hits(folders, name), hits(folders, form)
+            tasks = tasks_of(folders[0] / "eval" / f"{name}.jsonl")
+            phase = name.removeprefix(form).strip("_") or "start"
+            cells = [name, f"{fmean(cpu_seconds(folder)[phase] for folder in folders):.0f}", percent(right)]
+            cells += [", ".join(f"{100 * hits([folder], name).mean():.1f}" for folder in folders)]
+            cells += ["" if name == form else percent(right - start, "+")]
+            cells += [f"{100 * right[tasks[task]].mean():.1f}" for task in ("speech", "sound", "music")]
+            cells += [percent(hits(folders, f"{TEXT}_{name}")) if form != "blind" else ""]
+            rows.append(cells)
+    return f"## Held-out questions\n\n{markdown(header, rows)}"
+
+
+def tasks_of(path: Path) -> dict[str, list[int]]:
+    """Which rows belong to speech, sound and music: the ids of the benchmark begin with it."""
+    places: dict[str, list[int]] = defaultdict(list)
+    for place, row in enumerate(read_rows(path)):
+        places[row["id"].split("-")[0]].append(place)
+    return places
+
+
+def against_table(out: Path) -> str:
+    """Differences between forms over the same questions and the seeds that both have."""
+    rows = []
+    for first, second in [("answers_grpo", "answers_sft"), ("think_grpo", "think_sft"), ("think_grpo", "answers_grpo")]:
+        folders = [seeds_with(out / name.split("_")[0], name) for name in (first, second)]
+        seeds = {f.name for f in folders[0]} & {f.name for f in folders[1]}
+        if seeds:
+            right = [
+                hits([f for f in each if f.name in seeds], name)
+                for each, name in zip(folders, (first, second), strict=True)
+            ]
+            rows.append((f"{first} - {second}", str(len(seeds)), percent(right[0] - right[1], "+")))
+    return f"## Differences\n\n{markdown(('', 'seeds', 'points'), rows)}"
+
+
+def thought_table(out: Path) -> str:
+    """Whether thoughts name the answer that follows, and whether they name the right one."""
+    rows = []
+    for name in ("think" + suffix for suffix in TRAINED):
+        if folders := seeds_with(out / "think", name):
+            answers = [row for folder in folders for row in read_rows(folder / "eval" / f"{name}.jsonl")]
+            named = [thought_names(row["text"], extract_answer(row["text"]) or "") for row in answers]
+            right = [thought_names(row["text"], row["references"][0]) for row in answers]
+            rows.append((name, f"{100 * np.mean(named):.1f}", f"{100 * np.mean(right):.1f}"))
+    return f"## Thoughts\n\n{markdown(('', 'name the answer given %', 'name the right one %'), rows)}"
+
+
+def thought_names(text: str, answer: str) -> bool:
+    return bool(answer) and (extract_think(text) or "").strip().endswith(answer.strip())
+
+
+def listening(out: Path) -> str:
+    names = [(form, form + suffix) for form in ("answers", "think") for suffix in TRAINED]
+    return listening_table({name: seeds_with(out / form, name) for form, name in names})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--qa", type=Path, required=True, help="folder that `audiorl data build-qa` wrote")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs, FORM/seed_N, and of table.md")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of the model and of training")
+    parser.add_argument("--only", nargs="+", choices=FORMS, default=FORMS, help="forms to train")
+    parser.add_argument("--quick", action="store_true", help="a few questions and steps: does the command work?")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    try:
+        for seed in args.seeds[:1] if args.quick else args.seeds:
+            for form in args.only:
+                train_form(args.out, args.qa, seed, form, QUICK if args.quick else Settings())
+    except Interrupted:
+        sys.exit("stopped; the same command continues")
+    tables = "\n".join(table(args.out) for table in (accuracy_table, against_table, thought_table, listening))
+    (args.out / "table.md").write_text(tables)
+    print(tables)
+
+
+if __name__ == "__main__":
+    main()
