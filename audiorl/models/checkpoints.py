@@ -8,14 +8,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from audiorl.config import LoraConfig, ModelConfig
 from audiorl.models.lora import adapter_config, is_adapter, read_adapter
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.saving import BASE_KEY, Source
 from audiorl.models.speech import CONFIG_KEY, FrameLayout
-from audiorl.models.vision import read_copied
 from tokenizers_audio.protocol import AudioTokenizer
 
 _log = logging.getLogger(__name__)
@@ -105,10 +102,7 @@ def load_weights(folder: str | Path, policy: AudioPolicy) -> None:
         )
     if saved.speech != policy.speech:
         raise ValueError(f"{folder}: holds a model that speaks as {saved.speech}, this run trains {policy.speech}")
-    weights: dict[str, Tensor] = dict(saved.parameters_by_name())
-    if any(name.startswith("visual.") for name in policy.parameters_by_name()):  # a model that was made, not loaded
-        weights |= read_copied(saved.source.copied)
-    policy.load_weights(weights, str(folder))
+    policy.load_weights(dict(saved.parameters_by_name()), str(folder))
 
 
 def _layout(path: str | Path, saved: Any) -> FrameLayout:

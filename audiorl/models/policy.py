@@ -39,6 +39,7 @@ from audiorl.models.prompts import Prompt, encode_chunk, encode_prompt
 from audiorl.models.reference import Reference
 from audiorl.models.saving import Source, save_policy
 from audiorl.models.speech import CODEC_KEY, FrameLayout
+from audiorl.models.vision import remove_vision
 from audiorl.models.weights import Weights, copy_weights
 from audiorl.types import PackedBatch, PolicyOutput, Sample
 from tokenizers_audio.protocol import AudioTokenizer
@@ -72,7 +73,7 @@ class AudioPolicy(nn.Module):
         self.audio = AudioEncoder(model, extractor, backbone, self.config)
         set_attention(backbone.decoder(model), self.config.attention)
         self.clip_codes: ClipCodes | None = None
-        self.source = Source()
+        self.source = Source(copied=remove_vision(model))
         self._set_trainable()
 
     # -- what is trained -------------------------------------------------------------------------------------------

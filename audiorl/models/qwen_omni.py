@@ -179,7 +179,8 @@ class Qwen3Omni(QwenOmni):
 def load(path: str | Path, config: ModelConfig, kind: str, speech: FrameLayout | None = None) -> AudioPolicy:
     """A thinker from a checkpoint of the whole model or of the thinker alone, local or by hub id.
 
-    Its vision tower is not loaded, unless the weights are not in safetensors files; see `models.vision`.
+    Its vision tower is not loaded, unless the weights are not in safetensors files, and then kept apart from the model;
+    see `models.vision`.
     """
     model_class: type[PreTrainedModel] = (
         Qwen3OmniMoeThinkerForConditionalGeneration if kind == "qwen3" else Qwen2_5OmniThinkerForConditionalGeneration
@@ -191,9 +192,10 @@ def load(path: str | Path, config: ModelConfig, kind: str, speech: FrameLayout |
     def build(model: Any) -> None:
         if add_speech is not None:
             add_speech(model)
-        if copied or config.device == "meta":
-            numel, saved = remove_vision(model), sum(tensor.numel for tensor in copied.values())
-            if copied and numel != saved:
+        if copied:
+            numel = sum(tensor.numel for tensor in remove_vision(model).values())
+            saved = sum(tensor.numel for tensor in copied.values())
+            if numel != saved:
                 raise ValueError(
                     f"{path}: the vision tower of the checkpoint has {saved:,} numbers, that of config.json {numel:,}; "
                     "do config.json and the weights belong together?"
@@ -203,7 +205,8 @@ def load(path: str | Path, config: ModelConfig, kind: str, speech: FrameLayout |
         model = load_model(model_class, path, config, build, ignored=IN_CHECKPOINT if copied else None)
         tokenizer, extractor = load_frontend(path)
     policy = AudioPolicy(model, tokenizer, extractor, backbone, config, speech)
-    policy.source = Source(copied=copied)
+    if copied:
+        policy.source = Source(copied=copied)
     return policy
 
 

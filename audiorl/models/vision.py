@@ -1,5 +1,5 @@
-"""Vision towers of Omni models. No policy runs one, so none is loaded: saving copies its tensors from the files that
-the policy was loaded from."""
+"""Vision towers of Omni models. No policy runs one, so none is part of a policy's model or loaded from files: saving
+copies its tensors from the files that the policy was loaded from, or from memory where the model was made."""
 
 from __future__ import annotations
 
@@ -24,12 +24,19 @@ IN_CHECKPOINT = re.compile(r"^(?:thinker\.)?(?:model\.)?(visual\..*)")
 
 @dataclass(frozen=True)
 class CopiedTensor:
-    """A tensor of a model folder that the policy does not hold. `bytes`: its size; `numel`: its numbers."""
+    """A tensor that checkpoints hold and the policy's model lacks: `key` of `file`, or `values` where it has no file.
 
-    file: Path
+    `bytes`: its size; `numel`: its numbers.
+    """
+
+    file: Path | None
     key: str
     numel: int
     bytes: int
+    values: Tensor | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopiedTensor:
+        return self  # copies of a policy share it: nothing writes to it
 
 
 def vision_tensors(path: str | Path) -> dict[str, CopiedTensor]:
@@ -78,12 +85,17 @@ def _cached(path: str | Path, name: str) -> Path | None:
     return None if file is None else Path(file)
 
 
-def remove_vision(model: Any) -> int:
-    """Take the vision tower out of a thinker. Returns how many numbers its weights have."""
-    owner = model if hasattr(model, "visual") else model.model
-    numel = 0 if owner.visual is None else sum(p.numel() for p in owner.visual.parameters())
+def remove_vision(model: Any) -> dict[str, CopiedTensor]:
+    """Take the vision tower out of a thinker. Returns its tensors by name; empty for a model without one."""
+    owner: Any = model if hasattr(model, "visual") else getattr(model, "model", None)
+    tower = getattr(owner, "visual", None)
+    if tower is None:
+        return {}
     owner.visual = None
-    return numel
+    return {
+        f"visual.{name}": CopiedTensor(None, "", tensor.numel(), tensor.nbytes, tensor)
+        for name, tensor in tower.state_dict().items()
+    }
 
 
 def read_copied(copied: Mapping[str, CopiedTensor]) -> dict[str, Tensor]:
@@ -91,8 +103,8 @@ def read_copied(copied: Mapping[str, CopiedTensor]) -> dict[str, Tensor]:
 
     Raises OSError when a file is gone since the policy was loaded.
     """
-    tensors: dict[str, Tensor] = {}
-    for file in sorted({tensor.file for tensor in copied.values()}):
+    tensors = {name: t.values for name, t in copied.items() if t.values is not None}
+    for file in sorted({t.file for t in copied.values() if t.file is not None}):
         if not file.is_file():
             raise OSError(
                 f"{file}: gone since the policy was loaded from it; checkpoints take the vision tower from there, so "
@@ -105,4 +117,4 @@ def read_copied(copied: Mapping[str, CopiedTensor]) -> dict[str, Tensor]:
 
 def planned_copy(numel: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, CopiedTensor]:
     """Stands for the tensors of a vision tower in a plan; released models have them in bfloat16."""
-    return {"visual": CopiedTensor(Path(), "", numel, numel * dtype.itemsize)} if numel else {}
+    return {"visual": CopiedTensor(None, "", numel, numel * dtype.itemsize)} if numel else {}

@@ -154,7 +154,7 @@ def skeleton(
         raise ValueError(f"{where}/config.json: {config_class.__name__} does not take it: {error}") from error
     with torch.device("meta"):
         model, backbone, speech = _build(size, model_class, backbone_class, raw_config, codebooks, codebook_size)
-        vision = remove_vision(model) if isinstance(backbone, QwenOmni) else 0
+        vision = sum(tensor.numel for tensor in remove_vision(model).values())
         tokenizer = backbone.tokenizer if hasattr(backbone, "tokenizer") else _stand_in()
         policy = AudioPolicy(model, tokenizer, None, backbone, config, speech)
     policy.source = Source(copied=planned_copy(vision))
