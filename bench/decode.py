@@ -1,7 +1,7 @@
 """Decoding and the update of this checkout against another one, and how many decoder calls a batch of rollouts takes.
 
     git worktree add /tmp/before COMMIT
-    python bench/decode.py --against /tmp/before
+    python bench/decode.py --against /tmp/before     # without it: this checkout alone, once
 
 Each side is a process of its own; they take turns, one measurement each, and the table gives medians of CPU seconds
 (user + system) and of the ratios of neighbours. Both must sample the same tokens.
@@ -188,9 +188,12 @@ def main() -> None:
     if options.compile:
         compiled(options.rounds)
         return
-    if options.against is None:
-        parser.error("give --against FOLDER, a checkout of the commit to compare with")
     here = Path(__file__).resolve().parents[1]
+    if options.against is None:
+        for name, number in measure(here).items():
+            if name != "ids":
+                print(f"{name}: {number:.5g}")
+        return
     pairs = [(measure(options.against.resolve()), measure(here)) for _ in range(options.rounds)]
     before, now = pairs[0]
     assert before["ids"] == now["ids"], "the two checkouts sample different tokens"

@@ -1,8 +1,8 @@
 """How good the rows of `audiorl annotate` are, on recordings with known labels.
 
-    python bench/annotation.py build CORPUS RECORDINGS                  # from the corpus of `audiorl data build`
+    python tools/measure_annotation.py build CORPUS RECORDINGS                  # from the corpus of `audiorl data build`
     audiorl annotate RECORDINGS --out ANNOTATED --asr … --speaker …
-    python bench/annotation.py score RECORDINGS ANNOTATED
+    python tools/measure_annotation.py score RECORDINGS ANNOTATED
 
 `build` joins clips of two speakers of each of five languages, in random order, with pauses of 0.4 to 1.5 s and noise at
 -55 dB, into one FLAC file a language, and writes labels.json. `score` prints: word error rates by language of each
