@@ -1,6 +1,6 @@
 """How good the rows of `audiorl annotate` are, on recordings with known labels.
 
-    python tools/measure_annotation.py build CORPUS RECORDINGS                  # from the corpus of `audiorl data build`
+    python tools/measure_annotation.py build CORPUS RECORDINGS        # from the corpus of `audiorl data build`
     audiorl annotate RECORDINGS --out ANNOTATED --asr … --speaker …
     python tools/measure_annotation.py score RECORDINGS ANNOTATED
 
