@@ -30,6 +30,7 @@ __all__ = ["codec"]
 SAMPLING = SamplingConfig(max_new_tokens=4, max_frames=30)
 STEP = 1 / 2**15
 """The step of 16 bits: random codes are louder than speech, so float32 rounds more than in the codecs' own tests."""
+STREAMED = ("higgs", "mimi", "dac-16k", "unified-spectra", "unified-peaks")
 NAMES = ("Good morning.", "Who speaks?", "why")
 
 
@@ -45,7 +46,7 @@ def whole(policy: Any, sample: Sample, seed: int = 0) -> np.ndarray:
     return np.zeros(0, np.float32) if wav is None else wav
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f.name in ("higgs", "mimi", "dac-16k", "unified-spectra")])
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.name in STREAMED], ids=lambda family: family.name)
 @pytest.mark.parametrize("block_frames", [1, 4])
 def test_the_blocks_are_the_whole(family: Any, block_frames: int, tmp_path: Path) -> None:
     family.save(tmp_path)
@@ -56,7 +57,8 @@ def test_the_blocks_are_the_whole(family: Any, block_frames: int, tmp_path: Path
         expected = whole(policy, sample, seed)
         blocks = list(speech_blocks(policy, sample, SAMPLING, seed=seed, block_frames=block_frames))
         assert all(b.dtype == np.float32 and len(b) for b in blocks)
-        np.testing.assert_allclose(np.concatenate([*blocks, expected[:0]]), expected, rtol=0, atol=STEP)
+        tolerance = max(STEP, family.rounding)  # 1e-3 where phases add up from frame to frame
+        np.testing.assert_allclose(np.concatenate([*blocks, expected[:0]]), expected, rtol=0, atol=tolerance)
         spoken += bool(blocks)
     assert spoken >= 3
 
