@@ -160,8 +160,8 @@ def check(options: Options) -> None:
         raise ValueError("--asr: name a recogniser, or with --model something to generate")
 
 
-def generate(options: Options) -> Options:
-    """Let the model say what is missing; the options with the folder of its recordings."""
+def generate(options: Options) -> tuple[Options, Row]:
+    """Let the model say what is missing; the options with the folder of its recordings, and scores of the joints."""
     assert options.model is not None
     folder = options.audio or options.out / "audio"
     scripts = [] if options.turns is None else read_conversations(options.turns, script=True)[: options.limit]
@@ -187,17 +187,29 @@ def generate(options: Options) -> Options:
         print(
             f"{len(scripts)} conversations said in {folder}: {said.pieces} pieces, {said.seconds:.1f} s, {said.cut} "
             f"cut off, {said.silent} silent; first audio after {said.first_audio:.2f} s, real-time factor "
-            f"{said.real_time_factor:.2f} (medians, {options.generation_batch_size} at once); level steps of "
-            f"{said.level_step:.1f} dB at joints, {said.usual_step:.1f} dB elsewhere"
+            f"{said.real_time_factor:.2f} (medians, {options.generation_batch_size} at once)"
         )
-        return replace(options, turns=folder / SAID)
+        for label, text in joint_rows(said.steps):
+            print(f"{label}: {text}")
+        return replace(options, turns=folder / SAID), said.steps
     engine, voice = HFEngine(policy, options.sampling), CodecSpeechDecoder.of(policy)
     rows = generate_speech(
         engine, voice, samples, folder, settings, batch_size=options.generation_batch_size, seed=options.seed
     )
     cut = sum(row["stop_reason"] == "length" for row in rows)
     print(f"{len(rows)} texts said in {folder}, {sum(row['seconds'] for row in rows):.1f} s, {cut} cut off")
-    return replace(options, audio=folder)
+    return replace(options, audio=folder), {}
+
+
+def joint_rows(scores: Row) -> list[tuple[str, str]]:
+    """(label, text) of the steps at joints between pieces, with those in the middle of pieces, which is usual."""
+    rows = []
+    for name, unit in (("level", "dB"), ("pitch", "semitones")):
+        if f"{name}_step" in scores:
+            usual = scores.get(f"usual_{name}_step")
+            elsewhere = "" if usual is None else f" ({usual:.1f} in the middle of pieces)"
+            rows.append((f"{name} step at joints, {unit}", f"{scores[f'{name}_step']:.1f}{elsewhere}"))
+    return rows
 
 
 def listed(options: Options) -> str:
@@ -388,6 +400,8 @@ def table(scores: Row, title: str) -> Table:
     ):
         if key in scores:
             percent(label, scores[key])
+    for label, text in joint_rows(scores):
+        out.add_row(label, text)
     for key in ("utterances", "recordings", "missing", "unreadable"):
         out.add_row(key, str(scores[key]))
     return out
@@ -417,6 +431,7 @@ def page(judged: Sequence[Judged], scores: Row, options: Options) -> str:
         similarity = scores["similarity"]
         mean = similarity["mean"] if isinstance(similarity, dict) else similarity
         rows.append(["SIM × 100", f"{100 * mean:.2f}"])
+    rows += [[label, text] for label, text in joint_rows(scores)]
     rows += [[key, str(scores[key])] for key in ("utterances", "recordings", "missing", "unreadable")]
     lead = f"{listed(options)}, transcribed by {options.asr}. The worst {len(cards)} first."
     return listening_page("Text to speech", lead, ["", ""], rows, cards, options.out)
@@ -437,8 +452,9 @@ def _playable(clip: AudioClip | None, out: Path) -> str | None:
 def run(options: Options) -> Row:
     """Do what the options say and return the scores; empty without a recogniser."""
     check(options)
+    joints: Row = {}
     if options.model is not None:
-        options = generate(options)
+        options, joints = generate(options)
     if options.asr is None:
         return {}
     items = items_of(options)
@@ -449,7 +465,7 @@ def run(options: Options) -> Row:
     check_settings(options.out / "settings.json", {**settings, "language": options.language})
     rows = judge_items(options, items, options.judges(options.language))
     judged = scored(items, rows, options.language)
-    scores = scores_of(judged, options)
+    scores = scores_of(judged, options) | joints
     for item, row, _ in judged:
         if "problem" in row:
             print(f"counted as wrong: {item.id}: {row['problem']}", file=sys.stderr)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from audiorl.audio import AudioClip, load_clip, write_wav
 from audiorl.data.rows import write_json_lines
 from audiorl.data.seedtts import Conversation
 from audiorl.evaluation.speech_generation import generate_speech
-from audiorl.metrics.joints import level_steps
+from audiorl.metrics.joints import level_steps, pitch_steps
 from audiorl.metrics.speech import real_time_factor
 from audiorl.rollout.speech_stream import StreamingEngine
 from audiorl.tts.dialogue import Piece, check_voices, piece_sample, pieces_of
@@ -62,8 +63,35 @@ class Generated:
     """Median over pieces of the seconds of computing per second of speech, in a batch with others; NaN without any."""
     level_step: float
     """Median difference of the level, in dB, from one side of a joint within a turn to the other; NaN without any."""
-    usual_step: float
+    usual_level_step: float
     """The same in the middle of pieces, where nothing was joined."""
+    pitch_step: float
+    """As `level_step`, of the median F0 in semitones; NaN without librosa, too."""
+    usual_pitch_step: float
+    """The same in the middle of pieces."""
+
+    @property
+    def steps(self) -> dict[str, float]:
+        """The four differences by name, without those that are NaN."""
+        names = ("level_step", "usual_level_step", "pitch_step", "usual_pitch_step")
+        return {name: value for name in names if not np.isnan(value := getattr(self, name))}
+
+
+Measure = Callable[[NDArray[Any], NDArray[Any], int], list[float]]
+
+
+@dataclass
+class _Steps:
+    """Differences between the sides of joints within a turn, and between the halves of pieces."""
+
+    at_joints: list[float] = field(default_factory=list)
+    elsewhere: list[float] = field(default_factory=list)
+
+    def add(self, measure: Measure, parts: Sequence[NDArray[Any]], rate: int) -> None:
+        """Those of one turn: `parts` are its pieces, each [T]."""
+        halves = [(part[: len(part) // 2], part[len(part) // 2 :]) for part in parts]
+        self.at_joints += [step for before, after in pairwise(parts) for step in measure(before, after, rate)]
+        self.elsewhere += [step for before, after in halves for step in measure(before, after, rate)]
 
 
 def generate_conversations(
@@ -80,7 +108,8 @@ def generate_conversations(
 
     FOLDER/conversations.jsonl has the turns with their places in these recordings. Conversations are generated side by
     side, each piece after the ones before it. A later call goes on as that of `generate_speech` does. Raises
-    ValueError for a voice that cannot be read or is too short, and as `generate_speech` does.
+    ValueError for a voice that cannot be read or is too short, and as `generate_speech` does. The pitch needs librosa
+    (the extra `speech`) and about a quarter of a second for every joint and piece.
     """
     folder = Path(folder)
     for conversation in conversations:
@@ -103,10 +132,10 @@ def generate_conversations(
             engine, engine, samples, folder, settings, batch_size=batch_size, seed=seed, describe=timing
         )
         rows |= {row["id"]: row for row in said}
-    joined = [_join(c, pieces[c.id], folder, config.pause, engine.sample_rate) for c in conversations]
-    write_json_lines(folder / SAID, [row for row, _, _ in joined])
-    at_joints = [step for _, steps, _ in joined for step in steps]
-    elsewhere = [step for _, _, steps in joined for step in steps]
+    levels, pitches = _Steps(), _Steps()
+    steps: dict[Measure, _Steps] = {level_steps: levels} | ({pitch_steps: pitches} if find_spec("librosa") else {})
+    joined = [_join(c, pieces[c.id], folder, config.pause, engine.sample_rate, steps) for c in conversations]
+    write_json_lines(folder / SAID, joined)
     return Generated(
         len(rows),
         sum(row["seconds"] for row in rows.values()),
@@ -114,8 +143,10 @@ def generate_conversations(
         sum(not row["seconds"] for row in rows.values()),
         _median([row["first_audio"] for p in pieces.values() if "first_audio" in (row := rows[p[0].id])]),
         _median([real_time_factor(r["compute_seconds"], r["seconds"]) for r in rows.values() if "first_audio" in r]),
-        _median(at_joints),
-        _median(elsewhere),
+        _median(levels.at_joints),
+        _median(levels.elsewhere),
+        _median(pitches.at_joints),
+        _median(pitches.elsewhere),
     )
 
 
@@ -132,9 +163,14 @@ def _next_sample(
 
 
 def _join(
-    conversation: Conversation, pieces: Sequence[Piece], folder: Path, pause: float, rate: int
-) -> tuple[dict[str, Any], list[float], list[float]]:
-    """Write FOLDER/ID.wav. Returns its row, and the steps of level at joints in turns and in the middle of pieces."""
+    conversation: Conversation,
+    pieces: Sequence[Piece],
+    folder: Path,
+    pause: float,
+    rate: int,
+    steps: Mapping[Measure, _Steps],
+) -> dict[str, Any]:
+    """Write FOLDER/ID.wav and return its row; add the differences of its turns to those of each measure."""
     by_turn: dict[int, list[NDArray[np.float32]]] = defaultdict(list)
     for piece in pieces:
         path = folder / f"{piece.id}.wav"
@@ -142,8 +178,6 @@ def _join(
             by_turn[piece.turn].append(_faded(load_clip(AudioClip(path=str(path)), rate), rate))
     waves: list[NDArray[np.float32]] = []
     turns: list[dict[str, Any]] = []
-    at_joints: list[float] = []
-    elsewhere: list[float] = []
     silence = np.zeros(round(pause * rate), np.float32)
     for number, turn in enumerate(conversation.turns):
         row: dict[str, Any] = {"speaker": turn.speaker, "text": turn.text}
@@ -154,8 +188,8 @@ def _join(
         parts = by_turn[number]
         waves += [*parts, silence]
         turns.append(row | {"start": start, "duration": sum(map(len, parts)) / rate})
-        at_joints += [step for before, after in pairwise(parts) for step in level_steps(before, after, rate)]
-        elsewhere += [step for p in parts for step in level_steps(p[: len(p) // 2], p[len(p) // 2 :], rate)]
+        for measure, differences in steps.items():
+            differences.add(measure, parts, rate)
     name = f"{conversation.id}.wav"
     write_wav(folder / name, np.concatenate(waves) if waves else silence, rate)
     voices = {
@@ -163,7 +197,7 @@ def _join(
         | ({"start": clip.start, "duration": clip.duration} if clip.duration is not None else {})
         for speaker, (text, clip) in conversation.voices.items()
     }
-    return {"id": conversation.id, "audio": name, "voices": voices, "turns": turns}, at_joints, elsewhere
+    return {"id": conversation.id, "audio": name, "voices": voices, "turns": turns}
 
 
 def _faded(wav: NDArray[np.float32], rate: int) -> NDArray[np.float32]:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -350,6 +351,37 @@ def test_a_checkpoint_says_a_script(tts: ModuleType, checkpoint: Path, tmp_path:
     assert scores["voice_similarity"]["n"] == 4
     with pytest.raises(ValueError, match="pieces"):
         tts.run(options(pieces=PieceConfig(characters=20)))
+
+
+def test_steps_at_joints_of_known_pieces(tts: ModuleType, checkpoint: Path, tmp_path: Path, capsys) -> None:
+    """6 dB and 4 semitones at the joint, nothing in the middle of pieces; said by an earlier call."""
+    file, out = tmp_path / "scripts.jsonl", tmp_path / "s"
+    row = {"id": "one", "turns": [{"speaker": "A", "text": "Hello. Hello."}]}
+    file.write_text(json.dumps(row))
+    options = tts.Options(
+        model=str(checkpoint), turns=file, out=out, sampling=SAY, pieces=PieceConfig(characters=6), asr="asr"
+    )
+    tts.use(ByLength({n: "hello" for n in range(100)}))
+    tts.run(options)
+    for part, hertz, level in ((0, 120.0, 0.06), (1, 120 * 2 ** (4 / 12), 0.03)):
+        time = np.arange(round(1.2 * RATE)) / RATE
+        buzz = sum(np.sin(2 * np.pi * k * hertz * time) / k for k in range(1, 11))
+        soundfile.write(out / "audio" / "one" / f"000-{part:02d}.wav", level * buzz, RATE)
+    capsys.readouterr()
+    tts.run(options)
+    scores = json.loads((out / "scores.json").read_text())
+    shown = (capsys.readouterr().out, (out / "page.html").read_text())
+    assert scores["level_step"] == pytest.approx(6.02, abs=0.3)
+    assert scores["usual_level_step"] == pytest.approx(0, abs=0.3)
+    assert "level step at joints, dB: 6.0 (0.0 in the middle of pieces)" in shown[0]
+    assert "level step at joints, dB" in shown[1]
+    if find_spec("librosa"):
+        assert scores["pitch_step"] == pytest.approx(4, abs=0.3)
+        assert scores["usual_pitch_step"] == pytest.approx(0, abs=0.3)
+        assert "pitch step at joints, semitones: 4.0 (0.0 in the middle of pieces)" in shown[0]
+        assert "pitch step at joints, semitones" in shown[1]
+    else:
+        assert "pitch_step" not in scores
 
 
 def test_texts_of_a_plain_file(tts: ModuleType, checkpoint: Path, tmp_path: Path) -> None:
