@@ -8,6 +8,7 @@ import torch
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from audiorl.models import AudioPolicy
+from audiorl.models.vision import read_copied
 
 
 def save_released(policy: AudioPolicy, folder: Path) -> Qwen2_5OmniForConditionalGeneration:
@@ -27,7 +28,7 @@ def save_released(policy: AudioPolicy, folder: Path) -> Qwen2_5OmniForConditiona
             ),
         )
     )  # fmt: skip
-    whole.thinker.load_state_dict(policy.model.state_dict())
+    whole.thinker.load_state_dict({**policy.model.state_dict(), **read_copied(policy.source.copied)})
     whole.save_pretrained(folder)
     assert policy.extractor is not None
     policy.tokenizer.save_pretrained(folder)
