@@ -8,6 +8,8 @@
     python -m eval.tts --turns talks.jsonl --asr judges/whisper-base --speaker judges/speaker --out results/talks
     python -m eval.tts --turns scripts.jsonl --model MODEL --asr judges/whisper-base --speaker judges/speaker \
         --out results/dialogue
+    python -m eval.tts --cases emergent_tts_eval_data.jsonl --audio mine/ --against baseline_audios/ \
+        --judge.model Qwen/Qwen3-Omni-30B-A3B-Instruct --judge.url http://127.0.0.1:8000/v1 --out results/win_rate
 
 --meta: a line name|prompt text|prompt wav|text an utterance; NAME.wav (or .flac, .ogg, .opus, .mp3) in --audio is what
 was generated. With --model a checkpoint generates it, in the voice of the prompt, into --audio or OUT/audio. The word
@@ -16,10 +18,13 @@ error rate is the mean of the utterances' rates, the similarity the mean cosine 
 sqrt(intra · (1 - inter)) of the mean cosines between turns of one speaker and of two. With --model they are scripts,
 each turn's speaker in the voice of the script; long turns are said in pieces. Where the voices are known, the scores
 have the share of turns that are nearest to their own speaker's voice, and how that similarity changes per minute.
+--cases with --against: EmergentTTS-Eval's win rate of the recordings in --audio (or of --model) over those of another
+system in --against: a chat model that listens compares each pair, in an order drawn by --seed.
 
-A recording that is missing, or cannot be read, counts as nothing said: all of its words are wrong and its voice is
-nobody's. Writes to --out: results.jsonl (one line an utterance or turn), scores.json and page.html (plays the worst);
-without --asr nothing but what --model generates. A second call goes on where the first stopped.
+Where a recogniser counts errors, a recording that is missing, or cannot be read, counts as nothing said: all of its
+words are wrong and its voice is nobody's. Writes to --out: results.jsonl (one line an utterance or turn), scores.json
+and page.html (plays the worst); comparisons.jsonl and comparisons.html with --against; without both nothing but what
+--model generates. A second call goes on where the first stopped.
 """
 
 from __future__ import annotations
@@ -40,13 +45,16 @@ from rich.table import Table
 
 from audiorl.audio import AudioClip, AudioError
 from audiorl.config import SamplingConfig, to_json
+from audiorl.data.emergent import Case, read_cases
 from audiorl.data.seedtts import Utterance, read_conversations, read_meta
 from audiorl.evaluation.conversation_generation import SAID, PieceConfig, generate_conversations
 from audiorl.evaluation.generate import check_settings, complete_rows
 from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.options import JudgeOptions, run_script, write_scores
-from audiorl.evaluation.speech_generation import generate_speech, load_speaking
+from audiorl.evaluation.speech_generation import SUFFIXES, generate_speech, load_speaking
 from audiorl.evaluation.summaries import summarize
+from audiorl.evaluation.win_rate import ListeningJudge, compare, pairs_of, win_rates
+from audiorl.evaluation.win_rate_page import WIN_RATE_HEAD, comparison_page, win_rate_table
 from audiorl.metrics.joints import slope_per_minute
 from audiorl.metrics.seedtts import Language, compared, utterance_errors
 from audiorl.metrics.speaker import cosine, voice_cosines
@@ -60,7 +68,6 @@ from audiorl.tts.texts import read_utterances
 
 Row = dict[str, Any]
 RATE = 16_000
-SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +78,14 @@ class Options(JudgeOptions):
     """Seed-TTS-eval's meta.lst."""
     texts: Path | None = None
     """Texts in another file, in place of --meta: one a line in a .txt, or a manifest (see audiorl.tts.texts)."""
+    cases: Path | None = None
+    """EmergentTTS-Eval's texts with their categories, in place of --meta: see audiorl.data.emergent."""
     audio: Path | None = None
     """The folder of what was generated for them."""
+    against: Path | None = None
+    """With --cases: the folder of another system's recordings of the same texts, to compare by --judge.model."""
+    judge: ListeningJudge = ListeningJudge()
+    """The chat model that listens to both recordings of a text and says whose is better."""
     turns: Path | None = None
     """Conversations, in place of texts and --audio; with --model scripts of them."""
     model: str | None = None
@@ -82,7 +95,7 @@ class Options(JudgeOptions):
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=750)
     """How it speaks: temperature, top-p, top-k, repetition-aware sampling, most frames."""
     seed: int = 0
-    """Of sampling; equal seeds give equal recordings."""
+    """Of sampling; equal seeds give equal recordings. Also of the order in which two recordings are compared."""
     generation_batch_size: int = 8
     """Texts, or conversations, that are said at once."""
     pieces: PieceConfig = PieceConfig()
@@ -140,23 +153,39 @@ def items_of(options: Options) -> list[Item]:
 
 
 def utterances_of(options: Options) -> list[Utterance]:
-    """The texts of --meta or --texts."""
+    """The texts of --meta, --texts or --cases."""
     if options.meta is not None:
         return read_meta(options.meta)[: options.limit]
+    if options.cases is not None:
+        return [Utterance(case.name, case.text) for case in cases_of(options)]
     assert options.texts is not None
     return list(read_utterances(options.texts, limit=options.limit).samples)
 
 
+def cases_of(options: Options) -> tuple[Case, ...]:
+    """The texts of --cases, of the categories that the judge's rubrics know."""
+    assert options.cases is not None
+    return read_cases(options.cases, options.judge.read_rubrics(), options.limit)
+
+
 def check(options: Options) -> None:
     """Raise ValueError for options that do not go together."""
-    given = [name for name in ("meta", "texts", "turns") if getattr(options, name) is not None]
+    given = [name for name in ("meta", "texts", "cases", "turns") if getattr(options, name) is not None]
     if len(given) != 1:
-        raise ValueError("give one of --meta and --texts, with --audio or --model, or --turns")
+        raise ValueError("give one of --meta, --texts and --cases, with --audio or --model, or --turns")
     if given == ["turns"] and options.audio:
-        raise ValueError("--audio: belongs to --meta or --texts; conversations name their recordings themselves")
+        raise ValueError("--audio: belongs to a list of texts; conversations name their recordings themselves")
+    if options.against is not None and given != ["cases"]:
+        raise ValueError("--against: belongs to --cases, texts with categories; see audiorl.data.emergent")
+    if options.against is not None and not options.judge.model:
+        raise ValueError("--judge.model: name the chat model that compares with --against")
+    if options.judge.model and options.against is None:
+        raise ValueError("--judge.model: compares two systems; name the other one's recordings with --against")
+    if options.against is not None and options.audio is None and options.model is None:
+        raise ValueError("--audio: name the folder of the recordings to compare with --against, or --model")
     if options.codec is not None and options.model is None:
         raise ValueError("--codec: belongs to --model, the checkpoint that writes its codes")
-    if options.asr is None and options.model is None:
+    if options.asr is None and options.model is None and options.against is None:
         raise ValueError("--asr: name a recogniser, or with --model something to generate")
 
 
@@ -214,7 +243,7 @@ def joint_rows(scores: Row) -> list[tuple[str, str]]:
 
 def listed(options: Options) -> str:
     """The file with the texts."""
-    return str(options.meta or options.texts or options.turns)
+    return str(options.meta or options.texts or options.cases or options.turns)
 
 
 def _generated(folder: Path, name: str) -> AudioClip | None:
@@ -449,14 +478,37 @@ def _playable(clip: AudioClip | None, out: Path) -> str | None:
     return name
 
 
+def win_rates_of(options: Options) -> Row:
+    """{"win_rates": …} of --audio over --against; writes comparisons.html."""
+    assert options.audio is not None and options.against is not None
+    pairs = pairs_of(cases_of(options), options.audio, options.against)
+    settings = {"list": listed(options), "audio": str(options.audio), "against": str(options.against)}
+    rows = compare(pairs, options.judge, options.out, settings, seed=options.seed)
+    for row in rows.values():
+        if "problem" in row:
+            print(f"not compared: {row['id']}: {row['problem']}", file=sys.stderr)
+    rates = {"judge": options.judge.model, **win_rates(rows.values())}
+    title = f"{options.audio} against {options.against}, by {options.judge.model}"
+    out = Table(*WIN_RATE_HEAD, title=title)
+    for line in win_rate_table(rates):
+        out.add_row(*line)
+    Console().print(out)
+    page = comparison_page(title, pairs, rows, rates, options.out, options.worst)
+    (options.out / "comparisons.html").write_text(page, encoding="utf-8")
+    return {"win_rates": rates}
+
+
 def run(options: Options) -> Row:
-    """Do what the options say and return the scores; empty without a recogniser."""
+    """Do what the options say and return the scores; empty without a recogniser and another system."""
     check(options)
     joints: Row = {}
     if options.model is not None:
         options, joints = generate(options)
+    compared_scores = win_rates_of(options) if options.against is not None else {}
     if options.asr is None:
-        return {}
+        if compared_scores:
+            write_scores(options.out, compared_scores)
+        return compared_scores
     items = items_of(options)
     for item in items:
         if options.speaker is not None and item.prompt is not None:
@@ -465,7 +517,7 @@ def run(options: Options) -> Row:
     check_settings(options.out / "settings.json", {**settings, "language": options.language})
     rows = judge_items(options, items, options.judges(options.language))
     judged = scored(items, rows, options.language)
-    scores = scores_of(judged, options) | joints
+    scores = scores_of(judged, options) | joints | compared_scores
     for item, row, _ in judged:
         if "problem" in row:
             print(f"counted as wrong: {item.id}: {row['problem']}", file=sys.stderr)

@@ -16,6 +16,8 @@ from tokenizers_audio import load as load_codec
 
 ROWS = "generated.jsonl"
 SETTINGS = "generation.json"
+SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
+"""Of recordings that a system generated, by preference."""
 
 
 def load_speaking(model: str | Path, codec: str | Path | None = None, device: str = "auto") -> AudioPolicy:

@@ -38,13 +38,20 @@ class _Rating(msgspec.Struct):
     reason: str = ""
 
 
-class _Choice(msgspec.Struct):
+class Choice(msgspec.Struct):
+    """The value of the answer to a `comparison`."""
+
     id: str
     winner: Literal["A", "B", "tie"]
     reason: str = ""
 
+    @property
+    def points(self) -> float:
+        """What A wins: 1, 0.5 or 0."""
+        return {"A": 1.0, "tie": 0.5, "B": 0.0}[self.winner]
 
-Verdict = TypeVar("Verdict", _Rating, _Choice)
+
+Verdict = TypeVar("Verdict", _Rating, Choice)
 
 
 @dataclass(frozen=True)
@@ -172,11 +179,11 @@ class PairwiseJudge:
                 orders[i] += [one, other]  # type: ignore[index]
             if isinstance(one, Failure) or isinstance(other, Failure):
                 continue
-            share = (one.value + 1 - other.value) / 2
+            share = (one.value.points + 1 - other.value.points) / 2
             for i, value in ((first, share), (second, 1 - share)):
                 if i is not None:
                     wins[i].append(value)
-                    agreed[i].append(float(one.value == 1 - other.value))
+                    agreed[i].append(float(one.value.points == 1 - other.value.points))
         scores = [
             Score(statistics.fmean(w), {"consistent": statistics.fmean(a)} | _costs(o)) if w else None
             for w, a, o in zip(wins, agreed, orders, strict=True)
@@ -205,7 +212,7 @@ class PairwiseJudge:
         return list(pairs)
 
     def _questions(self, rollouts: Sequence[Rollout], first: int, second: int | None) -> list[Question]:
-        """The comparison in both orders; the value is what the answer shown as A wins."""
+        """The comparison in both orders."""
         rollout = rollouts[first]
         sides: list[list[Content]] = [
             self.prompt.answer(rollout),
@@ -213,19 +220,26 @@ class PairwiseJudge:
         ]
         # Against the reference it is not shown as the right answer, or it would win by that.
         question = (replace(self.prompt, references=False) if second is None else self.prompt).question(rollout)
-        return [self._question(question, sides), self._question(question, sides[::-1])]
-
-    def _question(self, question: list[Content], sides: Sequence[list[Content]]) -> Question:
-        a, b = sides
-        shown = [*question, "\nAnswer A:", *a, "\nAnswer B:", *b]
-        winner = {"type": "string", "enum": ["A", "B", "tie"]}
-        task = f'Which answer is better, "A", "B", or "tie", by this rubric:\n{self.prompt.rubric}'
-        messages, schema, id = _request(task, shown, {"winner": winner}, self.reason)
-        points = {"A": 1.0, "B": 0.0, "tie": 0.5}
-        return Question(messages, schema, lambda text: points[_verdict(text, _Choice, id).winner])
+        orders = (sides, sides[::-1])
+        return [comparison(self.prompt.rubric, question, a, b, self.reason) for a, b in orders]
 
 
 # -- requests and verdicts ---------------------------------------------------------------------------------------------
+
+
+def comparison(
+    rubric: str, question: Sequence[Content], a: Sequence[Content], b: Sequence[Content], reason: bool = True
+) -> Question:
+    """Which of two answers, A or B, is better by the rubric, or neither; the value of its answer is a `Choice`.
+
+    question: what was asked, shown before the answers. Texts of models belong between tags: see `quoted`. Clips are
+    sent as WAV at 16 kHz.
+    """
+    shown = [*question, "\nAnswer A:", *a, "\nAnswer B:", *b]
+    winner = {"type": "string", "enum": ["A", "B", "tie"]}
+    task = f'Which answer is better, "A", "B", or "tie", by this rubric:\n{rubric}'
+    messages, schema, id = _request(task, shown, {"winner": winner}, reason)
+    return Question(messages, schema, lambda text: _verdict(text, Choice, id))
 
 
 def _request(

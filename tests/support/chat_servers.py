@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import random
 import re
@@ -10,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import soundfile
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -26,16 +30,26 @@ KINDS = {
 }  # fmt: skip
 """How each fault is counted."""
 Rule = Callable[[list[str]], float]
+Listen = Callable[[np.ndarray], float]
 
 
 class ChatServer:
     """`rule` gets the texts between <answer> and </answer> and returns a rating; of two answers the higher one wins.
 
+    With `listen` the recordings [T] at 16 kHz are rated instead; an answer without one gets -1.
+
     A share `fail` of the calls fails in one of `kinds`, drawn with seed 0; `late` waits `delay` seconds.
     """
 
-    def __init__(self, rule: Rule, fail: float = 0.0, kinds: Sequence[str] = FAULTS, delay: float = 1.0):
-        self.rule, self.fail, self.kinds, self.delay = rule, fail, kinds, delay
+    def __init__(
+        self,
+        rule: Rule = lambda answers: 1.0,
+        fail: float = 0.0,
+        kinds: Sequence[str] = FAULTS,
+        delay: float = 1.0,
+        listen: Listen | None = None,
+    ):
+        self.rule, self.fail, self.kinds, self.delay, self.listen = rule, fail, kinds, delay, listen
         self.rng = random.Random(0)
         self.calls: Counter[str] = Counter()
         self.bodies: list[dict[str, Any]] = []
@@ -62,6 +76,8 @@ class ChatServer:
         (id,) = re.findall(r'"id" is "(\w+)"', text)
         answers = re.findall(r"<answer>\n(.*?)\n</answer>", text, re.DOTALL)
         ratings = [self.rule([answer]) for answer in answers]
+        if self.listen is not None:
+            ratings = [-1.0 if wav is None else self.listen(wav) for wav in recordings_of(body)]
         verdict: dict[str, Any] = {"id": "0" * 12 if kind == "other" else id, "reason": "by the rule"}
         if '"winner"' in text:
             a, b = ratings
@@ -90,3 +106,16 @@ class ChatServer:
 def text_of(body: dict[str, Any]) -> str:
     """The text parts of the user's message."""
     return "\n".join(part["text"] for part in body["messages"][-1]["content"] if part["type"] == "text")
+
+
+def recordings_of(body: dict[str, Any]) -> list[np.ndarray | None]:
+    """The recordings of the answers A and B, each [T] at 16 kHz; None for an answer without one."""
+    found: list[np.ndarray | None] = []
+    for part in body["messages"][-1]["content"]:
+        if part["type"] == "text":
+            found += [None] * len(re.findall(r"^Answer [AB]:$", part["text"], re.MULTILINE))
+        else:
+            wav, rate = soundfile.read(io.BytesIO(base64.b64decode(part["input_audio"]["data"])))
+            assert rate == 16_000 and found[-1] is None
+            found[-1] = wav
+    return found

@@ -75,6 +75,19 @@ class RecordingRow(Struct):
     start: Seconds | None = None
 
 
+class CaseRow(Struct):
+    """A text of EmergentTTS-Eval."""
+
+    category: Text
+    unique_id_eval: Id | None = None
+    id: Id | None = None
+    text_to_synthesize: Text | None = None
+    text: Text | None = None
+    evolution_depth: (
+        Annotated[int, Meta(ge=0, le=1000, description="a depth; give a whole number from 0, or leave it out")] | None
+    ) = None
+
+
 class TurnRow(Struct):
     """A turn of a conversation of voices: a part of the conversation's recording, or one of its own."""
 

@@ -197,9 +197,9 @@ def test_bad_input(tts: ModuleType, meta: Path, tmp_path: Path) -> None:
 
     tts.use(judge())
     for several in ({"meta": None}, {"turns": meta}, {"texts": meta}):
-        with pytest.raises(ValueError, match="give one of --meta and --texts, with --audio or --model, or --turns"):
+        with pytest.raises(ValueError, match="give one of --meta, --texts and --cases, with --audio or --model, or"):
             run(**several)
-    with pytest.raises(ValueError, match="--audio: belongs to --meta"):
+    with pytest.raises(ValueError, match="--audio: belongs to a list of texts"):
         run(meta=None, turns=meta)
     with pytest.raises(ValueError, match="--codec: belongs to --model"):
         run(codec="c")
@@ -353,6 +353,7 @@ def test_a_checkpoint_says_a_script(tts: ModuleType, checkpoint: Path, tmp_path:
         tts.run(options(pieces=PieceConfig(characters=20)))
 
 
+@pytest.mark.slow
 def test_steps_at_joints_of_known_pieces(tts: ModuleType, checkpoint: Path, tmp_path: Path, capsys) -> None:
     """6 dB and 4 semitones at the joint, nothing in the middle of pieces; said by an earlier call."""
     file, out = tmp_path / "scripts.jsonl", tmp_path / "s"
