@@ -23,7 +23,7 @@ from rich.table import Table
 
 from audiorl.data.corpus import corpus
 from audiorl.data.questions.choices import Draft, Question, text_only_accuracy, with_choices
-from audiorl.data.questions.music import FluidSynth, Render, music_drafts
+from audiorl.data.questions.music import FluidSynth, Render, music_drafts, require_fluidsynth
 from audiorl.data.questions.sounds import sound_drafts
 from audiorl.data.questions.speech import speech_drafts, split_speech, stamps
 from audiorl.data.sources.build import encode_opus
@@ -78,6 +78,8 @@ def build_questions(
     """
     if out.exists() and any(out.iterdir()) and not (out / "audio").is_dir():
         raise ValueError(f"{out}: not empty; name a new folder or empty this one first")
+    if render is None:
+        require_fluidsynth()  # before the packages are downloaded
     splits = dict(zip(SPLITS, split_speech(corpus(speech), seed), strict=True))
     questions: dict[str, list[Question]] = {}
     with package_files(PACKAGES, packages, tree) as root:

@@ -225,6 +225,12 @@ def _cadence(rng: random.Random, tonic: int, mode: str, start: float, bars: int)
     return notes
 
 
+def require_fluidsynth() -> None:
+    """Raises ValueError where the program is missing."""
+    if shutil.which("fluidsynth") is None:
+        raise ValueError("fluidsynth: not installed; get it with `apt-get install fluidsynth`")
+
+
 @dataclass(frozen=True)
 class FluidSynth:
     """Renders pieces with the program fluidsynth and a sound font. Raises ValueError where the program is missing."""
@@ -234,8 +240,7 @@ class FluidSynth:
     """Pieces in one call of the program: it reads the whole sound font every time."""
 
     def __call__(self, pieces: Sequence[Piece]) -> list[np.ndarray]:
-        if shutil.which("fluidsynth") is None:
-            raise ValueError("fluidsynth: not installed; get it with `apt-get install fluidsynth`")
+        require_fluidsynth()
         waves: list[np.ndarray] = []
         for start in range(0, len(pieces), self.batch):
             waves += self._render(pieces[start : start + self.batch])

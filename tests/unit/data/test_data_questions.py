@@ -164,10 +164,13 @@ def test_fluidsynth_plays_the_notes() -> None:
         assert np.argmax(spectrum) * RATE / 8000 == pytest.approx(hz, rel=0.02)
 
 
-def test_without_fluidsynth_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fluidsynth_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(ValueError, match="fluidsynth: not installed; get it with `apt-get install fluidsynth`"):
+    needed = pytest.raises(ValueError, match="fluidsynth: not installed; get it with `apt-get install fluidsynth`")
+    with needed:
         FluidSynth(SOUND_FONT)([])
+    with needed:  # before it reads the corpus or downloads a package
+        build_questions(tmp_path / "out", tmp_path / "no corpus")
 
 
 # -- sounds ------------------------------------------------------------------------------------------------------------
