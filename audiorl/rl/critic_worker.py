@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from torch import Tensor
 
@@ -15,10 +14,10 @@ from audiorl.models.value import ValueModel
 from audiorl.rl.critic import Critic
 from audiorl.rl.packs import MiniBatch, mini_batches_of
 from audiorl.rl.trainer import TrainBatch, updates_of
-from audiorl.run.checkpoint import Checksums, read_state
 from audiorl.run.model_file import ModelFile
-from audiorl.run.saving import CheckpointWriter
-from audiorl.runtime.local import changes_worker, replaces_worker
+from audiorl.run.pieces import TrainerState
+from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
+from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
 from audiorl.train.batches import fill, idle_batch
 from audiorl.train.checks import read_pass
@@ -26,7 +25,7 @@ from audiorl.train.optim import backward, idle_passes
 from audiorl.types import Experience
 
 
-class CriticWorker:
+class CriticWorker(CheckpointedWorker):
     """One rank of the critic. Its ranks together do what the critic of one trainer would do.
 
     `trunk`: the policy as the phase begins, which becomes the critic's own.
@@ -77,18 +76,11 @@ class CriticWorker:
         critic.optimizer.gather_gradients()
         return means | critic.step()
 
-    @changes_worker
-    def begin_save(self, folder: str) -> None:
-        """Write this rank's part of a checkpoint; see `CheckpointWriter`."""
-        self._writer.begin(folder, self.critic.state())
+    def state(self) -> TrainerState:
+        return self.critic.state()
 
-    def saved_files(self, wait: bool) -> Checksums | None:
-        return self._writer.files(wait)
-
-    @replaces_worker
-    def resume(self, where: str) -> None:
-        """Continue from a checkpoint's folder, whichever processes wrote it."""
-        state = read_state(Path(where))
+    def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
+        """Whichever processes wrote it. Raises ValueError for a checkpoint of a run without a critic."""
         if "critic" not in state:
             raise ValueError(f"{where}: the checkpoint holds no critic; it was written without one")
         self.critic.load(state, where)

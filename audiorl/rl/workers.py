@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -26,12 +25,11 @@ from audiorl.rl.weight_sync import EngineWorker, GroupEngine, WeightSource, free
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.vllm import Lora, VLLMConfig, VLLMEngine, adapter_obstacle, served_weights
 from audiorl.rollout.weight_transfer import Backend, SyncError, WeightSender
-from audiorl.run.checkpoint import Checksums, load_verified, read_state
 from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile
-from audiorl.run.saving import CheckpointWriter
+from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
 from audiorl.runtime.config import current
-from audiorl.runtime.local import Group, changes_worker, replaces_worker
+from audiorl.runtime.local import Group, changes_worker
 from audiorl.runtime.placement import check_engine, separate_group, trainer_group
 from audiorl.runtime.world import World
 from audiorl.types import Ended, Experience, Request, Rollout, TeacherOutput
@@ -39,7 +37,7 @@ from audiorl.types import Ended, Experience, Request, Rollout, TeacherOutput
 _log = logging.getLogger(__name__)
 
 
-class Actor(Trainer):
+class Actor(Trainer, CheckpointedWorker):
     """A trainer that also generates: with its own model, or with a colocated vLLM engine that copies its weights.
 
     engine_lora: how vLLM engines run the policy's adapter.
@@ -99,20 +97,6 @@ class Actor(Trainer):
     def load(self, state: State, where: str) -> None:
         super().load(state, where)
         self._engine_version = -1
-
-    @changes_worker
-    def begin_save(self, folder: str) -> None:
-        """Write this rank's files of a checkpoint; see `CheckpointWriter`."""
-        self._writer.begin(folder, self.state())
-
-    def saved_files(self, wait: bool) -> Checksums | None:
-        return self._writer.files(wait)
-
-    @replaces_worker
-    def resume(self, where: str) -> None:
-        """Continue from a checkpoint's folder, weights and all."""
-        load_verified(Path(where), self.policy)
-        self.load(read_state(Path(where)), where)
 
     def close(self) -> None:
         super().close()

@@ -1,4 +1,4 @@
-"""One rank's part in writing checkpoints: a copy in CPU memory, written by a thread while training goes on.
+"""One rank's part in checkpoints: a copy in CPU memory, written by a thread while training goes on.
 
 The first rank writes the model's folder, every rank its part of the trainer's state. No tensor goes through the driver,
 which gets sizes and checksums of the files and then makes the checkpoint visible (`phase.checkpoint`).
@@ -16,9 +16,20 @@ from torch import Tensor, nn
 
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
-from audiorl.run.checkpoint import Checksums, Saved, Writers, checksums, naming_full_disk, save_model, save_state
+from audiorl.run.checkpoint import (
+    Checksums,
+    Saved,
+    Writers,
+    checksums,
+    load_verified,
+    naming_full_disk,
+    read_state,
+    save_model,
+    save_state,
+)
 from audiorl.run.pieces import Piece, TrainerState, share_of
 from audiorl.runtime.config import current
+from audiorl.runtime.local import changes_worker, replaces_worker
 from audiorl.runtime.world import World
 
 Pieces = Mapping[str, Mapping[str, Piece]]
@@ -84,6 +95,37 @@ class CheckpointWriter:
         if self._error is not None:
             raise self._error
         return self._files
+
+    def read_model(self, folder: Path) -> None:
+        """The weights of a checkpoint into the model, where the model is written, too."""
+        if self._writers == "trainer":
+            load_verified(folder, self._model)
+
+
+class CheckpointedWorker:
+    """A worker that writes and reads its rank's part of checkpoints. It makes `_writer` before its optimizer."""
+
+    _writer: CheckpointWriter
+
+    def state(self) -> TrainerState:
+        raise NotImplementedError
+
+    def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
+        raise NotImplementedError
+
+    @changes_worker
+    def begin_save(self, folder: str) -> None:
+        """Write this rank's files of a checkpoint; see `CheckpointWriter`."""
+        self._writer.begin(folder, self.state())
+
+    def saved_files(self, wait: bool) -> Checksums | None:
+        return self._writer.files(wait)
+
+    @replaces_worker
+    def resume(self, where: str) -> None:
+        """Continue from a checkpoint's folder, weights and all."""
+        self._writer.read_model(Path(where))
+        self.load(read_state(Path(where)), where)
 
 
 def _in_background(model: Saved) -> bool:

@@ -18,12 +18,11 @@ from audiorl.data.rows import write_json_lines
 from audiorl.metrics.codes import bitrate, codebook_use, count_codes
 from audiorl.metrics.interval import bootstrap_interval
 from audiorl.metrics.spectral import mel_distance, stft_distance
-from audiorl.run.checkpoint import Checksums, load_verified, read_state
 from audiorl.run.folder import Run
 from audiorl.run.pieces import TrainerState
-from audiorl.run.saving import CheckpointWriter
+from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
 from audiorl.runtime.config import current
-from audiorl.runtime.local import Group, changes_worker, replaces_worker
+from audiorl.runtime.local import Group, changes_worker
 from audiorl.runtime.placement import num_trainers, trainer_group
 from audiorl.runtime.torchrun import local_device
 from audiorl.runtime.world import World
@@ -109,7 +108,7 @@ def quick_training(steps: int, codebook_dropout: float = 0.25) -> CodecConfig:
     )
 
 
-class CodecWorker:
+class CodecWorker(CheckpointedWorker):
     """A trainer that reads its own crops."""
 
     def __init__(
@@ -136,18 +135,6 @@ class CodecWorker:
 
     def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
         self.trainer.load(state, where)
-
-    @changes_worker
-    def begin_save(self, folder: str) -> None:
-        self._writer.begin(folder, self.state())
-
-    def saved_files(self, wait: bool) -> Checksums | None:
-        return self._writer.files(wait)
-
-    @replaces_worker
-    def resume(self, where: str) -> None:
-        load_verified(Path(where), self.tokenizer)
-        self.trainer.load(read_state(Path(where)), where)
 
     def close(self) -> None:
         """After the last update; nothing is held."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import ceil
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -18,20 +17,19 @@ from audiorl.metrics.text import word_errors
 from audiorl.models import AudioPolicy
 from audiorl.models.ctc import BLANK, CTCModel, fits
 from audiorl.models.examples import Example
-from audiorl.run.checkpoint import Checksums, load_verified, read_state
 from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile
 from audiorl.run.pieces import TrainerState
 from audiorl.run.progress import Progress
-from audiorl.run.saving import CheckpointWriter
-from audiorl.runtime.local import changes_worker, replaces_worker
+from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
+from audiorl.runtime.local import changes_worker
 from audiorl.runtime.placement import trainer_group
 from audiorl.runtime.world import World
 from audiorl.train.adamw import Optimizer
 from audiorl.train.fit import fit
 
 
-class CTCWorker:
+class CTCWorker(CheckpointedWorker):
     """Updates a policy's audio side from its share of every batch, for `fit`. ZeRO is not used: the weights are few."""
 
     def __init__(self, model: CTCModel, config: CTCConfig, optim: OptimConfig, seed: int, world: World | None = None):
@@ -70,20 +68,6 @@ class CTCWorker:
 
     def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
         self.optimizer.load(state["optimizer"], where)
-
-    @changes_worker
-    def begin_save(self, folder: str) -> None:
-        """Write this rank's files of a checkpoint; see `CheckpointWriter`."""
-        self._writer.begin(folder, self.state())
-
-    def saved_files(self, wait: bool) -> Checksums | None:
-        return self._writer.files(wait)
-
-    @replaces_worker
-    def resume(self, where: str) -> None:
-        """Continue from a checkpoint's folder, weights and all."""
-        load_verified(Path(where), self.model)
-        self.load(read_state(Path(where)), where)
 
     def close(self) -> None:
         """After the last update."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -11,12 +10,11 @@ from torch import Tensor
 from audiorl.config import OptimConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
-from audiorl.run.checkpoint import Checksums, load_verified, read_state
 from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile
 from audiorl.run.pieces import TrainerState
-from audiorl.run.saving import CheckpointWriter
-from audiorl.runtime.local import Group, changes_worker, replaces_worker
+from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
+from audiorl.runtime.local import Group
 from audiorl.runtime.placement import trainer_group
 from audiorl.runtime.world import World
 from audiorl.train.batches import idle_batch
@@ -26,7 +24,7 @@ M = TypeVar("M", AudioPolicy, ValueModel)
 P = TypeVar("P")
 
 
-class Learner(Generic[M]):
+class Learner(CheckpointedWorker, Generic[M]):
     """Updates one model from its share of every batch, for `fit`.
 
     The learners of one world together do what one would do alone: their losses and metrics are parts of one sum, with
@@ -68,20 +66,6 @@ class Learner(Generic[M]):
 
     def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
         self.optimizer.load(state["optimizer"], where)
-
-    @changes_worker
-    def begin_save(self, folder: str) -> None:
-        """Write this rank's files of a checkpoint; see `CheckpointWriter`."""
-        self._writer.begin(folder, self.state())
-
-    def saved_files(self, wait: bool) -> Checksums | None:
-        return self._writer.files(wait)
-
-    @replaces_worker
-    def resume(self, where: str) -> None:
-        """Continue from a checkpoint's folder, weights and all."""
-        load_verified(Path(where), self.model)
-        self.load(read_state(Path(where)), where)
 
     def close(self) -> None:
         """After the last update."""
