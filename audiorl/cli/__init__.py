@@ -24,6 +24,7 @@ from audiorl.cli.codec import Decode, Encode, run_codec
 from audiorl.cli.data import Build, run_data
 from audiorl.cli.graft import Graft, run_graft
 from audiorl.cli.questions import BuildQuestions, run_questions
+from audiorl.cli.say import Say, run_say
 from audiorl.config import RewardServerConfig
 from audiorl.errors import Interrupted, RankError
 from audiorl.options import parse, parse_known
@@ -394,6 +395,14 @@ def _chat(args: list[str]) -> int:
     return run_chat(parse(Chat, args, prog="audiorl chat"))
 
 
+def _say(args: list[str]) -> int:
+    if not args or (args[0].startswith("-") and args[0] not in HELP):
+        raise ValueError(
+            'say: name a model first, for example: audiorl say runs/tts --text "Good morning." --out a.wav'
+        )
+    return run_say(parse(Say, args, prog="audiorl say"))
+
+
 @dataclass(frozen=True)
 class Doctor:
     """What is installed and what is missing, with one training step as a test; or the GPU memory that a run needs."""
@@ -442,5 +451,6 @@ COMMANDS: dict[str, tuple[type, Callable[[list[str]], int]]] = {
     "graft": (Graft, _graft),
     "export": (Export, _export),
     "chat": (Chat, _chat),
+    "say": (Say, _say),
     "doctor": (Doctor, _doctor),
 }

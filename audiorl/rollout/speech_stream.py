@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from weakref import WeakKeyDictionary
@@ -73,62 +73,14 @@ def _nothing() -> Wave:
     return np.zeros(0, np.float32)
 
 
-def speech_blocks(
-    policy: AudioPolicy,
-    sample: Sample,
-    sampling: SamplingConfig | None = None,
-    *,
-    seed: int = 0,
-    block_frames: int = BLOCK_FRAMES,
-) -> Iterator[Wave]:
-    """The speech of one rollout, block by block, each float32 [T] at the codec's rate, while the next is generated.
-
-    The blocks, end to end, are `CodecSpeechDecoder.waveform` of the rollout that `HFEngine` gives for this seed.
-    Generation runs in a thread of its own; leave the policy alone until the last block. To stop earlier, `close()` the
-    iterator. Raises ValueError for a policy without a codec.
-    """
-    decoder = CodecSpeechDecoder.of(policy)
-    stream = SpeechStream(decoder.codec, decoder.layout, block_frames)
-    queue: SimpleQueue[Wave | BaseException | None] = SimpleQueue()
-    stopped = threading.Event()
-
-    def on_step(buffers: Sequence[SegmentBuffer]) -> None:
-        if stopped.is_set():
-            raise _Stopped
-        if len(wave := stream.push(buffers[0].codes[-1])):
-            queue.put(wave)
-
-    def generate() -> None:
-        try:
-            HFEngine(policy, sampling, on_step).generate([Request(sample, seed=seed)])
-            queue.put(None)
-        except BaseException as error:
-            queue.put(error)  # for the thread that reads the blocks
-
-    thread = threading.Thread(target=generate, name="speech_blocks", daemon=True)
-    thread.start()
-    try:
-        while (item := queue.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stopped.set()
-        thread.join()
-
-
-class _Stopped(Exception):
-    """Nobody reads the blocks any more."""
-
-
 @dataclass(frozen=True, eq=False)
 class StreamedSpeech:
-    """What a rollout said, made by `StreamingEngine`."""
+    """What a rollout said, made by `StreamingEngine` and `speech_blocks`."""
 
     blocks: tuple[Wave, ...]
     """Each float32 [T]."""
     ready: tuple[float, ...]
-    """When each block was decoded, seconds since the call of `generate`."""
+    """When each block was decoded, seconds since generation began."""
     seconds: float
     """When its last row was sampled and decoded, in the same seconds."""
 
@@ -136,6 +88,62 @@ class StreamedSpeech:
     def first_audio(self) -> float | None:
         """Seconds until the first block; None for a rollout that said nothing."""
         return self.ready[0] if self.ready else None
+
+
+def speech_blocks(
+    policy: AudioPolicy,
+    sample: Sample,
+    sampling: SamplingConfig | None = None,
+    *,
+    seed: int = 0,
+    block_frames: int = BLOCK_FRAMES,
+) -> Generator[Wave, None, tuple[Rollout, StreamedSpeech]]:
+    """The speech of one rollout, block by block, each float32 [T] at the codec's rate, while the next is generated.
+
+    The blocks, end to end, are `CodecSpeechDecoder.waveform` of the rollout that `HFEngine` gives for this seed. The
+    generator's return value is that rollout, and its blocks with the times at which they were ready, whenever they were
+    read. Generation runs in a thread of its own; leave the policy alone until the last block. To stop earlier,
+    `close()` the generator. Raises ValueError for a policy without a codec.
+    """
+    decoder = CodecSpeechDecoder.of(policy)
+    stream = SpeechStream(decoder.codec, decoder.layout, block_frames)
+    queue: SimpleQueue[Wave | BaseException | tuple[Rollout, StreamedSpeech]] = SimpleQueue()
+    stopped = threading.Event()
+    blocks: list[Wave] = []
+    ready: list[float] = []
+    began = time.perf_counter()
+
+    def on_step(buffers: Sequence[SegmentBuffer]) -> None:
+        if stopped.is_set():
+            raise _Stopped
+        if len(wave := stream.push(buffers[0].codes[-1])):
+            blocks.append(wave)
+            ready.append(time.perf_counter() - began)
+            queue.put(wave)
+
+    def generate() -> None:
+        try:
+            (rollout,) = HFEngine(policy, sampling, on_step).generate([Request(sample, seed=seed)])
+            seconds = time.perf_counter() - began
+            queue.put((rollout, StreamedSpeech(tuple(blocks), tuple(ready), seconds)))
+        except BaseException as error:
+            queue.put(error)  # for the thread that reads the blocks
+
+    thread = threading.Thread(target=generate, name="speech_blocks", daemon=True)
+    thread.start()
+    try:
+        while not isinstance(item := queue.get(), tuple):
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+        return item
+    finally:
+        stopped.set()
+        thread.join()
+
+
+class _Stopped(Exception):
+    """Nobody reads the blocks any more."""
 
 
 @dataclass

@@ -38,9 +38,10 @@ from tests.support.reward_servers import serving
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PROGRAMS = ("audiorl", "python", "python3", "torchrun", "make", "pip", "simuleval", "lmms-eval", "vllm", "ray")
+PROGRAMS = ("audiorl", "python", "python3", "torchrun", "make", "pip", "simuleval", "lmms-eval", "vllm", "ray", "aplay")
 STAND_IN = """#!/bin/sh
-printf '%s\\0' {name} "$@" >> "$RECORD"; printf '\\n' >> "$RECORD"
+{{ printf '%s\\0' {name} "$@"; printf '\\n'; }} > "$RECORD.$$"
+cat "$RECORD.$$" >> "$RECORD"  # in one write: the programs of a pipe run at once
 """
 Argv = list[str]
 
@@ -124,7 +125,13 @@ def check(argv: Argv) -> None:
         module, _, name = args[args.index("--agent-class") + 1].rpartition(".")
         assert ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text().count(f"class {name}")
     else:
-        assert (program, args[0]) in (("python", "-c"), ("python3", "-m"), ("vllm", "serve"), ("ray", "start"))
+        assert (program, args[0]) in (
+            ("python", "-c"),
+            ("python3", "-m"),
+            ("vllm", "serve"),
+            ("ray", "start"),
+            ("aplay", "-f"),
+        )
 
 
 def check_audiorl(command: str, *args: str) -> None:

@@ -28,7 +28,7 @@ from audiorl.runtime.config import RuntimeConfig
 
 COMMANDS = (
     "", "train", "resume", "report", "eval", "rewards", "rewards score", "rewards serve", "codec", "codec encode",
-    "codec decode", "annotate", "graft", "export", "chat", "doctor",
+    "codec decode", "annotate", "graft", "export", "chat", "say", "doctor",
 )  # fmt: skip
 COMMAND_OPTIONS = (
     "Train",
@@ -43,6 +43,7 @@ COMMAND_OPTIONS = (
     "Graft",
     "Export",
     "Chat",
+    "Say",
     "Doctor",
 )
 

@@ -1,0 +1,179 @@
+"""Hear a checkpoint speak while it generates: a WAV file, or samples for a player."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tyro.conf import Positional
+
+from audiorl.config import SamplingConfig
+
+if TYPE_CHECKING:
+    from audiorl.types import Sample
+
+Write = Callable[[Any], object]
+"""Takes samples, int16 [T]."""
+STOPPED = 130
+"""Exit code after Ctrl-C."""
+PIPE_CLOSED = 141
+"""Exit code where the player ended first, as shells report SIGPIPE."""
+
+
+@dataclass(frozen=True)
+class Say:
+    """Let a checkpoint say a text, and hear it while it is generated: audiorl say MODEL --text "Good morning." --raw |
+    aplay -f S16_LE -r 24000 -c1. At the end stderr says how long the first sound took."""
+
+    model: Positional[str]
+    """A model that speaks: a folder or hub id, a checkpoint, or a run folder (its newest checkpoint)."""
+    text: str = ""
+    """What to say; - reads it from stdin. Required."""
+    voice: Path | None = None
+    """A recording of the voice to imitate."""
+    voice_text: str = ""
+    """What is said in --voice."""
+    out: Path | None = None
+    """The WAV file to write, 16 bits; an older one is replaced."""
+    raw: bool = False
+    """Write samples to stdout as they are made: 16 bits, little-endian, mono, at the codec's rate, which stderr
+    says."""
+    codec: str | None = None
+    """The audio tokenizer of the model's codes; by default the folder codec/ in or above the model's."""
+    block_frames: int = 4
+    """Frames that are decoded at once; fewer are heard sooner and cost more calls of the codec."""
+    sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=750)
+    """How it speaks: temperature, top-p, top-k, most frames."""
+    seed: int = 0
+    """Of sampling; equal seeds give equal speech."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto is a GPU where there is one."""
+
+
+def run_say(options: Say) -> int:
+    """Say the text. Returns the exit code: 0, 1 for a model that said nothing, 130 after Ctrl-C, 141 for a closed pipe.
+
+    Raises ValueError for options that do not go together, a model that writes text only, and an unreadable voice.
+    """
+    _check(options)
+    try:
+        with _samples_to_stdout() if options.raw else nullcontext(None) as write_raw:
+            return _say(options, write_raw)
+    except KeyboardInterrupt:
+        return STOPPED
+    except BrokenPipeError:
+        return PIPE_CLOSED
+
+
+def _check(options: Say) -> None:
+    if not options.text.strip():
+        raise ValueError('say: name the text, such as --text "Good morning.", or - for stdin')
+    if options.raw == (options.out is not None):
+        raise ValueError("say: give --out FILE.wav, or --raw with a player behind a pipe")
+    if options.raw and os.isatty(1):
+        raise ValueError("--raw: writes samples; pipe them to a player: … --raw | aplay -f S16_LE -r 24000 -c1")
+    if options.out is not None and options.out.suffix.lower() != ".wav":
+        raise ValueError(f"--out: {options.out} is no .wav file; choose a name that ends in .wav")
+    if options.voice is not None and not options.voice_text.strip():
+        raise ValueError(f"--voice-text: give what is said in {options.voice}")
+    if options.voice is None and options.voice_text:
+        raise ValueError("--voice-text: belongs to --voice, the recording of it")
+    if options.block_frames < 1:
+        raise ValueError(f"--block-frames: {options.block_frames}; a block must have at least 1 frame")
+
+
+def _say(options: Say, write_raw: Write | None) -> int:
+    from audiorl.cli.chat import checkpoint_of
+    from audiorl.evaluation.speech_generation import load_speaking
+    from audiorl.metrics.speech import real_time_factor
+    from audiorl.rollout.speech_stream import speech_blocks
+
+    sample = _sample(options)
+    policy = load_speaking(checkpoint_of(options.model), options.codec, options.device)
+    assert policy.codec is not None
+    rate, where = policy.codec.sample_rate, f"; {options.out}" if options.out else ""
+    if options.raw:
+        print(f"16 bits, little-endian, mono, {rate} Hz", file=sys.stderr)
+    blocks = speech_blocks(policy, sample, options.sampling, seed=options.seed, block_frames=options.block_frames)
+    written = 0
+    try:
+        with closing(blocks), _wav_file(options.out, rate) if options.out else nullcontext(write_raw) as write:
+            assert write is not None
+            while True:
+                wav = next(blocks)
+                write((wav.clip(-1, 1) * 32767).round().astype("<i2"))
+                written += len(wav)
+    except StopIteration as end:
+        rollout, speech = end.value
+    except KeyboardInterrupt:
+        print(f"stopped after {written / rate:.2f} s of speech{where}", file=sys.stderr)
+        raise
+    seconds = written / rate
+    if speech.first_audio is None:
+        print("nothing was said", file=sys.stderr)
+        return 1
+    print(
+        f"first audio after {speech.first_audio:.2f} s; {seconds:.2f} s of speech in {speech.seconds:.2f} s, real-time "
+        f"factor {real_time_factor(speech.seconds, seconds):.2f}{where}",
+        file=sys.stderr,
+    )
+    if rollout.segments[-1].stop_reason == "length":
+        print("(cut off; --sampling.max-frames sets the length)", file=sys.stderr)
+    return 0
+
+
+def _sample(options: Say) -> Sample:
+    from audiorl.audio import AudioClip, seconds
+    from audiorl.tts.dialogue import SHORTEST_VOICE
+    from audiorl.tts.prompts import speech_sample
+
+    text = sys.stdin.read() if options.text == "-" else options.text
+    if not text.strip():
+        raise ValueError("--text -: stdin holds no text to say")
+    voice = None
+    if options.voice is not None:
+        clip = AudioClip(path=str(options.voice))
+        clip.load()
+        if seconds(clip) < SHORTEST_VOICE:
+            raise ValueError(f"--voice: {clip.path} is {seconds(clip):.2f} s long; give at least {SHORTEST_VOICE} s")
+        voice = (options.voice_text, clip)
+    return speech_sample("said", text.strip(), voice=voice)
+
+
+# -- where samples go --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _wav_file(path: Path, rate: int) -> Iterator[Write]:
+    """A WAV file that is complete however the block is left."""
+    import soundfile
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with soundfile.SoundFile(path, "w", rate, 1, "PCM_16") as file:
+        yield file.write
+
+
+@contextmanager
+def _samples_to_stdout() -> Iterator[Write]:
+    """Writes to stdout without a buffer. Inside, whatever else prints there, such as a library's warning, goes to
+    stderr, since it would be played."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+
+    def write(samples: Any) -> None:
+        left = memoryview(samples.tobytes())
+        while len(left):
+            left = left[os.write(stdout, left) :]
+
+    try:
+        yield write
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
