@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from audiorl.audio import AudioClip
-from audiorl.data.corpus import Utterance, bundled_speech, normalised, split_by_key
+from audiorl.data.corpus import Utterance, bundled_speech, normalised, split_by_key, unseen_speakers
 from audiorl.data.preferences import Pair, Steps
 from audiorl.data.prompts import LANGUAGES, asr_prompt, choice_question
 from audiorl.types import Message, Sample
 
-NAMES = ("bundled", "bundled:languages/train", "bundled:languages/test")
+NAMES = ("bundled", "bundled:languages/train", "bundled:languages/test", "bundled:languages/unseen")
 SPOKEN = {code: LANGUAGES[code] for code in ("en", "es", "fr")}
 LANGUAGE_QUESTION = "Which language is spoken: English, Spanish or French?"
 
@@ -53,14 +53,19 @@ def bundled_transcripts(
 
 
 def bundled_languages(
-    split: Literal["train", "test"],
+    split: Literal["train", "test", "unseen"],
     max_seconds: float = 4.0,
     held_out: float = 0.27,
     max_phrases: int | None = None,
 ) -> list[Sample]:
-    """Which language is spoken? No phrase of "test", a fraction `held_out` of all recordings, is in "train"."""
-    if split not in ("train", "test"):
-        raise ValueError(f'split must be "train" or "test", got {split!r}')
+    """Which language is spoken? No phrase of "test", a fraction `held_out` of all recordings, is in "train".
+
+    "unseen": recordings of five other speakers, which a clone of the repository has; see `unseen_speakers`.
+    """
+    if split not in ("train", "test", "unseen"):
+        raise ValueError(f'split must be "train", "test" or "unseen", got {split!r}')
+    if split == "unseen":
+        return [language_question(u.clip, u, "human") for u in unseen_speakers() if u.duration <= max_seconds]
     train, test = split_by_key(language_phrases(max_seconds, max_phrases), held_out, seed=0)  # one split for all seeds
     return [language_question(u.clip, u, "human") for u in (train if split == "train" else test)]
 
@@ -79,7 +84,7 @@ def language_question(clip: AudioClip, u: Utterance, voice: str) -> Sample:
         references=(SPOKEN[u.language],),
         choices=tuple(SPOKEN.values()),
         task=SPOKEN[u.language],
-        metadata={"text": u.text},
+        metadata={"text": u.text, "speaker": u.speaker},
     )
 
 
@@ -91,6 +96,8 @@ def bundled_set(name: str, think: bool = True, seed: int = 0) -> list[Sample]:
         return bundled_languages("train")
     if name == "bundled:languages/test":
         return bundled_languages("test")
+    if name == "bundled:languages/unseen":
+        return bundled_languages("unseen")
     raise ValueError(f"no bundled set is called {name!r}; choose from {', '.join(NAMES)}")
 
 

@@ -25,7 +25,7 @@ class InferenceOptions:
 
     data: Path | None = None
     """What `audiorl.data.manifest.read_samples` reads. Evaluations of questions (audit, gap, passk) also take the
-    bundled questions by name: `bundled` or `bundled:languages/test`."""
+    bundled questions by name: `bundled`, `bundled:languages/test` or `bundled:languages/unseen`."""
     model: str | None = None
     """A Hugging Face model folder or hub id. Evaluations of questions also take `tiny`, a small random model."""
     out: Path | None = None

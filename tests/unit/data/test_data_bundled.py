@@ -35,7 +35,7 @@ def test_languages_ask_about_every_short_recording_once() -> None:
         u = utterances[s.id]
         spoken = SPOKEN[u.language]
         assert (s.references, s.choices, s.task) == ((spoken,), ("English", "Spanish", "French"), spoken)
-        assert s.metadata == {"text": u.text}
+        assert s.metadata == {"text": u.text, "speaker": u.speaker}
         system, user = s.messages
         assert (system.role, system.content, user.role) == ("system", ("",), "user")
         assert (s.audio[0].path, user.content[1]) == (u.clip.path, LANGUAGE_QUESTION)
@@ -47,8 +47,16 @@ def test_language_options() -> None:
     assert len(few) == 25 and max(u.duration for u in few) <= 1.5
     train, test = bundled_languages("train", 1.5, 0.5, 24), bundled_languages("test", 1.5, 0.5, 24)
     assert len(train) + len(test) == 25 and len(test) >= 12.5
-    with pytest.raises(ValueError, match='split must be "train" or "test", got \'dev\''):
+    with pytest.raises(ValueError, match='split must be "train", "test" or "unseen", got \'dev\''):
         bundled_languages("dev")  # type: ignore[arg-type]
+
+
+def test_unseen_speakers_ask_the_same_question() -> None:
+    unseen, test = bundled_set("bundled:languages/unseen"), bundled_languages("test")
+    assert {s.messages[1].content[1] for s in unseen} == {LANGUAGE_QUESTION}
+    assert len({s.metadata["speaker"] for s in unseen}) == 5
+    assert not {s.metadata["speaker"] for s in unseen} & {s.metadata["speaker"] for s in test}
+    assert all(any(letter.isalpha() for letter in s.metadata["text"]) for s in unseen)
 
 
 def test_sets_by_name() -> None:
