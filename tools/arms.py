@@ -15,7 +15,7 @@ from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.run.checkpoint import write_json
 from audiorl.run.folder import Run
-from audiorl.run.records import read_record
+from audiorl.run.records import RunState, read_record
 
 
 def timed(run: Run, arm: str, train: Callable[[], None]) -> None:
@@ -66,7 +66,8 @@ def listening_table(folders: Mapping[str, Sequence[Path]]) -> str:
     rows = []
     for name, runs in folders.items():
         phase = f"listening_{name}"
-        results = [run.result(phase) for folder in runs if (run := Run.open(folder)).finished(phase)]
+        finished = [read_record(folder / "state.json", RunState).finished for folder in runs]  # runs may be training
+        results = [phases[phase] for phases in finished if phase in phases]
         if results:
             ranges = [f"{min(r[v] for r in results):.2f} to {max(r[v] for r in results):.2f}" for v in DEFAULT_VIEWS]
             rows.append((name, ", ".join(r["verdict"] for r in results), *ranges))
