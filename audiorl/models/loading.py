@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     WhisperFeatureExtractor,
 )
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from audiorl.config import ModelConfig, torch_device
 
@@ -32,6 +32,18 @@ SPEECH_OUTPUT = ("talker.", "token2wav.", "code2wav.")
 def checkpoint_dtype(config: ModelConfig) -> torch.dtype | str:
     """`auto` keeps what the checkpoint says."""
     return "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
+
+
+def optional_file(path: str | Path, name: str) -> Path | None:
+    """A file of a model folder or hub id; None where there is none or the hub does not answer."""
+    file = cached_file(
+        str(path),
+        name,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if file is None else Path(file)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from audiorl.models.loading import optional_file
 from audiorl.models.lora import save_adapter
 from audiorl.models.vision import CopiedTensor
 
@@ -43,20 +44,8 @@ class Source:
 
     @classmethod
     def read(cls, path: str | Path, config: Mapping[str, Any]) -> Source:
-        from transformers.utils import cached_file
-
-        files = {}
-        for name in PROCESSOR_FILES:
-            file = cached_file(
-                str(path),
-                name,
-                _raise_exceptions_for_gated_repo=False,
-                _raise_exceptions_for_missing_entries=False,
-                _raise_exceptions_for_connection_errors=False,
-            )
-            if file is not None:
-                files[name] = Path(file).read_bytes()
-        return cls(config, files)
+        paths = {name: optional_file(path, name) for name in PROCESSOR_FILES}
+        return cls(config, {name: file.read_bytes() for name, file in paths.items() if file is not None})
 
 
 def save_policy(policy: AudioPolicy, folder: str | Path) -> None:

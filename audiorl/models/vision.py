@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from audiorl.models.loading import naming_damage
+from audiorl.models.loading import naming_damage, optional_file
 
 IN_CHECKPOINT = re.compile(r"^(?:thinker\.)?(?:model\.)?(visual\..*)")
 """The names of a vision tower's tensors in a checkpoint, of a whole model or of the thinker alone."""
@@ -60,10 +60,10 @@ _WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 
 def _weight_files(path: str | Path) -> list[Path]:
     """The safetensors files with tensors of the vision tower."""
-    single = _cached(path, SAFE_WEIGHTS_NAME)
+    single = optional_file(path, SAFE_WEIGHTS_NAME)
     if single is not None:
         return [single]
-    index = _cached(path, SAFE_WEIGHTS_INDEX_NAME)
+    index = optional_file(path, SAFE_WEIGHTS_INDEX_NAME)
     if index is None:
         return []
     try:
@@ -71,18 +71,7 @@ def _weight_files(path: str | Path) -> list[Path]:
         files = sorted({file for name, file in names.items() if IN_CHECKPOINT.match(name)})
     except (ValueError, LookupError, TypeError, AttributeError):
         return []  # `from_pretrained` reads it next, and says what is wrong
-    return [file for name in files if (file := _cached(path, name)) is not None]
-
-
-def _cached(path: str | Path, name: str) -> Path | None:
-    file = cached_file(
-        str(path),
-        name,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return None if file is None else Path(file)
+    return [file for name in files if (file := optional_file(path, name)) is not None]
 
 
 def remove_vision(model: Any) -> dict[str, CopiedTensor]:

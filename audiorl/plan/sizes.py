@@ -37,7 +37,7 @@ from audiorl.models.saving import Source
 from audiorl.models.speech import CONFIG_KEY
 from audiorl.models.text import MODELS, TextDecoder
 from audiorl.models.tiny import tiny_llama_tokenizer, tiny_tokenizer, tiny_whisper_tokenizer
-from audiorl.models.vision import planned_copy, remove_vision
+from audiorl.models.vision import planned_copy
 from audiorl.models.whisper import Whisper, read_by_spans
 from audiorl.plan.released import RELEASED
 
@@ -154,10 +154,9 @@ def skeleton(
         raise ValueError(f"{where}/config.json: {config_class.__name__} does not take it: {error}") from error
     with torch.device("meta"):
         model, backbone, speech = _build(size, model_class, backbone_class, raw_config, codebooks, codebook_size)
-        vision = sum(tensor.numel for tensor in remove_vision(model).values())
         tokenizer = backbone.tokenizer if hasattr(backbone, "tokenizer") else _stand_in()
         policy = AudioPolicy(model, tokenizer, None, backbone, config, speech)
-    policy.source = Source(copied=planned_copy(vision))
+    policy.source = Source(copied=planned_copy(sum(tensor.numel for tensor in policy.source.copied.values())))
     return policy
 
 
