@@ -22,6 +22,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import soxr
@@ -41,7 +42,7 @@ from audiorl.models.text import tiny as tiny_text
 from audiorl.recipes.judges.character_ctc import plain, train_character_ctc
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
-from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges
+from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges, WordIntelligibility
 from audiorl.rl.train import train_rl
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
@@ -106,6 +107,9 @@ class Config:
     only: tuple[str, ...] = (r"^model\.norm\.",)
     """Regular expressions of the weights that GRPO trains. 256 rewards a step say little about millions of weights, and
     more about the scales of the last norm."""
+    credit: Literal["text", "word"] = "text"
+    """What the reward of being understood is given for: the text, or each word on the frames that say it (then set
+    `--grpo.advantage step-index`)."""
     grpo: RLConfig = RLConfig(
         steps=40,
         prompts_per_step=16,
@@ -185,7 +189,7 @@ def main(config: Config, run: Run) -> None:
     speech_decoder = CodecSpeechDecoder.of(policy)
     judges = SpeechJudges(speech_decoder, recogniser=recogniser)
     reward = WeightedSum.of(
-        understood=Intelligibility(judges, "cer"),
+        understood=WordIntelligibility(judges) if config.credit == "word" else Intelligibility(judges, "cer"),
         length=(Duration(judges), 0.2),
         finished=(Finished(judges), 0.1),
     )

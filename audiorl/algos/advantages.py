@@ -82,12 +82,18 @@ def remax(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
 
 
 def time_index_relative(
-    rewards: Tensor, mask: Tensor, group_ids: Sequence[str] | Tensor, std: bool = True, eps: float = 1e-4
+    rewards: Tensor,
+    mask: Tensor,
+    group_ids: Sequence[str] | Tensor,
+    std: bool = True,
+    eps: float = 1e-4,
+    gamma: float = 1.0,
 ) -> Tensor:
     """Per turn: rewards normalised over the group at the same turn, summed from each turn on (Hibiki-Zero, 2602.11072).
 
     rewards, mask [B, S]: a reward for each of at most S turns, True where the rollout has the turn; group_ids: B
-    labels. Returns [B, S], 0 where the mask is False. A turn that only one rollout of the group has contributes 0.
+    labels; gamma: discount of later turns. Returns [B, S], 0 where the mask is False. A turn that only one rollout of
+    the group has contributes 0.
     """
     check_shapes("time_index_relative", rewards=rewards, mask=mask)
     mask = mask.bool()
@@ -96,7 +102,34 @@ def time_index_relative(
     at = group[:, None].expand_as(mask)[mask] * mask.shape[1] + turn
     normalised = torch.zeros_like(rewards)
     normalised[mask] = group_relative(rewards[mask], at, std, eps)
-    return torch.where(mask, normalised.flip(1).cumsum(1).flip(1), 0.0)
+    return torch.where(mask, _discounted_sums(normalised, gamma), 0.0)
+
+
+def step_index_relative(
+    rewards: Tensor,
+    mask: Tensor,
+    group_ids: Sequence[str] | Tensor,
+    std: bool = True,
+    eps: float = 1e-4,
+    gamma: float = 0.0,
+) -> Tensor:
+    """`time_index_relative` of the steps of an answer, such as the words that it says: the k-th step of a rollout is
+    compared with the k-th steps of its group.
+
+    rewards, mask [B, T]: a step's reward stands on its last token, as for `process_relative`. Returns [B, T]: a token
+    has the advantage of its own step and, with `gamma` above 0, gamma^n times that of the n-th step after it. What
+    follows the last step belongs to it.
+    """
+    check_shapes("step_index_relative", rewards=rewards, mask=mask)
+    mask = mask.bool()
+    ends_BT = mask & (rewards != 0)
+    counts_B = ends_BT.sum(1)
+    steps = max(int(counts_B.max()), 1) if len(counts_B) else 1
+    step_BT = (ends_BT.cumsum(1) - ends_BT.long()).clamp(max=steps - 1).minimum((counts_B - 1).clamp(min=0)[:, None])
+    rewards_BS = rewards.new_zeros(len(rewards), steps).scatter_add(1, step_BT, torch.where(ends_BT, rewards, 0.0))
+    present_BS = torch.arange(steps, device=mask.device) < counts_B[:, None]
+    advantages_BS = time_index_relative(rewards_BS, present_BS, group_ids, std, eps, gamma)
+    return torch.where(mask, advantages_BS.gather(1, step_BT), 0.0)
 
 
 def process_relative(
@@ -198,7 +231,7 @@ def _discounted_sums(x: Tensor, decay: float) -> Tensor:
     over the blocks' first entries, with the block's decay.
     """
     batch, length = x.shape
-    if length == 0:
+    if x.numel() == 0:
         return x.clone()
     size = min(_BLOCK, length)
     blocks = torch.nn.functional.pad(x, (0, -length % size)).view(batch, -1, size)

@@ -15,6 +15,7 @@ Advantage = Literal[
     "mean-relative",
     "decoupled",
     "process",
+    "step-index",
     "time-index",
     "leave-one-out",
     "remax",
@@ -110,9 +111,10 @@ class RLConfig:
     RLOO is advantage `leave-one-out`; REINFORCE++ has its own, best with kl_in `reward`; PPO is `gae`; `time-index`
     compares a group's streams turn by turn; `mean-relative` is MaxRL; `decoupled` is GDPO, which normalises each term
     of a `WeightedSum` within its group; `process` is GRPO with a reward for each step of an answer
-    (`ProcessModelReward(credit="steps")`). Dr.GRPO is advantage_std False with aggregation
-    `sequence-mean-token-sum`; DAPO is clip_high 0.28, aggregation `token-mean`, kl_beta 0 and dynamic_sampling. `none`
-    has no advantages: distillation alone.
+    (`ProcessModelReward(credit="steps")`), `step-index` compares the k-th step with the group's k-th steps
+    (`WordIntelligibility`). Dr.GRPO is advantage_std False with aggregation `sequence-mean-token-sum`; DAPO is
+    clip_high 0.28, aggregation `token-mean`, kl_beta 0 and dynamic_sampling. `none` has no advantages: distillation
+    alone.
     """
 
     steps: int = 1000
@@ -135,6 +137,8 @@ class RLConfig:
     """Discount per sampled token, of `reinforce`, `reinforce++` and `gae`."""
     lam: float = 0.95
     """λ of `gae`."""
+    step_gamma: float = 0.0
+    """Discount of the steps after a token's own, of `step-index`; 0: only its own step counts."""
     whiten: bool = True
     """Whiten the advantages of `reinforce` and `gae` over all sampled tokens of the step."""
     critic: CriticConfig = CriticConfig()
@@ -168,6 +172,9 @@ class RLConfig:
     """SAPO's τ of the other tokens."""
     frame_ratio: Literal["code", "frame"] = "code"
     """Of models that speak: one ratio (and clip) per sampled code, or one per codec frame."""
+    codebook_weights: tuple[float, ...] = ()
+    """Of models that speak, with `frame_ratio` code: weight of each codebook in the surrogate, in their order; empty: 1
+    each. `1 0 0 0` trains the first of four alone. The KL in the loss stays that of all codes."""
     clip_low: float = 0.2
     """Ratios are clipped below 1 - this."""
     clip_high: float = 0.2
@@ -262,16 +269,20 @@ class RLConfig:
                 "audio_check_min",
             ),
         )
-        for name in ("gamma", "lam"):
+        for name in ("gamma", "lam", "step_gamma"):
             require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "in [0, 1]")
         if self.dual_clip is not None:
             require(self.dual_clip > 1, "dual_clip", self.dual_clip, "greater than 1")
-        compared = ("group", "mean-relative", "decoupled", "time-index", "leave-one-out", "reinforce++-baseline")
-        if self.group_size == 1 and self.advantage in compared:
+        compared = ("group", "mean-relative", "decoupled", "step-index", "time-index", "leave-one-out")
+        if self.group_size == 1 and self.advantage in (*compared, "reinforce++-baseline"):
             raise ValueError(
                 f"advantage {self.advantage!r} compares the rollouts of a prompt, so group_size must be at least 2: a "
                 "single rollout has advantage 0 and trains nothing"
             )
+        if self.codebook_weights and (self.frame_ratio != "code" or min(self.codebook_weights) < 0):
+            raise ValueError("codebook_weights are numbers of at least 0, with frame_ratio 'code'")
+        if self.codebook_weights and not any(self.codebook_weights):
+            raise ValueError("codebook_weights: every weight is 0; give at least one")
         if self.advantage == "decoupled" and (self.score_clip is not None or self.score_normalize):
             raise ValueError("advantage 'decoupled' normalises each term: score_clip and score_normalize do not apply")
         if self.advantage in ("mean-relative", "decoupled") and self.kl_in == "reward" and self.kl_beta:

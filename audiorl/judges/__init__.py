@@ -7,15 +7,25 @@ A judge of your own is a Python file with `load(folder, device)`: `load_speaker_
 `tools/fetch_judges.py` fetches small ones where there is no model hub.
 """
 
+from audiorl.judges.alignment import AlignedWord
 from audiorl.judges.loading import (
     load_quality_model,
     load_recogniser,
     load_speaker_encoder,
     load_speech_detector,
 )
-from audiorl.judges.protocol import LanguageIdentifier, QualityModel, Recogniser, SpeakerEncoder, SpeechDetector
+from audiorl.judges.protocol import (
+    Aligner,
+    LanguageIdentifier,
+    QualityModel,
+    Recogniser,
+    SpeakerEncoder,
+    SpeechDetector,
+)
 
 __all__ = [
+    "AlignedWord",
+    "Aligner",
     "LanguageIdentifier",
     "QualityModel",
     "Recogniser",

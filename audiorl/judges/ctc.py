@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from audiorl.config import torch_device
+from audiorl.judges.alignment import AlignedWord, align_words
 from audiorl.judges.checkpoint import load_judge, load_processor
 from audiorl.judges.protocol import Waveform
 from audiorl.judges.waves import Wave, batches_by_length, padded, resampled
+from audiorl.metrics.text import normalize
 
 MIN_SAMPLES = 1600
 """Samples (0.1 s) to which shorter clips are padded with silence: the convolutions need some."""
@@ -54,18 +56,47 @@ class CTC:
         waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
         texts = [""] * len(waves)
         for batch in batches_by_length(waves, batch_size(model, self.batch_size)):
-            for place, ids in zip(batch, self._labels([waves[i] for i in batch]), strict=True):
-                # The tokenizer removes repeats, then blanks; with skip_special_tokens it would drop blanks first.
-                texts[place] = tokenizer.decode(ids).strip()
+            for place, logits in zip(batch, self._logits([waves[i] for i in batch]), strict=True):
+                texts[place] = _read(tokenizer, logits)
         return texts
 
+    def align(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
+        model, extractor, tokenizer = self.parts
+        waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
+        labels = [_word_labels(tokenizer, text, self.path) for text in texts]
+        aligned: list[list[AlignedWord]] = [[] for _ in waves]
+        between, blank = tokenizer.word_delimiter_token_id, tokenizer.pad_token_id
+        for batch in batches_by_length(waves, batch_size(model, self.batch_size)):
+            for i, logits in zip(batch, self._logits([waves[i] for i in batch]), strict=True):
+                seconds, read = len(waves[i]) / extractor.sampling_rate, partial(_read, tokenizer)
+                words, ids = [w for w, _ in labels[i]], [ids for _, ids in labels[i]]
+                aligned[i] = align_words(logits.float().log_softmax(-1), words, ids, between, blank, seconds, read)
+        return aligned
+
     @torch.no_grad()
-    def _labels(self, waves: Sequence[Wave]) -> list[Tensor]:
-        """The label of each frame, [frames] for each clip, repeats and blanks still in it."""
+    def _logits(self, waves: Sequence[Wave]) -> list[Tensor]:
+        """[frames, labels] for each clip."""
         model, extractor, _ = self.parts
         logits = model(**inputs(model, extractor, waves, MIN_SAMPLES)).logits
         lengths = [int(frames(model, max(len(wav), MIN_SAMPLES))) for wav in waves]
-        return [row[:n].argmax(-1) for row, n in zip(logits, lengths, strict=True)]
+        return [row[:n] for row, n in zip(logits, lengths, strict=True)]
+
+
+def _read(tokenizer: Any, logits: Tensor) -> str:
+    # The tokenizer removes repeats, then blanks; with skip_special_tokens it would drop blanks first.
+    text: str = tokenizer.decode(logits.argmax(-1)).strip()
+    return text
+
+
+def _word_labels(tokenizer: Any, text: str, path: str) -> list[tuple[str, list[int]]]:
+    """The words of a text, normalised, in the recogniser's labels: in capitals where its vocabulary has no others."""
+    words = normalize(text, "basic").split()
+    vocabulary = tokenizer.get_vocab()
+    capitals = not any(label.islower() and len(label) == 1 for label in vocabulary)
+    spelled = [word.upper() if capitals else word for word in words]
+    if unknown := sorted({c for word in spelled for c in word} - set(vocabulary)):
+        raise ValueError(f"{path}: {text!r} has the character {unknown[0]!r}, for which the recogniser has no label")
+    return [(word, [vocabulary[c] for c in letters]) for word, letters in zip(words, spelled, strict=True)]
 
 
 def batch_size(model: Any, wanted: int) -> int:

@@ -1,4 +1,4 @@
-"""The protocols of speech judges: `Recogniser`, `LanguageIdentifier`, `SpeakerEncoder`, `QualityModel`,
+"""The protocols of speech judges: `Recogniser`, `Aligner`, `LanguageIdentifier`, `SpeakerEncoder`, `QualityModel`,
 `SpeechDetector`.
 
 All take mono waveforms [T] of floats in [-1, 1] at one rate, any number and any length, resample them, and return one
@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
+
+from audiorl.judges.alignment import AlignedWord
 
 Waveform = NDArray[Any]
 
@@ -25,6 +27,17 @@ class Recogniser(Protocol):
 
     def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
         """One text each; "" for no samples."""
+        ...
+
+
+class Aligner(Recogniser, Protocol):
+    """A recogniser that also says where each word of a text is said: one with a CTC head."""
+
+    def align(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
+        """The words of the text of each waveform, in order; none for no samples and for a text without words.
+
+        Raises ValueError for a text with a character that the recogniser does not know.
+        """
         ...
 
 

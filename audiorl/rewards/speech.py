@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audiorl.audio import AudioClip
-from audiorl.judges.protocol import QualityModel, Recogniser, SpeakerEncoder, Waveform
+from audiorl.judges.alignment import AlignedWord
+from audiorl.judges.protocol import Aligner, QualityModel, Recogniser, SpeakerEncoder, Waveform
 from audiorl.metrics.speaker import cosine
 from audiorl.metrics.speech import clipped_share, duration_ratio, silent_share
 from audiorl.metrics.text import Normalizer, char_errors, normalize, word_errors
@@ -84,6 +85,27 @@ class SpeechJudges:
             raise ValueError("SpeechJudges: has no recogniser; pass recogniser=…")
         recogniser = self.recogniser
         return self._ask_judge("transcript", rollouts, lambda w: recogniser.transcribe(w, self.sample_rate), "")
+
+    def aligned_words(self, rollouts: Sequence[Rollout]) -> list[list[AlignedWord]]:
+        """The words of the sample's first reference, where they are said and what the recogniser understood there; none
+        for silence."""
+        recogniser = self.recogniser
+        if recogniser is None or not hasattr(recogniser, "align"):
+            name = "no recogniser" if recogniser is None else f"the recogniser {recogniser.name}"
+            raise ValueError(
+                f"SpeechJudges: {name} cannot align words; take one with a CTC head, such as Wav2Vec2 or "
+                "recipes/judges/character_ctc.py"
+            )
+        aligner: Aligner = recogniser  # type: ignore[assignment]
+
+        def aligned(new: list[Rollout]) -> list[list[AlignedWord]]:
+            spoken = [r for r in new if self.has_speech(r)]
+            texts = [r.sample.references[0] if r.sample.references else "" for r in spoken]
+            words = aligner.align(self.waveforms(spoken), self.sample_rate, texts) if spoken else []
+            by_id = dict(zip(map(id, spoken), words, strict=True))
+            return [by_id.get(id(r), []) for r in new]
+
+        return self._once("words", rollouts, aligned)
 
     def speaker_embeddings(self, rollouts: Sequence[Rollout]) -> list[NDArray[Any] | None]:
         """The speaker's embedding [D]; None for silence."""
@@ -175,6 +197,56 @@ class Intelligibility:
         if not normalize(written, self.normalizer, language):
             return 1.0
         return errors(written, transcript, self.normalizer, language).rate
+
+
+@dataclass(frozen=True)
+class WordIntelligibility:
+    """The mean over the words of the sample's first reference of 1 - CER, in [0, 1], with credit on each word's frames.
+
+    Needs a recogniser with a CTC head (`Aligner`): the text is aligned with the speech, and each word is compared with
+    what the recogniser understood in its stretch of time. `per_token` puts a word's share on the last frame that says
+    it, the last word's on the last sampled token; a word that is not understood gets 0.001 / words, since 0 ends no
+    step. For the advantages `step-index` and `process`, and for `gae`. Silence, and a text without words, score 0.
+    Raises ValueError where a rollout has speech in several segments, and for a recogniser that cannot align.
+    """
+
+    judges: SpeechJudges
+    normalizer: Normalizer = "basic"
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        waves, aligned = self.judges.waveforms(rollouts), self.judges.aligned_words(rollouts)
+        seconds = [len(wav) / self.judges.sample_rate for wav in waves]
+        return [self._score(*row) for row in zip(rollouts, seconds, aligned, strict=True)]
+
+    def _score(self, rollout: Rollout, seconds: float, words: Sequence[AlignedWord]) -> Score:
+        if not rollout.num_sampled:
+            return Score(0.0, {"cer": 1.0})
+        rates = [min(char_errors(w.text, w.heard, self.normalizer).rate, 1.0) for w in words] or [1.0]
+        values = [max(1.0 - rate, 0.001) / len(rates) for rate in rates]
+        per_token = [0.0] * rollout.num_sampled
+        frames = _spoken_rows(rollout)
+        for index, value in enumerate(values):
+            place = rollout.num_sampled - 1
+            if index < len(values) - 1:
+                # Codebook k is delayed by k rows: a frame's codes lie around the row that is half as many rows later.
+                place = frames[min(round(len(frames) * words[index].end / seconds), len(frames) - 1)]
+                place = min(place, rollout.num_sampled - len(values) + index)
+            per_token[max(place, 0)] += value
+        cer = sum(rates) / len(rates)
+        return Score(1.0 - cer, {"cer": cer}, per_token=tuple(per_token))
+
+
+def _spoken_rows(rollout: Rollout) -> list[int]:
+    """Which of the sampled rows are codec frames, of the one segment that speaks."""
+    spoken = [s for s in rollout.segments if s.codes is not None]
+    if len(spoken) > 1:
+        raise ValueError(f"{rollout.name}: WordIntelligibility scores one spoken segment; this has {len(spoken)}")
+    before = 0
+    for s in rollout.segments:
+        if s.codes is not None:
+            return [before + int(i) for i in (s.codes[:, 0] >= 0).nonzero()[:, 0]]
+        before += len(s.ids)
+    return []
 
 
 def reference_clip(sample: Sample) -> AudioClip:

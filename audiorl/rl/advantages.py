@@ -25,6 +25,7 @@ from audiorl.algos.advantages import (
     reinforce_plus_plus_baseline,
     reinforce_returns,
     remax,
+    step_index_relative,
     time_index_relative,
     whiten,
 )
@@ -37,7 +38,17 @@ if TYPE_CHECKING:  # collecting needs the rewards' packages, training does not
     from audiorl.rl.collect import RolloutBatch
 
 Reduce = Callable[[Tensor], Tensor]
-GROUP_ESTIMATORS = ("group", "mean-relative", "decoupled", "process", "leave-one-out", "remax", "time-index", "none")
+GROUP_ESTIMATORS = (
+    "group",
+    "mean-relative",
+    "decoupled",
+    "process",
+    "step-index",
+    "leave-one-out",
+    "remax",
+    "time-index",
+    "none",
+)
 """Estimators that need the scores of one group and nothing else."""
 
 
@@ -138,6 +149,9 @@ def _group_advantages(
     if config.advantage == "process":
         std, eps = config.advantage_std, config.advantage_eps
         return _filled(experiences, process_relative(rewards_BT, mask_BT, groups, std, eps))
+    if config.advantage == "step-index":
+        normalisation = config.advantage_std, config.advantage_eps, config.step_gamma
+        return _filled(experiences, step_index_relative(rewards_BT, mask_BT, groups, *normalisation))
     if config.advantage == "group":
         advantages_B = group_relative(scores_B, groups, config.advantage_std, config.advantage_eps)
     elif config.advantage == "mean-relative":

@@ -26,7 +26,7 @@ from audiorl.algos.losses import (
     sapo_loss,
 )
 from audiorl.config import RLConfig
-from audiorl.rl.packs import Pack
+from audiorl.rl.packs import Pack, is_frame
 from audiorl.train.batches import gather_code_mask, logprobs_by_code, sum_codebooks
 from audiorl.types import PolicyOutput
 
@@ -57,9 +57,9 @@ def policy_loss(pack: Pack, output: PolicyOutput, config: RLConfig, beta: float)
     }
     ref = pack.gather("ref_logprobs")
     if ref is not None and config.kl_in == "loss":
-        kl_N = sum_codebooks(kl_estimate(logprobs, ref, config.kl_kind))
-        loss = loss + beta * (weights_N * kl_N).sum()
-        metrics |= pack.means("kl", kl_N.detach())
+        kl = kl_estimate(logprobs, ref, config.kl_kind)
+        loss = loss + beta * (weights_N * sum_codebooks(kl)).sum()
+        metrics |= pack.kl_means(kl.detach())
     if config.entropy_coef:
         loss = loss - config.entropy_coef * (weights_N * output.entropy).sum()
     return loss, metrics
@@ -81,6 +81,8 @@ def surrogate(
         rows, codes = rows.to(logprobs.device), codes.to(logprobs.device)
         logprobs, old = logprobs[rows, codes], old[rows, codes]
         advantages_N, loss_weights = advantages_N[rows], weights_N[rows]
+        if config.codebook_weights:
+            loss_weights = loss_weights * _code_weights(pack, config, rows, codes)
         chosen_N = None if chosen_N is None else chosen_N[rows]
     else:
         logprobs, old = sum_codebooks(logprobs), sum_codebooks(old)
@@ -106,3 +108,14 @@ def surrogate(
         loss, sums = ppo_clip_loss(logprobs, old, advantages_N, loss_weights, *clips, config.dual_clip)
     share = means_N.sum() / loss_weights.sum().clamp_min(torch.finfo(loss_weights.dtype).tiny)
     return loss, {name: share * value for name, value in sums.items()}
+
+
+def _code_weights(pack: Pack, config: RLConfig, rows: Tensor, codes: Tensor) -> Tensor:
+    """`codebook_weights` of the entries (row, codebook); 1 for text tokens, which stand in column 0."""
+    count = 0 if pack.frame_counts is None else pack.frame_counts.codebooks
+    if len(config.codebook_weights) != count:
+        raise ValueError(
+            f"codebook_weights has {len(config.codebook_weights)} weights; the model has {count} codebooks"
+        )
+    weights = torch.tensor(config.codebook_weights, device=codes.device)
+    return torch.where(is_frame(pack.experiences).to(rows.device)[rows], weights[codes], 1.0)

@@ -19,6 +19,16 @@ from audiorl.train.batches import counts, frames, gather, repeat_each, sum_codeb
 from audiorl.types import Experience, PackedBatch
 
 
+@dataclass(frozen=True)
+class FrameCounts:
+    """The codec frames among the sampled rows of all ranks."""
+
+    fraction: float
+    """The share of rows that are frames."""
+    codebooks: int
+    """Q."""
+
+
 @dataclass(frozen=True, eq=False)
 class Pack:
     """Experiences in one row, for one forward and backward pass. `MiniBatch.packs` fills in every field."""
@@ -29,8 +39,8 @@ class Pack:
     """The weight of each sampled token in the loss, by `RLConfig.aggregation`: losses are weighted sums."""
     mean_weights_N: Tensor
     """The weights under which sums over all packs are plain means over the tokens of the mini-batch."""
-    frame_fraction: float | None
-    """The share of the mini-batch's sampled rows that are codec frames; None where no experience can have frames."""
+    frame_counts: FrameCounts | None
+    """The codec frames of the mini-batch; None where no experience can have frames."""
     chosen_N: Tensor | None = None
     """bool: the tokens that Clip-Cov leaves out, or KL-Cov holds back; None with other losses."""
 
@@ -45,7 +55,11 @@ class Pack:
 
     def means(self, name: str, values_N: Tensor) -> dict[str, Tensor]:
         """This pack's share of a metric's mean; of a model that speaks also over text tokens and over frames alone."""
-        return means_by_modality(name, values_N, self.mean_weights_N, self.experiences, self.frame_fraction)
+        return means_by_modality(name, values_N, self.mean_weights_N, self.experiences, self.frame_counts)
+
+    def kl_means(self, kl: Tensor) -> dict[str, Tensor]:
+        """This pack's share of the mean KL [N] or [N, Q], over all rows, by modality and by codebook."""
+        return kl_means(kl, self.mean_weights_N, self.experiences, self.frame_counts)
 
 
 class MiniBatch:
@@ -61,7 +75,7 @@ class MiniBatch:
         lengths_of_all, own = world.gather_list(counts(experiences))
         self._loss_weights = token_weights(lengths_of_all, config.aggregation, max_tokens)[own]
         self._mean_weights = token_weights(lengths_of_all, "token-mean")[own]
-        self._frame_fraction = frame_fraction(experiences, world)
+        self._frame_counts = frame_counts(experiences, world)
         self._chosen = None
         if config.loss in ("clip-cov", "kl-cov"):
             self._chosen = chosen_by_covariance(experiences, config, world, seed).split(counts(experiences))
@@ -81,7 +95,7 @@ class MiniBatch:
                 pack_experiences(experiences, self._config.share_prompts),
                 repeat_each([self._loss_weights[i] for i in indices], lengths).to(device),
                 repeat_each([self._mean_weights[i] for i in indices], lengths).to(device),
-                self._frame_fraction,
+                self._frame_counts,
                 None if self._chosen is None else torch.cat([self._chosen[i] for i in indices]).to(device),
             )
 
@@ -135,27 +149,43 @@ def chosen_by_covariance(experiences: Sequence[Experience], config: RLConfig, wo
     return clip_cov_tokens(covariance, config.cov_fraction, config.cov_low, config.cov_high, seed)[own]
 
 
-def frame_fraction(experiences: Sequence[Experience], world: World) -> float | None:
-    """The share of sampled rows that are codec frames, over all ranks; None when no experience can have frames."""
-    is_frame_N = frames(experiences, torch.device("cpu"))
-    count = None if is_frame_N is None else int(is_frame_N.sum())
-    of_ranks = world.gather((sum(counts(experiences)), count))
-    if all(count is None for _, count in of_ranks):
-        return None
-    return sum(count or 0 for _, count in of_ranks) / max(sum(rows for rows, _ in of_ranks), 1)
+def frame_counts(experiences: Sequence[Experience], world: World) -> FrameCounts | None:
+    """The codec frames of all ranks; None when no experience can have frames."""
+    widths = [e.codes.shape[1] for e in experiences if e.codes is not None]
+    of_ranks = world.gather((sum(counts(experiences)), int(is_frame(experiences).sum()), max(widths, default=0)))
+    rows, frame_rows, codebooks = (list(column) for column in zip(*of_ranks, strict=True))
+    return FrameCounts(sum(frame_rows) / max(sum(rows), 1), max(codebooks)) if max(codebooks) else None
+
+
+def is_frame(experiences: Sequence[Experience]) -> Tensor:
+    """[N] bool, on the CPU: which sampled rows are codec frames."""
+    marks = frames(experiences, torch.device("cpu"))
+    return torch.zeros(sum(counts(experiences)), dtype=torch.bool) if marks is None else marks
+
+
+def kl_means(
+    kl: Tensor, weights_N: Tensor, experiences: Sequence[Experience], frame_counts: FrameCounts | None
+) -> dict[str, Tensor]:
+    """Weighted sums of the KL [N], or [N, Q] by code: `kl` as `means_by_modality`, and with frames `kl_codebook_K`,
+    the mean over frames of codebook K, from 0."""
+    out = means_by_modality("kl", sum_codebooks(kl), weights_N, experiences, frame_counts)
+    if frame_counts is None:
+        return out
+    places = is_frame(experiences).nonzero()[:, 0].to(kl.device)
+    sums = (weights_N[places, None] * kl[places]).sum(0) if kl.dim() == 2 else kl.new_zeros(frame_counts.codebooks)
+    return out | {f"kl_codebook_{k}": value / max(frame_counts.fraction, 1e-9) for k, value in enumerate(sums)}
 
 
 def means_by_modality(
-    name: str, values_N: Tensor, weights_N: Tensor, experiences: Sequence[Experience], frame_fraction: float | None
+    name: str, values_N: Tensor, weights_N: Tensor, experiences: Sequence[Experience], frame_counts: FrameCounts | None
 ) -> dict[str, Tensor]:
     """Weighted sums of `values_N`: `name` over all rows, and with frames `name`_text and `name`_audio, each divided by
     the share of its rows, so that they are means over these."""
     weighted_N = weights_N * values_N
     out = {name: weighted_N.sum()}
-    if frame_fraction is not None:
-        is_frame_N = frames(experiences, torch.device("cpu"))
-        is_text_N = torch.ones(len(weighted_N), dtype=torch.bool) if is_frame_N is None else ~is_frame_N
-        for modality, rows, share in (("text", is_text_N, 1 - frame_fraction), ("audio", ~is_text_N, frame_fraction)):
+    if frame_counts is not None:
+        is_frame_N, share = is_frame(experiences), frame_counts.fraction
+        for modality, rows, fraction in (("text", ~is_frame_N, 1 - share), ("audio", is_frame_N, share)):
             places = rows.nonzero()[:, 0].to(weighted_N.device)
-            out[f"{name}_{modality}"] = weighted_N[places].sum() / max(share, 1e-9)
+            out[f"{name}_{modality}"] = weighted_N[places].sum() / max(fraction, 1e-9)
     return out

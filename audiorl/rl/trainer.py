@@ -27,13 +27,13 @@ from audiorl.rl.advantages import compute_token_advantages, mean_advantage
 from audiorl.rl.critic import Critic
 from audiorl.rl.distill import Distillation, Teacher, load_teacher
 from audiorl.rl.losses import policy_loss
-from audiorl.rl.packs import MiniBatch, Pack, frame_fraction, means_by_modality, mini_batches_of
+from audiorl.rl.packs import MiniBatch, Pack, frame_counts, kl_means, mini_batches_of
 from audiorl.rl.token_record import TokenNumbers, TokenRecord
 from audiorl.run.pieces import Piece, TrainerState
 from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
 from audiorl.train.adamw import Optimizer
-from audiorl.train.batches import counts, fill, fill_fields, gather, idle_batch, logprobs_by_code, sum_codebooks
+from audiorl.train.batches import counts, fill, fill_fields, gather, idle_batch, logprobs_by_code
 from audiorl.train.checks import check_finite, read_pass
 from audiorl.train.ema import EMA
 from audiorl.train.optim import backward, idle_passes, optimizer_for
@@ -337,13 +337,13 @@ class Trainer:
     def _mean_kl(self, experiences: Sequence[Experience]) -> dict[str, float]:
         """The KL that the rewards were charged for: of the old policy, before the update."""
         lengths_of_all, _ = self.world.gather_list(counts(experiences))
-        fraction, sums = frame_fraction(experiences, self.world), {}
+        frames, sums = frame_counts(experiences, self.world), {}
         if experiences:
             old, ref = (gather(experiences, name, torch.device("cpu")) for name in ("old_logprobs", "ref_logprobs"))
             assert old is not None and ref is not None
-            kl_N = sum_codebooks(kl_estimate(old, ref, self.config.kl_kind))
-            weights_N = torch.full_like(kl_N, 1 / max(sum(lengths_of_all), 1))
-            sums = means_by_modality("kl", kl_N, weights_N, experiences, fraction)
+            kl = kl_estimate(old, ref, self.config.kl_kind)
+            weights_N = kl.new_full((len(kl),), 1 / max(sum(lengths_of_all), 1))
+            sums = kl_means(kl, weights_N, experiences, frames)
         return self.world.add_up({name: float(value) for name, value in sums.items()})
 
     # -- state ----------------------------------------------------------------------------------------------------

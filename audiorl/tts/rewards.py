@@ -18,6 +18,7 @@ from audiorl.rewards.speech import (
     PredictedMOS,
     SpeakerSimilarity,
     SpeechJudges,
+    WordIntelligibility,
     reference_clip,
     reference_seconds,
 )
@@ -47,8 +48,10 @@ class SpeechRewards:
     recogniser with a strong language model corrects errors of pronunciation that the reward should see."""
     speaker: str = "microsoft/wavlm-base-plus-sv"
     """A speaker encoder by path or hub id."""
-    metric: Literal["wer", "cer"] = "wer"
-    """Errors of what `asr` understands: by word (wer) or by character (cer)."""
+    metric: Literal["wer", "cer", "word-cer"] = "wer"
+    """Errors of what `asr` understands: by word (wer), by character (cer), or by character within the time of each word
+    (word-cer), which `--grpo.advantage step-index` credits to the frames of that word. word-cer needs a recogniser with
+    a CTC head."""
     normalizer: Normalizer = "basic"
     """Normalisation of both texts before they are compared; see audiorl.metrics.text."""
 
@@ -90,7 +93,11 @@ def speech_reward(
         quality=load_quality_model("dnsmos") if o.quality else None,
     )
     rewards: dict[str, Reward] = {
-        "understood": Intelligibility(judges, o.metric, o.normalizer),
+        "understood": (
+            WordIntelligibility(judges, o.normalizer)
+            if o.metric == "word-cer"
+            else Intelligibility(judges, o.metric, o.normalizer)
+        ),
         "similarity": SpeakerSimilarity(judges),
         "duration": Duration(judges),
         "finished": Finished(judges),

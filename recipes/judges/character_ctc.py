@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from audiorl.judges.alignment import AlignedWord, align_words
 from audiorl.judges.protocol import Waveform
 from audiorl.judges.waves import padded, resampled
 from audiorl.metrics.text import normalize, spell_numbers
@@ -65,7 +66,7 @@ class Head(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class CharacterCTC:
-    """A `Recogniser` of English: greedy CTC, repeats and blanks removed (Graves et al. 2006)."""
+    """An `Aligner` of English: greedy CTC, repeats and blanks removed (Graves et al. 2006)."""
 
     head: Head
     name: str = "character-ctc"
@@ -75,6 +76,17 @@ class CharacterCTC:
         return [
             _text(self.head(frames[None])[0]) if len(frames) else "" for frames in encode_clips(waveforms, sample_rate)
         ]
+
+    @torch.no_grad()
+    def align(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
+        aligned = []
+        for wav, frames, text in zip(waveforms, encode_clips(waveforms, sample_rate), texts, strict=True):
+            words = plain(text).split() if len(frames) else []
+            labels = [[CHARACTERS.index(c) + 1 for c in word] for word in words]
+            logprobs = self.head(frames[None])[0].log_softmax(-1) if words else torch.zeros(0, len(CHARACTERS) + 1)
+            space = CHARACTERS.index(" ") + 1
+            aligned.append(align_words(logprobs, words, labels, space, BLANK, len(wav) / sample_rate, _text))
+        return aligned
 
     def save(self, folder: str | Path) -> None:
         """config.json and head.safetensors; the encoder comes with the package."""

@@ -36,6 +36,7 @@ BINARY = torch.ones(N, dtype=torch.bool)
         (losses.value_loss, 4),
         (advantages.remax, 2),
         (partial(advantages.time_index_relative, group_ids=["a"] * N), 2),
+        (partial(advantages.step_index_relative, group_ids=["a"] * N), 2),
         (advantages.gae, 3),
         (advantages.reinforce_returns, 2),
         (advantages.whiten, 2),

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from audiorl.algos.advantages import gae, process_relative, time_index_relative
+from audiorl.algos.advantages import gae, process_relative, step_index_relative, time_index_relative
 from audiorl.config import RLConfig
 from audiorl.rl.advantages import compute_token_advantages
 from audiorl.types import Experience, Rollout, Sample, Score, Segment
@@ -127,3 +127,22 @@ def test_process_advantages_of_an_answer_with_credit_per_token() -> None:
     )
     assert first == pytest.approx([0, 0, -0.2, -0.2, -0.2, -0.2], abs=1e-6)
     assert second == pytest.approx([0, 0, 0.2, 0.0, 0.0], abs=1e-6)
+
+
+def test_step_index_by_hand() -> None:
+    """Two rollouts of two words, on tokens 1 and 3 and on tokens 0 and 2 of four; the last token belongs to the last
+    word. Word 0: rewards 1, 0.5; word 1: 0.25, 1. Two rewards that differ by d have deviation d / √2 and ±√½."""
+    rewards = torch.tensor([[0, 1, 0, 0.25, 0], [0.5, 0, 1, 0, 0]])
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]])
+    own = torch.tensor([[R, R, -R, -R, -R], [-R, R, R, R, 0]])
+    torch.testing.assert_close(step_index_relative(rewards, mask, ["g", "g"], eps=1e-9), own)
+    later = torch.tensor([[R / 2, R / 2, -R, -R, -R], [-R / 2, R, R, R, 0]])
+    torch.testing.assert_close(step_index_relative(rewards, mask, ["g", "g"], eps=1e-9, gamma=0.5), later)
+    shifted = torch.nn.functional.pad(rewards, (2, 0)), torch.nn.functional.pad(mask, (2, 0))
+    torch.testing.assert_close(step_index_relative(*shifted, ["g", "g"], eps=1e-9)[:, 2:], own)
+
+
+def test_step_index_without_steps() -> None:
+    rewards, mask = torch.zeros(2, 3), torch.ones(2, 3)
+    torch.testing.assert_close(step_index_relative(rewards, mask, ["g", "g"]), rewards)
+    torch.testing.assert_close(step_index_relative(torch.zeros(0, 3), torch.zeros(0, 3), []), torch.zeros(0, 3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import torch
 
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance
-from audiorl.judges import load_recogniser
+from audiorl.judges import AlignedWord, load_recogniser
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.speech import (
     Duration,
@@ -23,6 +23,7 @@ from audiorl.rewards.speech import (
     PredictedMOS,
     SpeakerSimilarity,
     SpeechJudges,
+    WordIntelligibility,
     reference_clip,
     reference_seconds,
 )
@@ -285,3 +286,48 @@ def test_human_speech_is_more_intelligible_than_noise(speech: list[Utterance]) -
         totals(Intelligibility(SpeechJudges(Said(w, 16_000), recogniser=judge)), rollouts) for w in (waves, drowned)
     )
     assert np.mean(clear) > 0.5 and np.mean(buried) < 0.2
+
+
+@dataclass
+class Aligned(ByLength):
+    """A recogniser that finds the same words in every clip."""
+
+    words: tuple[AlignedWord, ...] = ()
+
+    def align(self, waveforms: Sequence[np.ndarray], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
+        return [list(self.words) for _ in texts]
+
+
+def spoken(id: str, *references: str, frames: int = 8, others: int = 2) -> Rollout:
+    """Two tokens of text, then frames of two codebooks, then `others` further tokens."""
+    base = rollout(id, *references)
+    codes = torch.full((2 + frames + others, 2), -1)
+    codes[2 : 2 + frames] = 5
+    segment = replace(base.segments[0], ids=torch.arange(len(codes)), logprobs=torch.zeros(codes.shape), codes=codes)
+    return replace(base, segments=(segment,))
+
+
+def test_words_are_credited_on_their_frames() -> None:
+    """Half of two seconds is frame 4 of 8, which is token 6; the last word's credit is on the last token."""
+    words = AlignedWord("good", "good", 0.0, 1.0), AlignedWord("morning", "", 1.0, 2.0)
+    judges = SpeechJudges(Said({"a": tone(2.0)}), recogniser=Aligned(words=words))
+    (score,) = WordIntelligibility(judges)([spoken("a", "good morning")])
+    assert score.total == 0.5 and score.parts == {"cer": 0.5}
+    assert score.per_token == (0, 0, 0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0.0005)
+
+
+def test_credit_of_more_words_than_tokens_and_of_silence() -> None:
+    words = tuple(AlignedWord("a", "a", i / 2, (i + 1) / 2) for i in range(4))
+    judges = SpeechJudges(Said({"a": tone(2.0), "silence": SILENT["silence"]}), recogniser=Aligned(words=words))
+    short, silent = WordIntelligibility(judges)(
+        [spoken("a", "a a a a", frames=1, others=0), spoken("silence", "a a a a")]
+    )
+    assert short.total == 1 and short.per_token is not None and sum(short.per_token) == 1
+    assert [value > 0 for value in short.per_token] == [True] * 3
+    assert silent.total == 0 and silent.per_token == (0.0,) * 11 + (0.001,)
+
+
+def test_credit_by_word_needs_a_recogniser_that_aligns() -> None:
+    judges = SpeechJudges(Said({"a": tone(1.0)}), recogniser=ByLength())
+    with pytest.raises(ValueError, match="CTC head"):
+        WordIntelligibility(judges)([spoken("a", "good morning")])

@@ -71,6 +71,59 @@ def test_the_first_update_is_on_policy() -> None:
     assert metrics["policy/engine_gap"] < 1e-5
 
 
+def test_the_kl_of_each_codebook() -> None:
+    """A reference that differs in the second codebook alone."""
+    own = policy()
+    learner = worker(own, kl_beta=0.1)
+    batch = learner.prepare(given(rollouts(own)))
+    changed = []
+    for e in batch:
+        assert e.ref_logprobs is not None
+        if e.code_mask is not None:
+            moved = torch.where(e.code_mask, 0.5, 0.0)
+            moved[:, [k for k in range(moved.shape[1]) if k != 1]] = 0
+            e = e.replace(ref_logprobs=e.ref_logprobs + moved)
+        changed.append(e)
+    metrics = learner.step(TrainBatch(changed)).metrics
+    assert own.speech is not None
+    by_codebook = [metrics[f"kl_codebook_{k}"] for k in range(own.speech.codebooks)]
+    assert by_codebook[1] > 0.05 and sum(by_codebook) == pytest.approx(metrics["kl_audio"])
+    assert [by_codebook[0], *by_codebook[2:]] == pytest.approx([0] * (len(by_codebook) - 1), abs=1e-6)
+
+
+def test_codebook_weights_choose_what_is_trained() -> None:
+    """The head of a codebook with weight 0 gets no gradient, and weights of 1 are the default."""
+    grads = {}
+    own = policy()
+    batch = given(rollouts(own))
+    assert own.speech is not None
+    count, size = own.speech.codebooks, own.speech.size
+    for weights in ((), (1.0,) * count, (1.0,) + (0.0,) * (count - 1)):
+        learner = worker(policy(), lr=1e-9, kl_beta=0.0, codebook_weights=weights)
+        learn_gradients = record_gradients(learner, batch)
+        grads[weights] = learn_gradients["audio_lm_head.weight"].view(count, size, -1)
+    plain, ones, first = grads.values()
+    torch.testing.assert_close(plain, ones)
+    torch.testing.assert_close(first[0], plain[0])
+    assert bool(first[0].any()) and not bool(first[1:].any())
+    with pytest.raises(ValueError, match="codebook_weights has 1 weights"):
+        learn(worker(policy(), codebook_weights=(1.0,)), batch)
+
+
+def record_gradients(learner: Trainer, batch: Sequence[Experience]) -> dict[str, Tensor]:
+    """The gradients of the update on `batch`, as the optimizer receives them."""
+    recorded: dict[str, Tensor] = {}
+    step = learner.optimizer.step
+
+    def recording() -> dict[str, float]:
+        recorded.update({name: g.clone() for name, g in gradients(learner.policy).items()})
+        return step()
+
+    learner.optimizer.step = recording  # type: ignore[method-assign]
+    learn(learner, batch)
+    return recorded
+
+
 def test_speech_and_text_in_one_step_with_several_mini_batches() -> None:
     """Text that was packed with speech for its reference log-probs learns in a mini-batch of its own."""
     own = policy()
