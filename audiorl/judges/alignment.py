@@ -18,8 +18,8 @@ class AlignedWord:
     """A word of a text that should have been said, and what a recogniser understood in its place."""
 
     text: str
-    heard: str
-    """The recogniser's transcript of the same stretch of time, "" for nothing."""
+    transcript: str
+    """What the recogniser understood in that time, "" for nothing."""
     start: float
     """Seconds. Words follow each other without gaps: a pause is divided between its neighbours."""
     end: float

@@ -204,7 +204,7 @@ class WordIntelligibility:
     """The mean over the words of the sample's first reference of 1 - CER, in [0, 1], with credit on each word's frames.
 
     Needs a recogniser with a CTC head (`Aligner`): the text is aligned with the speech, and each word is compared with
-    what the recogniser understood in its stretch of time. `per_token` puts a word's share on the last frame that says
+    what the recogniser understood while it is said. `per_token` puts a word's share on the last frame that says
     it, the last word's on the last sampled token; a word that is not understood gets 0.001 / words, since 0 ends no
     step. For the advantages `step-index` and `process`, and for `gae`. Silence, and a text without words, score 0.
     Raises ValueError where a rollout has speech in several segments, and for a recogniser that cannot align.
@@ -221,7 +221,7 @@ class WordIntelligibility:
     def _score(self, rollout: Rollout, seconds: float, words: Sequence[AlignedWord]) -> Score:
         if not rollout.num_sampled:
             return Score(0.0, {"cer": 1.0})
-        rates = [min(char_errors(w.text, w.heard, self.normalizer).rate, 1.0) for w in words] or [1.0]
+        rates = [min(char_errors(w.text, w.transcript, self.normalizer).rate, 1.0) for w in words] or [1.0]
         values = [max(1.0 - rate, 0.001) / len(rates) for rate in rates]
         per_token = [0.0] * rollout.num_sampled
         frames = _spoken_rows(rollout)

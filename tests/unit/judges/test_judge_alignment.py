@@ -46,7 +46,7 @@ def test_a_text_that_does_not_fit_shares_the_clip() -> None:
     words = align_words(
         torch.zeros(4, 3), ["ab", "abb"], [[1, 2], [1, 2, 2]], None, 0, 2.0, lambda part: str(len(part))
     )
-    assert [(w.text, w.heard, w.start, w.end) for w in words] == [("ab", "2", 0, 1), ("abb", "2", 1, 2)]
+    assert [(w.text, w.transcript, w.start, w.end) for w in words] == [("ab", "2", 0, 1), ("abb", "2", 1, 2)]
 
 
 def test_words_are_where_they_were_joined(judge: CharacterCTC) -> None:
@@ -56,7 +56,7 @@ def test_words_are_where_they_were_joined(judge: CharacterCTC) -> None:
     joined = np.concatenate([first, np.zeros(RATE // 5, np.float32), second])
     words, nothing = judge.align([joined, np.zeros(0, np.float32)], RATE, [text, text])
     assert [w.text for w in words] == plain(text).split() and nothing == []
-    assert all(char_errors(w.text, w.heard, "none").rate < 0.2 for w in words)
+    assert all(char_errors(w.text, w.transcript, "none").rate < 0.2 for w in words)
     assert len(first) / RATE - 0.3 < words[0].end < len(first) / RATE + 0.3
     assert words[0].start == 0 and words[0].end == words[1].start
     assert words[1].end == pytest.approx(len(joined) / RATE)
@@ -69,6 +69,6 @@ def test_a_head_of_transformers_aligns(ctc_folder: Path) -> None:
     first, second = recogniser.align([wav, wav[:8000]], RATE, ["A, b!", "a"])
     assert [w.text for w in first] == ["a", "b"] and first[-1].end == pytest.approx(len(wav) / RATE)
     assert first[0].end == first[1].start and len(second) == 1
-    assert second[0].heard == recogniser.transcribe([wav[:8000]], RATE)[0]
+    assert second[0].transcript == recogniser.transcribe([wav[:8000]], RATE)[0]
     with pytest.raises(ValueError, match=r"the character 'ж', for which"):
         recogniser.align([wav], RATE, ["ж"])
