@@ -7,14 +7,15 @@ recordings, one after the other. Four phases:
     recogniser   a recogniser of characters on Whisper tiny's encoder, which the reward asks
     sft          a text decoder of 5 M parameters learns to write the codes of the training split
     grpo         it says the texts of the practice split, each once, without recordings of them. The reward is the share
-                 of characters that the recogniser understands, and a little for the right length. Only the last norm's
-                 weights are trained
+                 of characters that the recogniser understands, and a little for the right length, and on request for
+                 the usual prosody. Only the last norm's weights are trained
 
 Before and after GRPO it says the texts of the test split, and another recogniser (`--judge`), which took no part in
 training, transcribes them. No text is in two splits.
 
     audiorl train tts-quickstart --out runs/tts
     audiorl train tts-quickstart --judge judges/whisper-base --seed 1 --out runs/tts-1
+    audiorl train tts-quickstart --prosody-weight 0.3 --out runs/lively
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import soxr
 import torch
 
 from audiorl.audio import AudioClip
-from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, require_ranges
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.recordings import Recordings
 from audiorl.data.silence import trimmed
@@ -42,6 +43,7 @@ from audiorl.models.text import tiny as tiny_text
 from audiorl.recipes.judges.character_ctc import plain, train_character_ctc
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
+from audiorl.rewards.prosody import ProsodyRange, prosody_norm
 from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges, WordIntelligibility
 from audiorl.rl.train import train_rl
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
@@ -49,7 +51,7 @@ from audiorl.run.folder import Run
 from audiorl.train.codec import CodecConfig, quick_training, small_tokenizer, train_codec
 from audiorl.train.sft import sft
 from audiorl.tts.prompts import recorded_example, speech_sample
-from audiorl.types import Sample
+from audiorl.types import Reward, Sample
 from tokenizers_audio import AudioTokenizer
 from tokenizers_audio.audio import prepare
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
@@ -125,10 +127,17 @@ class Config:
         save_every=10,
     )
     """GRPO on the practice split."""
+    length_weight: float = 0.2
+    """Weight of the right length, next to the share of characters that is understood, which has weight 1."""
+    prosody_weight: float = 0.0
+    """Weight of prosody as in the recordings of the training split: ranges of pitch and level, and pauses."""
     optim: OptimConfig = OptimConfig(lr=0.1, betas=(0.9, 0.95), warmup_steps=3)
     """The optimizer of GRPO."""
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=90)
     """How texts are said, in training and when they are measured."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, not_negative=("length_weight", "prosody_weight"))
 
 
 def tiny() -> Config:
@@ -188,11 +197,17 @@ def main(config: Config, run: Run) -> None:
     policy = load_policy(run.checkpoint("sft"), ModelConfig(only=config.only), codec)
     speech_decoder = CodecSpeechDecoder.of(policy)
     judges = SpeechJudges(speech_decoder, recogniser=recogniser)
-    reward = WeightedSum.of(
-        understood=WordIntelligibility(judges) if config.credit == "word" else Intelligibility(judges, "cer"),
-        length=(Duration(judges), 0.2),
-        finished=(Finished(judges), 0.1),
-    )
+    understood = WordIntelligibility(judges) if config.credit == "word" else Intelligibility(judges, "cer")
+    rewards: dict[str, tuple[Reward, float]] = {
+        "understood": (understood, 1.0),
+        "length": (Duration(judges), config.length_weight),
+        "finished": (Finished(judges), 0.1),
+    }
+    if config.prosody_weight:
+        clips = [AudioClip(array=wav, sample_rate=RATE) for _, wav in speech]
+        norm = prosody_norm(clips, speech_decoder.sample_rate)
+        rewards["prosody"] = (ProsodyRange(judges, norm), config.prosody_weight)
+    reward = WeightedSum.of(**rewards)
     train_rl(
         policy,
         [prompt(words, word_speech) for words in practice],

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audiorl.metrics.f0 import pyin
+
 SIDE = 0.5
 """Seconds on either side of a joint whose levels are compared."""
 QUIET = 1e-4
@@ -34,27 +36,16 @@ def pitch_steps(before: NDArray[Any], after: NDArray[Any], rate: int) -> list[fl
     F0 between 65 and 500 Hz. Empty where a side has less than half of `SIDE` left, or less than 0.1 s of voice. Raises
     ImportError without librosa. Source: Mauch and Dixon 2014.
     """
-    try:
-        import librosa
-    except ImportError as error:
-        raise ImportError("the pitch needs librosa: pip install 'audiorl[speech]'") from error
     side = round(SIDE * rate)
     medians = []
     for wav in (_speech(before)[-side:], _speech(after)[:side]):
         if len(wav) < side / 2:
             return []
-        hop = rate // 100
-        f0, voiced, _ = librosa.pyin(
-            wav.astype(np.float64),
-            fmin=65,
-            fmax=500,
-            sr=rate,
-            frame_length=1 << (rate // 20).bit_length(),
-            hop_length=hop,
-        )
-        if np.count_nonzero(voiced) < 10:
+        f0 = pyin(wav, rate)
+        voiced = f0[~np.isnan(f0)]
+        if len(voiced) < 10:
             return []
-        medians.append(float(np.median(f0[voiced])))
+        medians.append(float(np.median(voiced)))
     return [abs(12 * float(np.log2(medians[1] / medians[0])))]
 
 

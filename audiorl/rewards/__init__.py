@@ -6,7 +6,7 @@ from audiorl.rewards.caption import CaptionQuality
 from audiorl.rewards.chat import ChatEndpoint, JudgeError
 from audiorl.rewards.check import check_scores
 from audiorl.rewards.choices import match_choice, normalize_text
-from audiorl.rewards.combine import StandardisedSum, Term, WeightedSum
+from audiorl.rewards.combine import Gated, StandardisedSum, Term, WeightedSum
 from audiorl.rewards.files import FileReward, FunctionReward, load_reward
 from audiorl.rewards.hallucination import Hallucination
 from audiorl.rewards.judge import OpenAIJudge, PairwiseJudge
@@ -30,6 +30,7 @@ __all__ = [
     "ChatEndpoint",
     "FileReward",
     "FunctionReward",
+    "Gated",
     "Hallucination",
     "JudgeError",
     "JudgePrompt",

@@ -1,10 +1,10 @@
-"""Several rewards as one: a weighted sum that keeps its parts for people to read."""
+"""Several rewards as one: weighted sums that keep their parts for people to read, and a reward with a condition."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from audiorl.rewards.check import check_scores
 from audiorl.types import Reward, Rollout, Score
@@ -90,6 +90,44 @@ def _sum_items(
         for i, value in enumerate(per_item if per_item is not None else (*[0.0] * (length - 1), total)):
             out[i] += weight * value
     return tuple(out)
+
+
+@dataclass(frozen=True)
+class Gated:
+    """`reward`, or 0 where `gate` gives less than `at_least`: babble earns nothing by its voice.
+
+        Gated(SpeakerSimilarity(judges), Intelligibility(judges, "cer"), at_least=0.7)
+
+    `parts` are those of `reward`, and `open`: 1 where it counts. Values per segment or token become 0 too. A rollout
+    that one of both skips (None) is skipped. `reward` sees all rollouts.
+    """
+
+    reward: Reward
+    gate: Reward
+    at_least: float
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.at_least):
+            raise ValueError(f"Gated: at_least is {self.at_least}; give the least total of the gate that counts")
+        WeightedSum((Term("reward", self.reward), Term("gate", self.gate)))  # checks that both are rewards
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
+        scores = check_scores("reward", self.reward(rollouts), rollouts)
+        gates = check_scores("gate", self.gate(rollouts), rollouts)
+        return [None if s is None or g is None else self._gated(s, g) for s, g in zip(scores, gates, strict=True)]
+
+    def _gated(self, score: Score, gate: Score) -> Score:
+        is_open = gate.total >= self.at_least
+        parts = {**score.parts, "open": float(is_open)}
+        if is_open:
+            return replace(score, parts=parts)
+        return replace(
+            score,
+            total=0.0,
+            parts=parts,
+            per_segment=None if score.per_segment is None else (0.0,) * len(score.per_segment),
+            per_token=None if score.per_token is None else (0.0,) * len(score.per_token),
+        )
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from audiorl.audio import AudioClip
 from audiorl.judges.alignment import AlignedWord
 from audiorl.judges.protocol import Aligner, QualityModel, Recogniser, SpeakerEncoder, Waveform
+from audiorl.metrics.prosody import Prosody, prosody
 from audiorl.metrics.speaker import cosine
 from audiorl.metrics.speech import clipped_share, duration_ratio, silent_share
 from audiorl.metrics.text import Normalizer, char_errors, normalize, word_errors
@@ -66,6 +67,7 @@ class SpeechJudges:
         default_factory=WeakKeyDictionary, init=False, repr=False
     )
     _references: dict[str, NDArray[Any]] = field(default_factory=dict, init=False, repr=False)
+    _reference_prosodies: dict[str, Prosody | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def sample_rate(self) -> int:
@@ -125,6 +127,16 @@ class SpeechJudges:
             wav = clip.load(self.sample_rate)
             self._references[clip.key] = self._encoder().embed([wav], self.sample_rate)[0]
         return self._references[clip.key]
+
+    def prosodies(self, rollouts: Sequence[Rollout]) -> list[Prosody | None]:
+        """The measures of pitch, level and pauses; None for silence and for less than 0.1 s of voice."""
+        return self._ask_judge("prosody", rollouts, lambda w: [prosody(wav, self.sample_rate) for wav in w], None)
+
+    def reference_prosody(self, clip: AudioClip) -> Prosody | None:
+        """The same of a recording."""
+        if clip.key not in self._reference_prosodies:
+            self._reference_prosodies[clip.key] = prosody(clip.load(self.sample_rate), self.sample_rate)
+        return self._reference_prosodies[clip.key]
 
     def _encoder(self) -> SpeakerEncoder:
         if self.encoder is None:

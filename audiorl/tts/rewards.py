@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from audiorl.audio import AudioClip
 from audiorl.judges import load_quality_model, load_recogniser, load_speaker_encoder
 from audiorl.metrics.text import Normalizer
-from audiorl.rewards import Term, WeightedSum
+from audiorl.rewards import Gated, Term, WeightedSum
+from audiorl.rewards.prosody import ProsodyRange, own_recording, prosody_norm
 from audiorl.rewards.speech import (
     Duration,
     Finished,
@@ -23,6 +25,9 @@ from audiorl.rewards.speech import (
     reference_seconds,
 )
 from audiorl.types import Reward, Sample, SpeechDecoder
+
+GATED = ("similarity", "quality", "prosody")
+"""The rewards that `SpeechRewards.gate` withholds from speech that is not understood."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,12 @@ class SpeechRewards:
     """Weight of having at most 0.1% clipped samples."""
     quality: float = 0.0
     """Weight of the mean opinion score predicted by DNSMOS, which needs the extra `speech`."""
+    prosody: float = 0.0
+    """Weight of how usual the ranges of pitch and level and the pauses are, compared with the texts' own recordings, or
+    with the voice's. Rewards of intelligibility alone make speech monotone."""
+    gate: float | None = None
+    """The character error rate above which similarity, quality and prosody score 0, such as 0.3, so that babble does
+    not earn them. None: they always count."""
     asr: str = "facebook/wav2vec2-large-960h-lv60-self"
     """A recogniser by path or hub id (Whisper, any CTC model, `pocketsphinx`). Choose a fast and literal one: a
     recogniser with a strong language model corrects errors of pronunciation that the reward should see."""
@@ -61,10 +72,14 @@ class SpeechRewards:
                 raise ValueError(f"rewards.{name} is {weight}; give a weight, or 0 to leave it out")
         if not any(self.weights().values()):
             raise ValueError("rewards: every weight is 0; give at least one")
+        if self.gate is not None and not 0 <= self.gate < 1:
+            raise ValueError(f"rewards.gate is {self.gate}; give a character error rate in [0, 1), such as 0.3")
+        if self.gate is not None and not any(getattr(self, name) for name in GATED):
+            raise ValueError(f"rewards.gate: {', '.join(GATED)} all have weight 0; give one of them a weight")
 
     def weights(self) -> dict[str, float]:
         """By the rewards' names in logs."""
-        names = ("understood", "similarity", "duration", "finished", "silence", "clipping", "quality")
+        names = ("understood", "similarity", "duration", "finished", "silence", "clipping", "quality", "prosody")
         return {name: getattr(self, name) for name in names}
 
 
@@ -73,7 +88,8 @@ def speech_reward(
 ) -> WeightedSum:
     """The weighted sum of the rewards in `options`. Every sample is first checked for the references that they need.
 
-    `language`: the language for a multilingual recogniser. Raises ValueError naming a sample without a reference.
+    `language`: the language for a multilingual recogniser. Raises ValueError naming a sample without a reference, and
+    for prosody where no sample has a recording.
     """
     o = options
     for sample in samples:
@@ -88,7 +104,7 @@ def speech_reward(
                     raise ValueError(f"{error}; {remedy}") from error
     judges = SpeechJudges(
         voice,
-        recogniser=load_recogniser(o.asr, language) if o.understood else None,
+        recogniser=load_recogniser(o.asr, language) if o.understood or o.gate is not None else None,
         encoder=load_speaker_encoder(o.speaker) if o.similarity else None,
         quality=load_quality_model("dnsmos") if o.quality else None,
     )
@@ -105,4 +121,20 @@ def speech_reward(
         "clipping": NotClipped(judges),
         "quality": PredictedMOS(judges),
     }
+    if o.prosody:
+        rewards["prosody"] = ProsodyRange(judges, prosody_norm(_recordings(samples), judges.sample_rate))
+    if o.gate is not None:
+        understood = Intelligibility(judges, "cer", o.normalizer)
+        rewards |= {name: Gated(rewards[name], understood, 1 - o.gate) for name in GATED if name in rewards}
     return WeightedSum(tuple(Term(name, rewards[name], weight) for name, weight in o.weights().items() if weight))
+
+
+def _recordings(samples: Sequence[Sample]) -> list[AudioClip]:
+    """Those of the samples, each once. Raises ValueError where no sample has one."""
+    clips = {clip.key: clip for sample in samples if (clip := own_recording(sample)) is not None}
+    if not clips:
+        raise ValueError(
+            "rewards.prosody: no text has a recording, whose pitch, level and pauses are the usual ones; give texts "
+            "audio or prompt_audio, or --rewards.prosody 0"
+        )
+    return list(clips.values())

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import pytest
 
 from audiorl.data.serialization import VERSION, deserialize_scores, serialize_scores
-from audiorl.rewards import AnswerAccuracy, StandardisedSum, Term, ThinkFormat, WeightedSum, check_scores
+from audiorl.rewards import AnswerAccuracy, Gated, StandardisedSum, Term, ThinkFormat, WeightedSum, check_scores
 from audiorl.types import Rollout, Score
 
 
@@ -136,3 +136,21 @@ def test_segments_are_standardised_over_the_batch_where_they_are_defined(make_ro
     assert [s.total for s in scores] == pytest.approx([-unit - 1, unit + 1])
     with pytest.raises(ValueError, match=r"reward 'fine'.*per_segment holds a value that is not finite"):
         WeightedSum.of(fine=fine)([two, two])
+
+
+def test_a_gate_withholds_a_reward(make_rollout) -> None:
+    rollouts = [make_rollout(f"<answer>{answer}</answer>", references=("B",)) for answer in "BC"]
+    voice = Fixed(Score(0.8, {"pitch": 3.0}, per_segment=(0.8,), per_token=(0.5,) * rollouts[0].num_sampled))
+    understood, babble = Gated(voice, AnswerAccuracy(), at_least=1.0)(rollouts)
+    assert understood == dataclasses.replace(voice.score, parts={"pitch": 3.0, "open": 1.0})
+    assert (babble.total, babble.per_segment, set(babble.per_token)) == (0.0, (0.0,), {0.0})
+    assert babble.parts == {"pitch": 3.0, "open": 0.0}
+    assert Gated(voice, lambda rollouts: [None, Score(1.0)], 0.5)(rollouts)[0] is None
+    assert Gated(lambda rollouts: [None, Score(1.0)], voice, 0.5)(rollouts) == [None, Score(1.0, {"open": 1.0})]
+    (score,) = WeightedSum.of(voice=(Gated(voice, AnswerAccuracy(), 0.5), 0.5))(rollouts[:1])
+    assert score.total == 0.4 and score.parts == {"voice": 0.8, "voice/pitch": 3.0, "voice/open": 1.0}
+    with pytest.raises(ValueError, match=r"reward 'gate'.*total is nan"):
+        Gated(voice, Fixed(Score(float("nan"))), 0.5)(rollouts)
+    for broken in (lambda: Gated(voice, AnswerAccuracy, 0.5), lambda: Gated(voice, voice, float("nan"))):
+        with pytest.raises(ValueError, match=r"expected a reward object|at_least is nan"):
+            broken()

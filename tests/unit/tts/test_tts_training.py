@@ -174,6 +174,28 @@ def test_rewards_by_their_weights(parts: Path, policy: AudioPolicy, speech: list
     assert [t.name for t in speech_reward(nowhere, CodecSpeechDecoder.of(policy), samples).terms] == ["finished"]
 
 
+def test_prosody_and_the_gate_are_rewards(parts: Path, policy: AudioPolicy, speech: list[Recorded]) -> None:
+    own = speech[0].clip
+    samples = [utterance_sample(Utterance("a", "Good morning.", "Hi.", own, own))]
+    options = SpeechRewards(asr=str(parts / "asr"), speaker=str(parts / "speaker"), prosody=0.3, gate=0.2)
+    rollouts = HFEngine(policy, SAY).generate([Request(s, 3) for s in samples])
+    for score in speech_reward(options, CodecSpeechDecoder.of(policy), samples)(rollouts):
+        assert score.parts["similarity"] == score.parts["prosody"] == 0  # nobody understands this model
+        assert score.parts["similarity/open"] == score.parts["prosody/open"] == 0
+        assert {"prosody/f0_range", "prosody/energy_range", "prosody/pauses"} <= score.parts.keys()
+        assert "finished/open" not in score.parts
+    gated_only = SpeechRewards(asr=str(parts / "asr"), understood=0, similarity=0, prosody=0.3, gate=0.2)
+    assert speech_reward(gated_only, CodecSpeechDecoder.of(policy), samples)(rollouts)[0] is not None
+    plain = [utterance_sample(Utterance("a", "Good morning."))]
+    alone = dict.fromkeys(SpeechRewards().weights(), 0.0) | {"prosody": 1.0}
+    with pytest.raises(ValueError, match=r"rewards\.prosody: no text has a recording"):
+        speech_reward(SpeechRewards(**alone), CodecSpeechDecoder.of(policy), plain)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"rewards\.gate is 1\.5"):
+        SpeechRewards(gate=1.5)
+    with pytest.raises(ValueError, match=r"rewards\.gate: similarity, quality, prosody all have weight 0"):
+        SpeechRewards(gate=0.3, similarity=0)
+
+
 def test_rewards_without_a_reference_are_refused_before_training(parts: Path, policy: AudioPolicy) -> None:
     plain, voice = [utterance_sample(Utterance("a", "Good morning."))], CodecSpeechDecoder.of(policy)
     for weights, message in (

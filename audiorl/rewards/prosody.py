@@ -1,0 +1,98 @@
+"""A reward of usual prosody, next to those of intelligibility, which alone make speech monotone (arXiv 2509.18531).
+
+norm = prosody_norm(recordings, decoder.sample_rate)
+judges = SpeechJudges(decoder, recogniser=load_recogniser("judges/whisper-base", "en"))
+understood = Intelligibility(judges, "cer")
+WeightedSum.of(understood=understood, prosody=(Gated(ProsodyRange(judges, norm), understood, 0.7), 0.3))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from audiorl.audio import AudioClip
+from audiorl.metrics.prosody import MEASURES, Prosody, prosody
+from audiorl.rewards.speech import SpeechJudges
+from audiorl.types import Rollout, Sample, Score
+
+LEAST_RANGE = 0.1
+"""Semitones or dB to which smaller ranges are rounded up, so that they have a logarithm."""
+LEAST_DEVIATION = {"f0_range": math.log(1.2), "energy_range": math.log(1.2), "pauses": 0.05}
+"""Where recordings differ less, usual is what is within 20 % of the mean range, and within 5 points of the pauses."""
+
+
+@dataclass(frozen=True)
+class ProsodyNorm:
+    """(mean, standard deviation) of the measures of recordings; of the ranges' natural logarithms."""
+
+    f0_range: tuple[float, float]
+    energy_range: tuple[float, float]
+    pauses: tuple[float, float]
+
+
+def prosody_norm(recordings: Sequence[AudioClip], sample_rate: int, most: int = 500) -> ProsodyNorm:
+    """What is usual in recordings, at the rate of the speech that will be compared.
+
+    Of more than `most` every n-th counts; a second of speech takes a few milliseconds. Raises ValueError where no
+    recording has 0.1 s of voice.
+    """
+    step = -(-len(recordings) // most)
+    chosen = recordings[::step] if recordings else []
+    measured = [p for clip in chosen if (p := prosody(clip.load(sample_rate), sample_rate)) is not None]
+    if not measured:
+        raise ValueError(
+            f"the usual prosody: none of {len(recordings)} recordings has 0.1 s of voice; give recordings of speech"
+        )
+    moments = {}
+    for name in MEASURES:
+        values = [_scaled(name, p) for p in measured]
+        mean = sum(values) / len(values)
+        deviation = math.sqrt(sum((x - mean) ** 2 for x in values) / len(values))
+        moments[name] = (mean, max(deviation, LEAST_DEVIATION[name]))
+    return ProsodyNorm(**moments)
+
+
+def own_recording(sample: Sample) -> AudioClip | None:
+    """sample.metadata["reference_audio"] where it is an AudioClip."""
+    clip = sample.metadata.get("reference_audio")
+    return clip if isinstance(clip, AudioClip) else None
+
+
+@dataclass(frozen=True)
+class ProsodyRange:
+    """How usual the ranges of pitch and level and the share of pauses are, in [0, 1]; flat and wild both score less.
+
+    With z standard deviations between a measure and the sample's own recording, or the mean of `norm` where
+    `reference(sample)` is None, it scores 1 for z up to 1 and 1 / z beyond. The total is the geometric mean of the
+    three. `parts` hold the measures: f0_range in semitones, energy_range in dB, pauses as a share of the time; see
+    `audiorl.metrics.prosody`. Silence, and less than 0.1 s of voice, scores 0 and has ranges of 0 and pauses of 1.
+
+    Speech that nobody understands can be lively: add it to `Intelligibility`, or put it behind one with `Gated`.
+    """
+
+    judges: SpeechJudges
+    norm: ProsodyNorm
+    reference: Callable[[Sample], AudioClip | None] = own_recording
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [self._score(r, p) for r, p in zip(rollouts, self.judges.prosodies(rollouts), strict=True)]
+
+    def _score(self, rollout: Rollout, spoken: Prosody | None) -> Score:
+        if spoken is None:
+            return Score(0.0, dict(zip(MEASURES, (0.0, 0.0, 1.0), strict=True)))
+        clip = self.reference(rollout.sample)
+        usual = None if clip is None else self.judges.reference_prosody(clip)
+        product = 1.0
+        for name in MEASURES:
+            mean, deviation = getattr(self.norm, name)
+            centre = mean if usual is None else _scaled(name, usual)
+            product *= 1 / max(abs(_scaled(name, spoken) - centre) / deviation, 1.0)
+        return Score(product ** (1 / len(MEASURES)), {name: getattr(spoken, name) for name in MEASURES})
+
+
+def _scaled(name: str, measured: Prosody) -> float:
+    """The measure on the scale of `ProsodyNorm`."""
+    value: float = getattr(measured, name)
+    return value if name == "pauses" else math.log(max(value, LEAST_RANGE))
