@@ -279,12 +279,11 @@ class Bench:
         """Train the run `start` once as the run NAME: weights in OUT/weights, what `train` returns in its result."""
 
         def compute() -> Row:
-            run = self.run(name)
-            row = train(self.load(start), run)
-            self.weights_of(name).parent.mkdir(parents=True, exist_ok=True)
-            save_file({n: w.contiguous() for n, w in self.policy.weights().items()}, self.weights_of(name))
-            run.close()
-            shutil.rmtree(run.dir)
+            with self.run(name) as run:
+                row = train(self.load(start), run)
+                self.weights_of(name).parent.mkdir(parents=True, exist_ok=True)
+                save_file({n: w.contiguous() for n, w in self.policy.weights().items()}, self.weights_of(name))
+                shutil.rmtree(run.dir)
             return row
 
         self.result(f"{name}/train", compute)

@@ -21,7 +21,6 @@ from audiorl.options import new_name, parse, with_new_names
 from audiorl.recipe.common import RecipeConfig
 from audiorl.recipe.scripts import find_script, scripts
 from audiorl.run.folder import Run, check_run_folder
-from audiorl.run.lock import locked
 from audiorl.run.records import RunConfig, read_record
 from audiorl.runtime.placement import processes
 from audiorl.runtime.torchrun import follow, process_group, rank
@@ -82,16 +81,14 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path, trackers: Sequ
     if rank() > 0:
         _follow()
         return None
-    run = Run.create(out, str(Path(path).resolve()), argv, config)
-    try:
-        with locked(run.dir), processes():
-            run.track(trackers)
-            recipe.main(config, run)
-    except (ValueError, OSError):
-        run.discard_if_empty()  # a mistake in the data or options should not block the same --out
-        raise
-    finally:
-        run.close()
+    with Run.create(out, str(Path(path).resolve()), argv, config) as run:
+        try:
+            with processes():
+                run.track(trackers)
+                recipe.main(config, run)
+        except (ValueError, OSError):
+            run.discard_if_empty()  # a mistake in the data or options should not block the same --out
+            raise
     return run
 
 
@@ -107,16 +104,11 @@ def resume(folder: str | Path, trackers: Sequence[str] = (), trusted: Sequence[s
         return None
     folder = Path(folder)
     check_run_folder(folder)
-    with locked(folder):
-        recipe, config = _checked_recipe(folder, trusted)
-        run = Run.open(folder)
-        try:
-            run.track(trackers)
-            with processes():
-                recipe.main(config, run)
-        finally:
-            run.close()
-        return run
+    recipe, config = _checked_recipe(folder, trusted)
+    with Run.open(folder) as run, processes():
+        run.track(trackers)
+        recipe.main(config, run)
+    return run
 
 
 def recorded_defaults(folder: Path) -> dict[str, Any] | None:

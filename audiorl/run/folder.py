@@ -19,7 +19,7 @@ import platform
 import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -43,6 +43,7 @@ from audiorl.run.checkpoint import (
     verify,
     write_json,
 )
+from audiorl.run.lock import locked
 from audiorl.run.metrics_log import MetricsLog, truncate_from
 from audiorl.run.pieces import TrainerState
 from audiorl.run.records import RunConfig, RunState, TrainerMeta, read_record
@@ -100,21 +101,31 @@ class ComputeTime(NamedTuple):
 
 
 class Run:
-    """One run folder, open for writing."""
+    """One run folder, open for writing until `close`, or until the process ends.
+
+    Opening it locks the folder, then drops what was logged after the last checkpoint. Raises ValueError and changes
+    nothing where it is open already, in this process or another. Readers need no `Run`: `read_record`, `read_metrics`,
+    `newest_checkpoint` and `audiorl.report.run.load_run` read the files.
+    """
 
     def __init__(self, folder: Path, keep_checkpoints: int = 2):
         self.dir = folder
         self.keep_checkpoints = keep_checkpoints
-        self._state = read_record(folder / "state.json", RunState)
-        for path in self._state.checkpoints.values():
-            if "\0" in path or not (folder / path).resolve().is_relative_to(folder.resolve()):
-                raise ValueError(f"{folder}/state.json: edited: the checkpoint {path!r} lies outside of the run folder")
-        self._stop = False
+        self._closed = self._stop = False
         self._saving: _Saving | None = None
-        truncate_from(folder / "metrics.jsonl", self._state.seq)
-        self._log = MetricsLog(folder / "metrics.jsonl")
-        self._seq = self._state.seq
         self._trackers: tuple[Tracker, ...] = ()
+        with ExitStack() as opened:
+            opened.enter_context(locked(folder))
+            self._state = read_record(folder / "state.json", RunState)
+            for path in self._state.checkpoints.values():
+                if "\0" in path or not (folder / path).resolve().is_relative_to(folder.resolve()):
+                    raise ValueError(
+                        f"{folder}/state.json: edited: the checkpoint {path!r} lies outside of the run folder"
+                    )
+            truncate_from(folder / "metrics.jsonl", self._state.seq)
+            self._log = MetricsLog(folder / "metrics.jsonl")
+            self._seq = self._state.seq
+            self._lock = opened.pop_all()
 
     @classmethod
     def create(cls, out: str | Path, recipe: str, argv: Sequence[str], config: Any) -> Run:
@@ -146,11 +157,19 @@ class Run:
             self._trackers = open_trackers(names, self.dir, config, self._seq)
 
     def close(self) -> None:
-        """Close the metrics log and the trackers, which send what they still hold."""
-        self._log.close()
-        for tracker in self._trackers:
-            tracker.close()
-        self._trackers = ()
+        """Close the metrics log and the trackers, which send what they still hold, and unlock the folder."""
+        self._closed = True
+        with self._lock:
+            self._log.close()
+            for tracker in self._trackers:
+                tracker.close()
+            self._trackers = ()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def discard_if_empty(self) -> None:
         """Remove the folder when nothing that took time is in it: no step, no checkpoint, no finished phase."""
@@ -377,5 +396,6 @@ class Run:
         write_json(path, entries | {name: dict(results)})
 
     def _write_state(self, state: RunState | None = None) -> None:
+        assert not self._closed, f"{self.dir}: closed, another process may write here"
         self._state.seq = self._seq
         write_json(self.dir / "state.json", msgspec.to_builtins(state or self._state))

@@ -12,12 +12,13 @@ from filelock import FileLock, Timeout
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold FOLDER/.lock, which the system frees when the process ends in any way. Raises ValueError if it is held."""
-    lock = FileLock(folder / ".lock")
+    lock = FileLock(folder / ".lock", thread_local=False)  # whichever thread drops the last reference releases it
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
         raise ValueError(
-            f"{folder}: another process works in this folder; stop it first, or wait for its end"
+            f"{folder}: another process works in this folder, or this one has not closed it; stop it first, or wait "
+            "for its end"
         ) from error
     try:
         yield

@@ -59,9 +59,9 @@ class Even:
 
 def train(run: Run, samples: Sequence[Sample], reward: Even, optim: OptimConfig = OPTIM) -> dict[str, Tensor]:
     policy = make_omni()
-    train_rl(
-        policy, samples, reward, run, config=CONFIG, optim=optim, sampling=SamplingConfig(max_new_tokens=6), seed=3
-    )
+    sampling = SamplingConfig(max_new_tokens=6)
+    with run:
+        train_rl(policy, samples, reward, run, config=CONFIG, optim=optim, sampling=sampling, seed=3)
     return {n: p.detach().clone() for n, p in policy.model.named_parameters()}
 
 

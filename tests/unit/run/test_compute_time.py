@@ -70,7 +70,7 @@ def test_a_phase_counts_cpu_seconds_unless_a_step_did_not(tmp_path: Path) -> Non
 
 
 def test_a_run_of_an_earlier_release_goes_on_in_wall_clock_seconds(tmp_path: Path) -> None:
-    new_run(tmp_path / "run")
+    new_run(tmp_path / "run").close()
     file = tmp_path / "run" / "state.json"
     state = json.loads(file.read_text())
     del state["cpu_seconds"]
@@ -110,7 +110,8 @@ class Worker:
 
 def train(run: Run, limit: ComputeTime | None, steps: int = 50, cpu: float = 0.02) -> Worker:
     worker, config = Worker(cpu), SFTConfig(steps=steps, batch_size=1, save_every=3)
-    fit(LocalGroup([worker]), make_text(), [1, 2], run, config, phase="p", seed=0, length=lambda i: i, limit=limit)
+    with run:
+        fit(LocalGroup([worker]), make_text(), [1, 2], run, config, phase="p", seed=0, length=lambda i: i, limit=limit)
     return worker
 
 
@@ -144,4 +145,5 @@ def test_what_was_computed_after_the_last_checkpoint_is_counted_once(tmp_path: P
     run.add_seconds("p", 2.0, 1.0)
     run.end_save({})
     assert run.compute_time("p") == ComputeTime(2.0, "cpu")
+    run.close()
     assert Run.open(run.dir).compute_time("p") == ComputeTime(1.0, "cpu"), "a resumed run repeats the second step"

@@ -181,14 +181,13 @@ class Counter:
 
 def run_steps(folder: Path, steps: int, every: int = 1) -> Counter:
     """As the training loops do."""
-    run = Run.open(folder)
     worker = Counter()
     trainers = LocalGroup([worker])
-    for done in range(restore(run, "sft", trainers) + 1, steps + 1):
-        worker.step()
-        run.log("sft", done, {"loss": 1.0 / done})
-        checkpoint(run, "sft", done, steps, every, trainers)
-    run.close()
+    with Run.open(folder) as run:
+        for done in range(restore(run, "sft", trainers) + 1, steps + 1):
+            worker.step()
+            run.log("sft", done, {"loss": 1.0 / done})
+            checkpoint(run, "sft", done, steps, every, trainers)
     return worker
 
 

@@ -69,8 +69,8 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(folder: Path, samples: list[Sample], config: RLConfig, reward: object = even) -> AudioPolicy:
     policy = make_omni()
-    run = Run.create(folder, "critics", [], config)
-    train_rl(policy, samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)  # type: ignore[arg-type]
+    with Run.create(folder, "critics", [], config) as run:
+        train_rl(policy, samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)  # type: ignore[arg-type]
     return policy
 
 

@@ -33,9 +33,9 @@ def policy() -> AudioPolicy:
 def train(
     folder: Path, samples: list[Sample], config: RLConfig = CONFIG, reward: Any = even, resume: bool = False
 ) -> AudioPolicy:
-    run = Run.open(folder) if resume else Run.create(folder, "overlap", [], config)
     trained = policy()
-    train_rl(trained, samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
+    with Run.open(folder) if resume else Run.create(folder, "overlap", [], config) as run:
+        train_rl(trained, samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
     return trained
 
 

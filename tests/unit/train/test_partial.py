@@ -31,9 +31,9 @@ PARTIAL = replace(CONFIG, partial_tokens=3, steps=6)
 def train(
     folder: Path, samples: list[Sample], config: RLConfig = PARTIAL, reward: Any = even, resume: bool = False
 ) -> AudioPolicy:
-    run = Run.open(folder) if resume else Run.create(folder, "partial", [], config)
     policy = make_omni()
-    train_rl(policy, samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
+    with Run.open(folder) if resume else Run.create(folder, "partial", [], config) as run:
+        train_rl(policy, samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
     return policy
 
 

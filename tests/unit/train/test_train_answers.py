@@ -46,7 +46,8 @@ def new_run(folder: Path) -> Run:
 
 
 def pairs_in(run: Run, engine: CountingEngine, samples: list[Sample]) -> list[Pair]:
-    return sampled_pairs(run, "round_2", engine, samples, even, answers=4, seed=3, chunk=2)
+    with run:
+        return sampled_pairs(run, "round_2", engine, samples, even, answers=4, seed=3, chunk=2)
 
 
 def test_pairs_are_best_and_worst_answers(samples: list[Sample], tmp_path: Path) -> None:

@@ -131,18 +131,18 @@ def test_what_the_second_phase_learns_of_a_row(speech: list[Utterance]) -> None:
 
 def run_ctc(folder: Path, examples: list[Example], steps: int = 4, stop_at: int | None = None) -> AudioPolicy:
     policy = make_omni(ModelConfig(audio="full"))
-    run = Run.open(folder) if folder.exists() else Run.create(folder, "ctc", [], {})
-    if stop_at is not None:
-        log = run.log
+    with Run.open(folder) if folder.exists() else Run.create(folder, "ctc", [], {}) as run:
+        if stop_at is not None:
+            log = run.log
 
-        def interrupt(phase: str, step: int, metrics: object) -> None:
-            log(phase, step, metrics)  # type: ignore[arg-type]
-            if step == stop_at:
-                os.kill(os.getpid(), signal.SIGINT)
+            def interrupt(phase: str, step: int, metrics: object) -> None:
+                log(phase, step, metrics)  # type: ignore[arg-type]
+                if step == stop_at:
+                    os.kill(os.getpid(), signal.SIGINT)
 
-        run.log = interrupt  # type: ignore[method-assign, assignment]
-    config = CTCConfig(steps=steps, batch_size=2, save_every=100, eval_every=2)
-    train_ctc(policy, examples, run, config=config, optim=OPTIM, seed=3, held_out=examples[:2])
+            run.log = interrupt  # type: ignore[method-assign, assignment]
+        config = CTCConfig(steps=steps, batch_size=2, save_every=100, eval_every=2)
+        train_ctc(policy, examples, run, config=config, optim=OPTIM, seed=3, held_out=examples[:2])
     return policy
 
 

@@ -326,7 +326,8 @@ def train(
     items: Sequence[Any], run: Run, policy: AudioPolicy | None = None, config: PreferenceConfig = CONFIG
 ) -> AudioPolicy:
     policy = policy or make_text()
-    prefer(policy, items, run, config=config, optim=OptimConfig(lr=1e-3))
+    with run:
+        prefer(policy, items, run, config=config, optim=OptimConfig(lr=1e-3))
     return policy
 
 
@@ -365,11 +366,11 @@ def assert_equal_weights(a: AudioPolicy, b: AudioPolicy) -> None:
         assert torch.equal(p, b.trainable()[name]), name
 
 
-def reference_file(run: Run, phase: str = "preference") -> Path:
-    return run.dir / "checkpoints" / phase / "reference.safetensors"
+def reference_file(run: Run | Path, phase: str = "preference") -> Path:
+    return (run if isinstance(run, Path) else run.dir) / "checkpoints" / phase / "reference.safetensors"
 
 
-def kept(run: Run) -> dict[str, Tensor]:
+def kept(run: Run | Path) -> dict[str, Tensor]:
     """The reference's log-probs in a run folder."""
     return {name: t for name, t in load_file(reference_file(run)).items() if name != "items"}
 
@@ -442,7 +443,7 @@ def test_an_interrupted_reference_goes_on_where_it_was(
     train(pairs, Run.open(run.dir), second)
     assert passes == [False] * 4 + [True] * 8
     assert_equal_weights(second, whole)
-    assert kept(run).keys() == kept(Run.open(tmp_path / "a")).keys()
+    assert kept(run).keys() == kept(tmp_path / "a").keys()
 
 
 def test_a_reference_of_other_answers_is_refused(samples: list[Sample], tmp_path: Path) -> None:

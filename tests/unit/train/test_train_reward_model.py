@@ -206,11 +206,12 @@ def test_it_learns_a_separable_toy(samples: list[Sample], tmp_path: Path) -> Non
     model = reward_model(make_omni())
     assert sum(ranked_right(model, pairs)) < len(pairs)
     config = RewardModelConfig(steps=12, batch_size=3, save_every=100)
-    run = Run.create(tmp_path / "run", "r.py", [], config)
-    train_reward_model(model, pairs[:6], run, config=config, optim=OptimConfig(lr=1e-3))
+    with Run.create(tmp_path / "run", "r.py", [], config) as run:
+        train_reward_model(model, pairs[:6], run, config=config, optim=OptimConfig(lr=1e-3))
     assert all(ranked_right(model, pairs))
     again = reward_model(make_omni())
-    train_reward_model(again, pairs[:6], Run.open(run.dir), config=config, optim=OptimConfig(lr=1e-3))
+    with Run.open(run.dir) as run:
+        train_reward_model(again, pairs[:6], run, config=config, optim=OptimConfig(lr=1e-3))
     texts = [Example(p.sample, p.chosen) for p in pairs]
     assert score_answers(again, texts) == score_answers(model, texts)
 

@@ -119,7 +119,8 @@ def test_the_sorted_schedule_covers_an_epoch_once_and_resumes(tmp_path: Path) ->
     model, items = make_text(), list(range(len(lengths)))
 
     def go(recorder: Recorder, run: Run) -> list[list[int]]:
-        fit(LocalGroup([recorder]), model, items, run, config, phase="p", seed=5, length=lengths.__getitem__)
+        with run:
+            fit(LocalGroup([recorder]), model, items, run, config, phase="p", seed=5, length=lengths.__getitem__)
         return recorder.seen
 
     whole = go(Recorder(), Run.create(tmp_path / "a", "r.py", [], config))
@@ -147,7 +148,8 @@ def test_an_interrupted_phase_ends_with_the_same_weights(
 
     def go(run: Run) -> AudioPolicy:
         policy = make_text()
-        sft(policy, batch, run, config=config, optim=optim)
+        with run:
+            sft(policy, batch, run, config=config, optim=optim)
         return policy
 
     whole = go(Run.create(tmp_path / "a", "r.py", [], config))
