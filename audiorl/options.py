@@ -21,6 +21,9 @@ RENAMED: dict[str, str] = {
 }
 """Names of options in earlier versions and what they are now: the last parts of the path, such as "grpo.old"."""
 
+SUBCOMMANDS = {"model.lora:lora-config": "--model.lora.rank=16", "model.lora:None": "--model.lora.rank=0"}
+"""Words that stood between the options of earlier versions, and the options that they are now."""
+
 RENAMED_VALUES: dict[tuple[str, str], str] = {
     ("placement", "apart"): "dedicated",
     ("placement", "together"): "colocated",
@@ -91,6 +94,8 @@ def with_new_names(options: Any, args: Sequence[str]) -> list[str]:
     existing = {f"--{path}" for path, _ in names(options)}
 
     def renamed(arg: str) -> str:
+        if arg in SUBCOMMANDS:
+            return SUBCOMMANDS[arg]
         option, equals, value = arg.partition("=")
         option = option.replace("_", "-")
         new = None if option in existing or not option.startswith("--") else new_name(option)

@@ -35,7 +35,7 @@ def main() -> None:
     print(f"{len(examples)} clips, {sum(seconds(s.audio[0]) for s in samples):.0f} s of speech")
     optim = OptimConfig(lr=1e-4)
     for phase in ("ctc", "encoder", "sft"):
-        lora = LoraConfig() if phase == "sft" else None
+        lora = LoraConfig(rank=16 if phase == "sft" else 0)
         audio = {"ctc": "projector", "encoder": "full", "sft": "frozen"}[phase]
         config = ModelConfig(audio=audio, autocast=True, attention=args.attention, lora=lora)  # type: ignore[arg-type]
         policy = load_policy(args.model, config)

@@ -119,8 +119,7 @@ def main(config: Config, run: Run) -> None:
     evaluation = evaluation_of(config, transcripts, held_out, reward, config.eval_tokens, outside=as_written, **source)
     learn_ctc(config, run, transcripts, held_out)
 
-    lora = config.model.lora or (LoraConfig() if config.lora else None)
-    policy = load_policy(run.model("ctc", "aligned").resolve(), replace(config.model, lora=lora))
+    policy = load_policy(run.model("ctc", "aligned").resolve(), config.adapted)
     with measured(run, policy, evaluation):
         training = config.scheduled(config.sft, len(examples))
         sft(policy, examples, run, config=training, optim=config.optim, seed=config.seed)
@@ -132,7 +131,7 @@ def learn_ctc(config: Config, run: Run, transcripts: Sequence[Sample], held_out:
         return
 
     def start(audio: Literal["projector", "full"], only: tuple[str, ...] = ()) -> AudioPolicy:
-        model = replace(config.model, lora=None, dtype="float32", audio=audio, only=only)
+        model = replace(config.model, lora=LoraConfig(rank=0), dtype="float32", audio=audio, only=only)
         return policy_from(replace(config, model=model, lora=False))
 
     policy = start("projector")

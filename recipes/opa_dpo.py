@@ -45,7 +45,7 @@ class Config(OutsideOptions, RecipeConfig):
     think: bool = False
     """Ask for thoughts before the answer."""
     lora: bool = True
-    """Train low-rank adapters (`--model.lora` sets their shape) instead of all decoder weights."""
+    """Train low-rank adapters instead of all decoder weights: of rank 16, or of `--model.lora.rank`."""
     expert: str | None = None
     """A Python file that defines revise(sample, text) -> str; None: see `correct`."""
     eval_tokens: int = 256

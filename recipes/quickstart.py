@@ -32,6 +32,7 @@ from audiorl.data.synth import Speech, synthesize_many, voices
 from audiorl.evaluation.phases import UNSEEN, Evaluation
 from audiorl.models.examples import Example
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
+from audiorl.recipe.common import require_no_adapters
 from audiorl.report import write_report
 from audiorl.rewards import (
     AnswerAccuracy,
@@ -114,6 +115,7 @@ def main(config: Config, run: Run) -> None:
     human = language_phrases(config.max_seconds, config.max_phrases)
     trained = bundled_languages("train", config.max_seconds, config.held_out, config.max_phrases)
     measured = bundled_languages("test", config.max_seconds, config.held_out, config.max_phrases)
+    require_no_adapters(config.model)
     policy = tiny_qwen_omni([u.text for u in human] + [LANGUAGE_QUESTION] * 100, seed=config.seed, config=config.model)
     policy.model.to(torch_device(config.model.device))
     sets = {UNSEEN: strangers(config)} if config.unseen else {}

@@ -37,7 +37,7 @@ from audiorl.evaluation.phases import UNSEEN
 from audiorl.evaluation.streams import measure_streams
 from audiorl.models.examples import Example
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
-from audiorl.recipe.common import with_voice
+from audiorl.recipe.common import require_no_adapters, with_voice
 from audiorl.recipe.stages import Stage, StreamRewards, train_stages
 from audiorl.report import write_report
 from audiorl.run.folder import Run
@@ -161,6 +161,7 @@ def tiny() -> Config:
 def main(config: Config, run: Run) -> None:
     torch.set_num_threads(config.threads)
     pairs = [p for split in SPLITS for p in _prompts(split, config)]
+    require_no_adapters(config.model)
     policy = tiny_qwen_omni(
         [target.text for _, target in pairs], vocab_size=config.vocabulary, seed=config.seed, config=config.model
     )

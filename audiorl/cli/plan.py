@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from tyro.conf import AvoidSubcommands, Positional
+from tyro.conf import Positional
 
 from audiorl.config import to_json
 from audiorl.options import parse
@@ -68,7 +68,7 @@ def plan(args: Sequence[str], console: Console | None = None) -> int:
         if name in RENAMED:
             raise ValueError(f"doctor --plan: {name} is now {RENAMED[name]}, the option of the run")
     words = [arg.replace("--lora-rank", "--model.lora.rank", 1) for arg in args]  # the short form
-    options: Options = parse(AvoidSubcommands[Options], words, prog="audiorl doctor --plan", description=__doc__)
+    options: Options = parse(Options, words, prog="audiorl doctor --plan", description=__doc__)
     policy = options.policy(options.path)
     result = options.plan(count(policy))
     files = checkpoint_files(policy, result.layout)

@@ -22,7 +22,7 @@ class LoraConfig:
     """Low-rank adapters on the decoder (Hu et al. 2021)."""
 
     rank: int = 16
-    """Rank of the adapters' matrices."""
+    """Rank of the adapters' matrices; 0: no adapters."""
     alpha: int = 32
     """Scale: the adapters' output is multiplied by alpha / rank."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -45,8 +45,8 @@ class ModelConfig:
     audio: Literal["frozen", "projector", "full"] = "frozen"
     """What of the audio side is trained: nothing, the projector, or projector and audio encoder. A frozen audio encoder
     encodes each clip once."""
-    lora: LoraConfig | None = None
-    """Train low-rank adapters instead of all decoder weights; None: all weights."""
+    lora: LoraConfig = LoraConfig(rank=0)
+    """Low-rank adapters, trained instead of all decoder weights where their rank is above 0."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass: less memory, about a third more time."""
     only: tuple[str, ...] = ()

@@ -166,7 +166,7 @@ def _options(config: Mapping[str, Any], defaults: Mapping[str, Any] | None) -> l
     if defaults is None:
         return ["Not determined: the recipe is no installed one. All options are below."]
     flat, default = dict(_flat(_without_paths(config))), dict(_flat(_without_paths(defaults)))
-    changed = [name for name in flat if name not in default or default[name] != flat[name]]
+    changed = [name for name in flat if default.get(name) != flat[name]]
     rows = [f"| `{n}` | `{json.dumps(flat[n])}` | `{json.dumps(default.get(n))}` |" for n in changed]
     table = ["| Option | Value | Default |", "|---|---|---|", *rows] if rows else ["None."]
     return ["Compared with the recipe of this name in the audiorl that wrote this card.", "", *table]

@@ -80,12 +80,11 @@ class AudioPolicy(nn.Module):
 
     def _set_trainable(self) -> None:
         """Freeze everything that no text-and-audio loss can reach, then what the config wants frozen."""
-        lora = self.config.lora
         self.model.requires_grad_(False)
         decoder, head = self.backbone.decoder(self.model), self.backbone.head(self.model)
-        if lora is not None:
+        if self.config.lora.rank:
             if self.adapter is None:
-                self.adapter = add_lora(self.model, decoder, lora)
+                self.adapter = add_lora(self.model, decoder, self.config.lora)
         else:
             decoder.requires_grad_(True)
             head.requires_grad_(True)

@@ -30,8 +30,8 @@ class PlanOptions:
     """A run's options, with the defaults of the recipes, and what a plan must know besides."""
 
     runtime: RuntimeConfig = RuntimeConfig()
-    model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing=True, lora=LoraConfig(rank=0))
-    """Rank 0: no adapters. A dtype of auto counts as bfloat16, the type of the released checkpoints."""
+    model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing=True)
+    """A dtype of auto counts as bfloat16, the type of the released checkpoints."""
     grpo: RLConfig = RLConfig()
     optim: OptimConfig = OptimConfig()
     """`master_weights` counts."""
@@ -84,7 +84,7 @@ class PlanOptions:
             nodes=nodes,
             dtype="bfloat16" if model.dtype == "auto" else model.dtype,
             autocast=model.autocast,
-            lora_rank=model.lora.rank if model.lora else 0,
+            lora_rank=model.lora.rank,
             audio=model.audio,
             codebooks=self.codebooks,
             codebook_size=self.codebook_size,
@@ -122,7 +122,7 @@ class PlanOptions:
         distill = self.grpo.distill
         if distill.coef == 0 or distill.teacher in ("reference", "policy"):
             return None
-        return size_of(distill.teacher, replace(self.model, lora=None, audio="frozen", only=()))
+        return size_of(distill.teacher, replace(self.model, lora=LoraConfig(rank=0), audio="frozen", only=()))
 
     def size(self, model: str) -> Size:
         """The parameters of a released model or a model folder under these options."""
@@ -130,8 +130,7 @@ class PlanOptions:
 
     def policy(self, model: str) -> AudioPolicy:
         """A released model or a model folder under these options, on the device meta."""
-        lora = self.model.lora if self.model.lora and self.model.lora.rank else None
-        return policy_of(model, replace(self.model, lora=lora), self.codebooks, self.codebook_size)
+        return policy_of(model, self.model, self.codebooks, self.codebook_size)
 
     def plan(self, size: Size) -> Plan:
         """The memory of the run. Raises ValueError for options that contradict each other or the model."""
@@ -170,7 +169,7 @@ def suggestions(model: str, options: PlanOptions) -> list[tuple[Change, Plan]]:
     sizes: dict[bool, Size] = {}
 
     def plan_of(candidate: PlanOptions) -> Plan:
-        adapted = bool(candidate.model.lora and candidate.model.lora.rank)
+        adapted = candidate.model.lora.rank > 0
         if adapted not in sizes:
             sizes[adapted] = candidate.size(model)
         return candidate.plan(sizes[adapted])
@@ -220,7 +219,7 @@ def _changes(options: PlanOptions) -> Iterator[Change]:
         yield {"runtime.fsdp": True}
     if not runtime.offload and not runtime.fsdp:
         yield {"runtime.zero": max(runtime.zero, 2), "runtime.offload": True}
-    if not (model.lora and model.lora.rank):
+    if not model.lora.rank:
         yield {"model.lora.rank": 16}
     if runtime.engine == "vllm":
         for fraction in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3):

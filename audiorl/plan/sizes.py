@@ -277,7 +277,7 @@ def _shape(policy: AudioPolicy) -> Shape:
         tower=_tower(policy),
         qk_norm=hasattr(decoder.layers[0].self_attn, "q_norm"),
         adapted=adapted,
-        rank=0 if policy.config.lora is None else policy.config.lora.rank,
+        rank=policy.config.lora.rank,
     )
 
 

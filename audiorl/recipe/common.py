@@ -91,12 +91,21 @@ class RecipeConfig:
     max_steps: int | None = None
     """Most training steps, whatever `epochs` gives; None: no limit."""
     lora: bool = False
-    """Train low-rank adapters (`--model.lora` sets their shape) instead of all decoder weights."""
+    """Train low-rank adapters instead of all decoder weights: of rank 16, or of `--model.lora.rank`."""
     model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing=True)
     """How the model is loaded, and what of it is trained."""
 
     def __post_init__(self) -> None:
         require_ranges(self, positive=("epochs", "max_steps"), not_negative=("held_out_count",))
+        if not self.adapted.lora.rank and self.model.lora != ModelConfig().lora:
+            raise ValueError("model.lora: there are no adapters to be shaped; add --lora, or give --model.lora.rank")
+
+    @property
+    def adapted(self) -> ModelConfig:
+        """`model` with the adapters that `lora` asks for."""
+        lora = self.model.lora
+        rank = lora.rank or (LoraConfig().rank if self.lora else 0)
+        return replace(self.model, lora=replace(lora, rank=rank))
 
     def scheduled(self, training: Training, items: int) -> Training:
         """`training` with the steps that show each of `items` rows `epochs` times, at most `max_steps`.
@@ -300,16 +309,22 @@ def supervised_turn(sample: Sample, tags: bool = True, thought: str | None = Non
 
 
 def policy_from(config: RecipeConfig) -> AudioPolicy:
-    """The policy of a local folder or hub id, `tiny` for a small random one; `lora` adds adapters if none are asked."""
-    if config.path == "tiny" and (config.lora or config.model.lora):
-        raise ValueError("the random model `tiny` is in no folder that an adapter could name; save one, or leave lora")
-    model = replace(config.model, lora=config.model.lora or LoraConfig()) if config.lora else config.model
+    """The policy of a local folder or hub id, `tiny` for a small random one, with the adapters that are asked for."""
+    model = config.adapted
+    if config.path == "tiny":
+        require_no_adapters(model)
     torch.manual_seed(config.seed)  # adapters and value heads start at random
     if config.path != "tiny":
         return load_policy(config.path, model)
     policy = tiny_qwen_omni(whisper=False, config=model)
     policy.model.to(torch_device(model.device))
     return policy
+
+
+def require_no_adapters(model: ModelConfig) -> None:
+    """Raise ValueError for adapters on a random model, which is in no folder that their checkpoints could name."""
+    if model.lora.rank:
+        raise ValueError("the random model `tiny` is in no folder that an adapter could name; save one, or leave lora")
 
 
 def with_voice(policy: AudioPolicy, codec: str | Path, seed: int = 0) -> CodecSpeechDecoder:

@@ -191,6 +191,8 @@ def _with_new_names(config: Any, path: str = "") -> Any:
         option = f"{path}{name}".replace("_", "-")
         key = (new_name(option) or name).rpartition(".")[2].replace("-", "_")
         result[key] = _with_new_names(value, f"{option}.")
+    if "lora" in result and result["lora"] is None:  # of a model, until there was a rank of 0
+        result["lora"] = {"rank": 0}
     return result
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from audiorl.algos.distill import bucket_logits, divergence, fused_divergence, top_ids
 from audiorl.algos.packing import micro_batches, pack_experiences
-from audiorl.config import DistillConfig, RLConfig
+from audiorl.config import DistillConfig, LoraConfig, RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.data.views import SWAP, views_of
 from audiorl.models import AudioPolicy, load_policy
@@ -68,7 +68,12 @@ def load_teacher(path: str, policy: AudioPolicy) -> AudioPolicy:
     Raises ValueError for what is neither a model nor the name of a teacher.
     """
     config = replace(
-        policy.config, device=str(policy.device), lora=None, audio="frozen", only=(), gradient_checkpointing=False
+        policy.config,
+        device=str(policy.device),
+        lora=LoraConfig(rank=0),
+        audio="frozen",
+        only=(),
+        gradient_checkpointing=False,
     )
     try:
         teacher = load_policy(path, config)

@@ -454,7 +454,7 @@ def adapter_obstacle(policy: AudioPolicy, dtype: str) -> str | None:
 
     `policy` may be a model without weights, as its adapter's folder gives on the device "meta".
     """
-    assert policy.config.lora is not None
+    assert policy.config.lora.rank
     if others := [layer for layer in lora_layers(policy) if layer not in LORA_LAYERS]:
         return f"it has no adapters for the layers {', '.join(others)}, only for {', '.join(LORA_LAYERS)}"
     if policy.config.lora.rank > LORA_RANKS[-1]:
@@ -569,7 +569,7 @@ def _start(folder: str | Path, policy: AudioPolicy, config: VLLMConfig) -> Any:
 
 def _lora_options(policy: AudioPolicy) -> dict[str, Any]:
     """vLLM's options for the policy's adapter, if it has one."""
-    if policy.config.lora is None:
+    if not policy.config.lora.rank:
         return {}
     return dict(
         enable_lora=True,

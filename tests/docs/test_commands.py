@@ -19,7 +19,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tyro.conf import AvoidSubcommands
 
 from audiorl import cli
 from audiorl.cli.codec import Decode, Encode
@@ -159,7 +158,7 @@ def check_audiorl(command: str, *args: str) -> None:
         assert not args or args[0] == "--plan"
         if args:
             words = [word.replace("--lora-rank", "--model.lora.rank") for word in args[1:]]  # the short form
-            parse(AvoidSubcommands[PlanOptions], words, prog="plan")
+            parse(PlanOptions, words, prog="plan")
     else:
         parse(cli.COMMANDS[command][0], args, prog=command)
 

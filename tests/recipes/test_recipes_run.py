@@ -415,7 +415,7 @@ def test_align_speech(tmp_path: Path) -> None:
     ]
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = train("align_speech", tmp_path / "run", "--data", str(data))
+    run = train("align_speech", tmp_path / "run", "--lora", "--model.lora.rank", "4", "--data", str(data))
     assert_whole(run, "sft")
     ctc = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "ctc"]
     assert [m["step"] for m in ctc] == [1, 2, 3] and "eval/ctc_token_errors" in ctc[1]
@@ -423,6 +423,8 @@ def test_align_speech(tmp_path: Path) -> None:
     policy = load_policy(last_checkpoint(run, "sft"))
     aligned = load_policy(run / "checkpoints" / "ctc" / "aligned")
     assert policy.adapter is not None and policy.has_fresh_adapter() is False
+    ranks = {p.shape[0] for name, p in policy.trainable().items() if ".lora_A." in name}
+    assert ranks == {4} and policy.config.lora.rank == 4
     projector, same = (p.backbone.projector(p.model)[0].weight for p in (policy, aligned))
     assert torch.equal(projector, same)
     assert main(["export", str(last_checkpoint(run, "sft")), "--merge", "--out", str(tmp_path / "merged")]) == 0

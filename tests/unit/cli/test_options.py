@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, make_dataclass, replace
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,7 +15,9 @@ from audiorl import options
 from audiorl.config import LoraConfig, ModelConfig, RLConfig, require_finite, torch_device
 from audiorl.options import parse, parse_known, with_new_names
 from audiorl.recipe.common import RecipeConfig
-from audiorl.recipe.loader import _with_new_names, parse_config
+from audiorl.recipe.loader import _checked_recipe, _with_new_names, load_recipe, parse_config, start
+from audiorl.recipe.scripts import find_script
+from audiorl.run.folder import Run
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,6 @@ def test_so_they_switch_off(args: list[str]) -> None:
 def test_booleans_of_nested_options(args: list[str]) -> None:
     default = Config(model=ModelConfig(autocast=True))
     assert not parse(Config, args, prog="x", default=default).model.autocast
-    adapters = parse(Config, [*args, "model.lora:lora-config", "--model.lora.rank", "3"], prog="x", default=default)
-    assert adapters.model.lora == LoraConfig(rank=3)
 
 
 def test_words_that_only_look_like_booleans_stay() -> None:
@@ -55,7 +57,7 @@ def test_what_one_class_does_not_have_is_left_for_another() -> None:
     class Command:
         tiny: bool = False
 
-    rest = ["--lora", "True", "--data", "a", "b", "model.lora:lora-config"]
+    rest = ["--lora", "True", "--data", "a", "b", "--model.lora.rank", "4"]
     assert parse_known(Command, [*rest[:2], "--tiny", "True", *rest[2:]], prog="x") == (Command(tiny=True), rest)
 
 
@@ -66,6 +68,70 @@ def test_an_old_name_gives_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"^--grpo\.ratio is now --grpo\.ratio-cap$"):
         parse(Config, ["--grpo.ratio=3"], prog="x")
     assert with_new_names(Config, ["--grpo.beta=0", "--seed", "1"]) == ["--grpo.kl-beta=0", "--seed", "1"]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ("", LoraConfig(rank=0)),
+        ("--lora", LoraConfig(rank=16)),
+        ("--model.lora.rank 3", LoraConfig(rank=3)),
+        ("--model.lora.rank 3 --model.lora.alpha 6 --lora --seed 1", LoraConfig(rank=3, alpha=6)),
+        ("--lora --model.lora.target-modules q_proj v_proj", LoraConfig(16, 32, ("q_proj", "v_proj"))),
+    ],
+)
+def test_adapters_have_options_in_any_place(args: str, expected: LoraConfig) -> None:
+    config = parse_config(recipe(), args.split())
+    assert config.adapted == replace(config.model, lora=expected)
+
+
+def test_the_shape_of_adapters_that_are_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_config(recipe(), ["--model.lora.alpha", "64"])
+    assert "add --lora, or give --model.lora.rank" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_words_for_adapters_of_an_earlier_version() -> None:
+    """They came last, and their options after them."""
+    with pytest.raises(ValueError, match=r"^model\.lora:lora-config is now --model\.lora\.rank$"):
+        parse_config(recipe(), ["model.lora:lora-config"])
+    for old, expected in (
+        ("--seed 1 model.lora:lora-config", LoraConfig()),
+        ("--lora model.lora:lora-config --model.lora.rank 4", LoraConfig(rank=4)),
+        ("model.lora:None", LoraConfig(rank=0)),
+    ):
+        config = parse_config(recipe(), with_new_names(Config, old.split()))
+        assert config.model.lora == expected
+    assert _with_new_names({"lora": True, "model": {"lora": None}}) == {"lora": True, "model": {"lora": {"rank": 0}}}
+
+
+@pytest.mark.parametrize(
+    ("words", "lora", "rank"),
+    [
+        ([], None, 0),
+        (["model.lora:None"], None, 0),
+        (["model.lora:lora-config", "--model.lora.rank", "4"], {"rank": 4, "alpha": 32}, 4),
+    ],
+)
+def test_a_run_of_an_earlier_version_with_or_without_adapters_is_resumed(
+    tmp_path: Path, words: list[str], lora: object, rank: int
+) -> None:
+    file = find_script("recipes", "mmau-grpo")
+    with Run.create(tmp_path / "run", str(file), [], parse_config(load_recipe(file), ["--tiny"])):
+        saved = tmp_path / "run" / "config.json"
+    record = json.loads(saved.read_text())
+    record["argv"] = ["--tiny", *words]
+    record["config"]["model"]["lora"] = lora
+    saved.write_text(json.dumps(record))
+    _, config = _checked_recipe(tmp_path / "run", [])
+    assert config.model.lora == LoraConfig(rank=rank)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "simul-quickstart", "mmau-grpo"])
+def test_a_random_model_gets_no_adapters(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="the random model `tiny` is in no folder that an adapter could name"):
+        start(find_script("recipes", name), ["--tiny", "--model.lora.rank", "4"], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("args", [["--grpo.steps", "50"], ["--grpo.steps=50"]])

@@ -116,7 +116,7 @@ CONFIGS = {
 def test_parameters_are_those_of_the_real_model(family: str) -> None:
     found = FAMILIES[family]().model.config.to_dict()
     for config in CONFIGS.values():
-        if family in ("dual-omni",) and config.lora is not None:
+        if family in ("dual-omni",) and config.lora.rank:
             continue  # an adapter goes on a dualized model that was saved; counted below from its folder
         real = FAMILIES[family](config)
         bare = skeleton(found, config)
@@ -180,8 +180,7 @@ def test_key_value_bytes_are_those_of_a_real_cache(family: str, dtype: torch.dty
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rank", [0, 4])
 def test_states_are_those_of_a_real_adamw(dtype: str, rank: int) -> None:
-    lora = LoraConfig(rank=rank) if rank else None
-    policy = in_dtype(make_text(ModelConfig(lora=lora)), getattr(torch, dtype))
+    policy = in_dtype(make_text(ModelConfig(lora=LoraConfig(rank=rank))), getattr(torch, dtype))
     trained = list(policy.trainable().values())
     for p in trained:
         p.grad = torch.ones_like(p)
@@ -375,19 +374,16 @@ MODES = {"float32": (4, False), "bfloat16": (2, False), "autocast": (4, True)}
 @pytest.mark.parametrize("rank", [0, 8])
 def test_activations_are_what_autograd_keeps(hidden: int, layers: int, tokens: int, mode: str, rank: int) -> None:
     """Within 4% without checkpointing, within 6% with it (one layer is computed again and not seen by the hooks)."""
-    lora = LoraConfig(rank=rank) if rank else None
-    kept, expected = zip(*(one_pass(hidden, layers, tokens, mode, lora, c) for c in (False, True)), strict=True)
+    kept, expected = zip(*(one_pass(hidden, layers, tokens, mode, rank, c) for c in (False, True)), strict=True)
     assert kept[0] == pytest.approx(expected[0], rel=0.04)
     assert kept[1] == pytest.approx(expected[1], rel=0.06)
     assert kept[1] < 0.5 * kept[0]
 
 
-def one_pass(
-    hidden: int, layers: int, tokens: int, mode: str, lora: LoraConfig | None, checkpointing: bool
-) -> tuple[int, float]:
+def one_pass(hidden: int, layers: int, tokens: int, mode: str, rank: int, checkpointing: bool) -> tuple[int, float]:
     """Bytes that a decoder's forward pass keeps, and what is expected of it."""
     weights, autocast = MODES[mode]
-    config = ModelConfig(lora=lora, autocast=autocast, gradient_checkpointing=checkpointing)
+    config = ModelConfig(lora=LoraConfig(rank=rank), autocast=autocast, gradient_checkpointing=checkpointing)
     policy = in_dtype(
         text_decoder.tiny(TEXTS, hidden=hidden, layers=layers, vocab_size=400, config=config),
         torch.bfloat16 if weights == 2 else torch.float32,

@@ -164,10 +164,8 @@ def test_a_prompt_is_shared_by_what_is_heard_not_by_its_id(samples: list[Sample]
     assert score_answers(model, texts) == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4, alpha=8)], ids=["whole", "lora"])
-def test_a_reward_model_comes_back(
-    make_policy: Make, samples: list[Sample], tmp_path: Path, lora: LoraConfig | None
-) -> None:
+@pytest.mark.parametrize("lora", [LoraConfig(rank=0), LoraConfig(rank=4, alpha=8)], ids=["whole", "lora"])
+def test_a_reward_model_comes_back(make_policy: Make, samples: list[Sample], tmp_path: Path, lora: LoraConfig) -> None:
     make_policy().save(tmp_path / "base")
     config = ModelConfig(lora=lora, audio="projector")
     pairs = with_margins(samples)
