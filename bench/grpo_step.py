@@ -36,7 +36,6 @@ import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +55,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.corpus import bundled_speech
+from audiorl.gpu_check.against_trl import train_with_trl
 from audiorl.models import AudioPolicy, qwen_omni
 from audiorl.models.audio_encoder import AudioEncoder
 from audiorl.models.features import log_mel
@@ -200,13 +200,7 @@ def audiorl_side(length: int, beta: float, steps: int, micro_batch_tokens: int) 
 
 def trl_side(length: int, beta: float, steps: int, parts: int, checkpointing: bool) -> None:
     """`parts`: micro batches that a step is accumulated over."""
-    import datasets
-    from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    tokenizer = tokenizer_of_words()
-    tokenizer.padding_side = "left"
-    model = text_model()
+    tokenizer, model = tokenizer_of_words(), text_model()
     meter = Meter(model)
     sampled = 0
 
@@ -215,53 +209,25 @@ def trl_side(length: int, beta: float, steps: int, parts: int, checkpointing: bo
         sampled = sum(map(len, completion_ids))
         return [reward_of(ids) for ids in completion_ids]
 
-    class Turns(TrainerCallback):
-        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-            meter.start()
-
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            meter.stop(sampled)
-
-    prompts = prompt_texts(tokenizer, length)
-    with tempfile.TemporaryDirectory() as folder:
-        if beta:  # TRL loads its reference from the model's path
-            model.save_pretrained(folder)
-            model.config._name_or_path = folder
-        config = GRPOConfig(
-            output_dir=folder,
-            per_device_train_batch_size=PROMPTS * GROUP // parts,
-            gradient_accumulation_steps=parts,
-            num_generations=GROUP,
-            num_iterations=1,
-            max_completion_length=ANSWER,
-            max_steps=steps,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=0,
-            beta=beta,
-            loss_type="grpo",
-            learning_rate=LR,
-            lr_scheduler_type="constant",
-            max_grad_norm=1.0,
-            weight_decay=0.0,
-            bf16=False,
-            use_cpu=True,
-            gradient_checkpointing=checkpointing,
-            report_to=[],
-            logging_strategy="no",
-            save_strategy="no",
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
-        trainer = GRPOTrainer(
-            model=model,
-            reward_funcs=reward,
-            args=config,
-            train_dataset=datasets.Dataset.from_dict({"prompt": prompts}),
-            processing_class=tokenizer,
-            callbacks=[Turns()],
-        )
-        trainer.train()
+    train_with_trl(
+        model,
+        tokenizer,
+        prompt_texts(tokenizer, length),
+        reward,
+        meter.start,
+        lambda: meter.stop(sampled),
+        per_device_train_batch_size=PROMPTS * GROUP // parts,
+        gradient_accumulation_steps=parts,
+        num_generations=GROUP,
+        max_completion_length=ANSWER,
+        max_steps=steps,
+        beta=beta,
+        learning_rate=LR,
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=checkpointing,
+        dataloader_pin_memory=False,
+    )
 
 
 # -- text: the comparison ---------------------------------------------------------------------------------------------

@@ -103,10 +103,6 @@ def _our_step(setup: Setup, samples: Sequence[Sample]) -> Callable[[], float]:
 
 def _trl_times(setup: Setup, samples: Sequence[Sample], before_step: Callable[[], None]) -> list[float]:
     """Seconds of every step of TRL's; `before_step` is called before each."""
-    import datasets
-    from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
     scale = setup.scale
     policy = full_width_policy(setup, _config(setup))
     model, tokenizer = _stock(policy)
@@ -117,56 +113,90 @@ def _trl_times(setup: Setup, samples: Sequence[Sample], before_step: Callable[[]
         lengths.update(map(len, completion_ids))
         return [_score(ids) for ids in completion_ids]
 
-    class Clock(TrainerCallback):
+    def begin_step() -> None:
+        nonlocal began
+        before_step()
+        began = _clock(setup)
+
+    train_with_trl(
+        model,
+        tokenizer,
+        [tokenizer.decode(policy.prompt_ids(sample)) for sample in samples],
+        reward,
+        begin_step,
+        lambda: seconds.append(_clock(setup) - began),
+        per_device_train_batch_size=scale.groups * scale.group_size,
+        num_generations=scale.group_size,
+        max_completion_length=scale.response,
+        generation_kwargs={"min_new_tokens": scale.response},
+        max_steps=_steps(setup),
+        beta=0.0,
+        learning_rate=LR,
+        bf16=setup.is_gpu,
+        use_cpu=not setup.is_gpu,
+        gradient_checkpointing=True,
+    )
+    assert lengths == {scale.response}, "an answer of TRL's ended early"
+    return seconds
+
+
+def train_with_trl(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    reward: Callable[..., list[float]],
+    begin_step: Callable[[], None],
+    end_step: Callable[[], None],
+    **options: Any,
+) -> None:
+    """TRL's GRPO as audiorl's defaults compute it: the loss of DeepSeekMath, whole distributions, one learning rate.
+
+    reward: TRL's `reward_funcs`. begin_step, end_step: called around each step. options: more fields of TRL's
+    `GRPOConfig`.
+    """
+    import datasets
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    class Steps(TrainerCallback):
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-            nonlocal began
-            before_step()
-            began = _clock(setup)
+            begin_step()
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            seconds.append(_clock(setup) - began)
+            end_step()
 
+    tokenizer.padding_side = "left"
     with tempfile.TemporaryDirectory() as folder:
+        if options["beta"]:  # TRL loads its reference from the model's path
+            model.save_pretrained(folder)
+            model.config._name_or_path = folder
         config = GRPOConfig(
             output_dir=folder,
-            per_device_train_batch_size=scale.groups * scale.group_size,
-            num_generations=scale.group_size,
-            max_completion_length=scale.response,
-            generation_kwargs={"min_new_tokens": scale.response},
-            max_steps=_steps(setup),
             temperature=1.0,
             top_k=0,
-            beta=0.0,
             loss_type="grpo",
-            learning_rate=LR,
             lr_scheduler_type="constant",
-            bf16=setup.is_gpu,
-            use_cpu=not setup.is_gpu,
-            gradient_checkpointing=True,
             report_to=[],
             logging_strategy="no",
             save_strategy="no",
             disable_tqdm=True,
+            **options,
         )
-        prompts = [tokenizer.decode(policy.prompt_ids(sample)) for sample in samples]
         trainer = GRPOTrainer(
             model=model,
             reward_funcs=reward,
             args=config,
             train_dataset=datasets.Dataset.from_dict({"prompt": prompts}),
             processing_class=tokenizer,
-            callbacks=[Clock()],
+            callbacks=[Steps()],
         )
         trainer.train()
-    assert lengths == {scale.response}, "an answer of TRL's ended early"
-    return seconds
 
 
 def _stock(policy: AudioPolicy) -> tuple[Any, Any]:
-    """The model with transformers' own attention, and a tokenizer that pads prompts on the left."""
+    """The model with transformers' own attention, and its tokenizer."""
     policy.model.config._attn_implementation = "sdpa"
     policy.model.requires_grad_(True)
-    policy.tokenizer.padding_side = "left"
     return policy.model, policy.tokenizer
 
 
