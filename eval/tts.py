@@ -51,15 +51,18 @@ from audiorl.evaluation.conversation_generation import SAID, PieceConfig, genera
 from audiorl.evaluation.generate import check_settings, complete_rows
 from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.options import JudgeOptions, run_script, write_scores
+from audiorl.evaluation.speech import prosody_columns
 from audiorl.evaluation.speech_generation import SUFFIXES, generate_speech, load_speaking
 from audiorl.evaluation.summaries import summarize
 from audiorl.evaluation.win_rate import ListeningJudge, compare, pairs_of, win_rates
 from audiorl.evaluation.win_rate_page import WIN_RATE_HEAD, comparison_page, win_rate_table
 from audiorl.metrics.joints import slope_per_minute
+from audiorl.metrics.prosody import MEASURES
 from audiorl.metrics.seedtts import Language, compared, utterance_errors
 from audiorl.metrics.speaker import cosine, voice_cosines
 from audiorl.metrics.text import CorpusErrors, ErrorCounts
 from audiorl.report.listening import Card, Take, listening_page
+from audiorl.report.summary import metric_name, show
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.rollout.speech_stream import StreamingEngine
@@ -241,6 +244,18 @@ def joint_rows(scores: Row) -> list[tuple[str, str]]:
     return rows
 
 
+def prosody_rows(scores: Row) -> list[tuple[str, str]]:
+    """(label, text) of the means of prosody with their intervals, and of the prompts'."""
+    rows = []
+    for name in MEASURES:
+        if (value := scores.get(name)) is not None:
+            mean, low, high = (show(value[key], name) for key in ("mean", "low", "high"))
+            prompts = scores.get("reference_prosody")
+            compared_with = "" if prompts is None else f", prompts {show(prompts[name], name)}"
+            rows.append((metric_name(name), f"{mean} ({low} to {high}){compared_with}"))
+    return rows
+
+
 def listed(options: Options) -> str:
     """The file with the texts."""
     return str(options.meta or options.texts or options.cases or options.turns)
@@ -264,7 +279,8 @@ Judged = tuple[Item, Row, ErrorCounts]
 def judge_items(options: Options, items: Sequence[Item], judges: Judges) -> dict[str, Row]:
     """A row an item by id: {"id", "file", "seconds", "hypothesis", "voice"?, "similarity"?}, or {"id", "problem"}.
 
-    The similarity is with the prompt; of a turn without prompt the voice is kept.
+    The similarity is with the prompt; of a turn without prompt the voice is kept. Speech with voice has f0_range,
+    energy_range and pauses, too, and `reference_prosody` has those of the prompt.
     """
     rows: dict[str, Row] = {i.id: {"id": i.id, "problem": "missing"} for i in items if i.clip is None}
 
@@ -279,7 +295,11 @@ def judge_items(options: Options, items: Sequence[Item], judges: Judges) -> dict
         readable = [item for item in batch if item.id in waves]
         for item, row in zip(readable, judges.judge(list(waves.values()), RATE) if readable else [], strict=True):
             voice = row.pop("voice", None)
-            row = {"id": item.id, "file": item.fingerprint, "seconds": len(waves[item.id]) / RATE, **row}
+            wav = waves[item.id]
+            row = {"id": item.id, "file": item.fingerprint, "seconds": len(wav) / RATE, **row}
+            row |= prosody_columns(wav, RATE)
+            if item.prompt is not None:
+                row["reference_prosody"] = prompt_prosody(item.prompt)
             if voice is not None and item.prompt is not None:
                 assert judges.encoder is not None
                 row["similarity"] = cosine(voice, judges.encoder.embed([item.prompt.load(RATE)], RATE)[0])
@@ -290,6 +310,18 @@ def judge_items(options: Options, items: Sequence[Item], judges: Judges) -> dict
                     row["cosines"] = {name: cosine(voice, v) for name, v in reference_voices(item).items()}
             rows[item.id] = row
         return [rows[item.id] for item in batch]
+
+    of_prompts: dict[str, dict[str, float]] = {}
+
+    def prompt_prosody(clip: AudioClip) -> dict[str, float]:
+        """{} for a prompt that cannot be read, which is an error with --speaker only."""
+        name = str((clip.path, clip.start, clip.duration))
+        if name not in of_prompts:
+            try:
+                of_prompts[name] = prosody_columns(clip.load(RATE), RATE)
+            except AudioError:
+                of_prompts[name] = {}
+        return of_prompts[name]
 
     embedded: dict[str, np.ndarray] = {}
 
@@ -343,7 +375,10 @@ def grouped(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
 
 
 def scores_of(judged: Sequence[Judged], options: Options) -> Row:
-    """Error rates, and the similarity of each voice with its prompt, or between the turns of conversations."""
+    """Error rates, prosody, and the similarity of each voice with its prompt, or between the turns of conversations.
+
+    The means of prosody are over the recordings that have voice, which their `n` counts.
+    """
     groups = grouped(judged)
     corpus = CorpusErrors(tuple(sum((e for _, _, e in group), ErrorCounts()) for group in groups.values()))
     problems = {item.id: row["problem"] for item, row, _ in judged if "problem" in row}
@@ -359,6 +394,11 @@ def scores_of(judged: Sequence[Judged], options: Options) -> Row:
         "wer": corpus.rate,
         "above_half": sum(u.rate > 0.5 for u in corpus.utterances),
     }
+    for name in MEASURES:
+        if values := [row[name] for _, row, _ in judged if name in row]:
+            scores[name] = summarize(values)
+    if prompts := [p for _, row, _ in judged if (p := row.get("reference_prosody"))]:
+        scores["reference_prosody"] = {name: float(np.mean([p[name] for p in prompts])) for name in MEASURES}
     if options.speaker is None:
         return scores
     if options.turns is None:
@@ -429,7 +469,7 @@ def table(scores: Row, title: str) -> Table:
     ):
         if key in scores:
             percent(label, scores[key])
-    for label, text in joint_rows(scores):
+    for label, text in [*prosody_rows(scores), *joint_rows(scores)]:
         out.add_row(label, text)
     for key in ("utterances", "recordings", "missing", "unreadable"):
         out.add_row(key, str(scores[key]))
@@ -448,6 +488,8 @@ def page(judged: Sequence[Judged], scores: Row, options: Options) -> str:
                 takes.append(Take("prompt", _playable(item.prompt, options.out)))
             values = {"WER %": 100 * errors.rate}
             values |= {"SIM": row["similarity"]} if "similarity" in row else {}
+            values |= {metric_name(name): row[name] for name in MEASURES[:2] if name in row}
+            values |= {"pauses %": 100 * row["pauses"]} if "pauses" in row else {}
             transcript = row.get("hypothesis") if "problem" not in row else f"({row['problem']})"
             said = f"{item.speaker}: {item.text}" if item.group else "generated"
             takes.append(
@@ -460,7 +502,7 @@ def page(judged: Sequence[Judged], scores: Row, options: Options) -> str:
         similarity = scores["similarity"]
         mean = similarity["mean"] if isinstance(similarity, dict) else similarity
         rows.append(["SIM × 100", f"{100 * mean:.2f}"])
-    rows += [[label, text] for label, text in joint_rows(scores)]
+    rows += [[label, text] for label, text in [*prosody_rows(scores), *joint_rows(scores)]]
     rows += [[key, str(scores[key])] for key in ("utterances", "recordings", "missing", "unreadable")]
     lead = f"{listed(options)}, transcribed by {options.asr}. The worst {len(cards)} first."
     return listening_page("Text to speech", lead, ["", ""], rows, cards, options.out)

@@ -191,7 +191,7 @@ def main(config: Config, run: Run) -> None:
     examples = [recorded_example(text, text, AudioClip(array=wav, sample_rate=RATE)) for text, wav in speech]
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
 
-    held_out = [prompt(words, word_speech) for words in test]
+    held_out = [prompt(words, word_speech, with_recording=True) for words in test]
     outside = config.judge != "recogniser"
     measure_speech(run, "before", policy, held_out, config.sampling, Judges(judge), outside=outside)
     policy = load_policy(run.checkpoint("sft"), ModelConfig(only=config.only), codec)
@@ -254,10 +254,13 @@ def said(words: Words, word_speech: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([part for word in words for part in (word_speech[word], gap)][:-1])
 
 
-def prompt(words: Words, word_speech: Mapping[str, np.ndarray]) -> Sample:
-    """The text to say, and how long it lasts when the person says it."""
-    text = " ".join(words)
-    return speech_sample(text, text, metadata={"reference_seconds": len(said(words, word_speech)) / RATE})
+def prompt(words: Words, word_speech: Mapping[str, np.ndarray], with_recording: bool = False) -> Sample:
+    """The text to say, how long it lasts when the person says it and, to be compared with, the recording."""
+    text, wav = " ".join(words), said(words, word_speech)
+    about: dict[str, object] = {"reference_seconds": len(wav) / RATE}
+    if with_recording:
+        about["reference_audio"] = AudioClip(array=wav, sample_rate=RATE)
+    return speech_sample(text, text, metadata=about)
 
 
 def trained_codec(run: Run, waves: Sequence[np.ndarray], config: Config) -> UnifiedTokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from audiorl.evaluation.generate import read_rows
 from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.summaries import paired_changes, speech_measures, summarize_outside, summarize_speech
 from audiorl.judges.protocol import SpeakerEncoder
+from audiorl.metrics.prosody import MEASURES, prosody
 from audiorl.metrics.speaker import cosine
 from audiorl.metrics.speech import silent_share
 from audiorl.metrics.text import Normalizer, char_errors, word_errors
@@ -23,6 +25,9 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.types import Request, Rollout, Sample
+
+RATE = 16_000
+"""Hz at which reference recordings are read."""
 
 
 def say(policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig, seed: int = 0) -> list[Rollout]:
@@ -46,7 +51,9 @@ def measure_speech(
     eval/NAME/*.wav hold the recordings, eval/NAME.jsonl what the recogniser understood of each, and the entry NAME of
     eval.json {accuracy: mean of 1 - min(CER, 1), low, high (95% bootstrap), wer, cer, seconds, cut, n}. With a
     speaker encoder also similarity, the cosine with the voice of metadata["reference_audio"]: 0 for silence, and left
-    out for texts that have none. Where eval/BASELINE.jsonl is there, `changes` are the paired differences from it.
+    out for texts that have none. f0_range, energy_range and pauses (`audiorl.metrics.prosody`) are left out for speech
+    without voice; `reference_prosody` is that of the metadata's recordings. Where eval/BASELINE.jsonl is there,
+    `changes` are the paired differences from it.
 
     outside: no phase asks these judges, and the entry says so.
     """
@@ -64,26 +71,52 @@ def measure_speech(
                 | {"cer": char_errors(reference, text, normalizer).rate}
                 | {"wer": word_errors(reference, text, normalizer).rate}
                 | {"seconds": len(wav) / rate, "cut": rollout.segments[-1].stop_reason == "length"}
+                | prosody_columns(wav, rate)
+                | _reference(rollout.sample, run.dir)
             )
             rows.append(row if judges.encoder is None else row | _similarity(judges.encoder, rollout.sample, wav, rate))
         write_json_lines(run.dir / "eval" / f"{name}.jsonl", rows)
         result = summarize_speech(rows)
         measures = {row["id"]: speech_measures(row) for row in rows}
         if outside:
-            result |= summarize_outside(list(measures.values()))
+            judged = [{k: v for k, v in m.items() if k not in MEASURES} for m in measures.values()]
+            result |= summarize_outside(judged)
         earlier = run.dir / "eval" / f"{baseline}.jsonl"
         if name != baseline and earlier.exists():
             result["changes"] = paired_changes({r["id"]: speech_measures(r) for r in read_rows(earlier)}, measures)
         run.write_result(name, result)
         run.finish(name, result)
     result = run.result(name)
+    recordings = f" (references {r['f0_range']:.1f})" if (r := result.get("reference_prosody")) else ""
+    lively = f"F0 range {result['f0_range']:.1f} semitones{recordings}, " if "f0_range" in result else ""
     alike = f"voice {result['similarity']:.2f}, " if "similarity" in result else ""
     print(
         f"{name}: {result['accuracy']:.1%} of characters understood ({judges.recogniser.name}), "
-        f"WER {result['wer']:.1%}, {alike}{result['seconds']:.2f} s, {result['cut']:.0%} cut off, {result['n']} texts",
+        f"WER {result['wer']:.1%}, {alike}{lively}{result['seconds']:.2f} s, {result['cut']:.0%} cut off, "
+        f"{result['n']} texts",
         flush=True,
     )
     return result
+
+
+def prosody_columns(wav: np.ndarray, rate: int) -> dict[str, float]:
+    """The measures of prosody for a row; {} for speech without 0.1 s of voice."""
+    measured = prosody(wav, rate)
+    return {} if measured is None else {name: getattr(measured, name) for name in MEASURES}
+
+
+def _reference(sample: Sample, folder: Path) -> dict[str, Any]:
+    """Where the recording of metadata["reference_audio"] lies, and its prosody; one without a file is written once."""
+    clip = sample.metadata.get("reference_audio")
+    if not isinstance(clip, AudioClip):
+        return {}
+    place: dict[str, Any] = {"path": clip.path, "start": clip.start, "duration": clip.duration}
+    if clip.path is None:
+        path = Path("eval") / "reference" / f"{hashlib.sha256(clip.key.encode()).hexdigest()[:16]}.wav"
+        if not (folder / path).exists():
+            write_wav(folder / path, clip.load(RATE), RATE)
+        place = {"path": str(path)}
+    return {"reference_audio": place, "reference_prosody": prosody_columns(clip.load(RATE), RATE)}
 
 
 def _similarity(encoder: SpeakerEncoder, sample: Sample, wav: np.ndarray, rate: int) -> dict[str, float]:

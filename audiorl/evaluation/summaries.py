@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from audiorl.metrics.interval import bootstrap_interval
+from audiorl.metrics.prosody import MEASURES
 from audiorl.types import Rollout
 
 
@@ -68,17 +69,23 @@ def paired_changes(
 def speech_measures(row: Mapping[str, Any]) -> dict[str, float]:
     """What a row of `measure_speech` tells about its text, error rates at most 1."""
     measures = {name: min(row[name], 1.0) for name in ("wer", "cer")} | {"accuracy": 1 - min(row["cer"], 1.0)}
-    return measures | {name: row[name] for name in ("similarity",) if name in row}
+    return measures | {name: row[name] for name in ("similarity", *MEASURES) if name in row}
 
 
 def summarize_speech(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """`summarize` of the share of characters understood, with means of the other columns of `measure_speech`.
 
-    Error rates count as 1 at most, so that babble is not worse than silence.
+    Error rates count as 1 at most, so that babble is not worse than silence. `intervals` are the 95% bootstrap
+    intervals of prosody, of the rows that have voice; `reference_prosody` has the means of the reference recordings.
     """
     columns = {name: [min(row[name], 1.0) for row in rows] for name in ("wer", "cer")}
     columns |= {name: [row[name] for row in rows] for name in ("seconds", "cut")}
-    similarities = [row["similarity"] for row in rows if "similarity" in row]
-    if similarities:
-        columns["similarity"] = similarities
-    return summarize([1 - cer for cer in columns["cer"]], "accuracy", columns)
+    for name in ("similarity", *MEASURES):
+        if values := [row[name] for row in rows if name in row]:
+            columns[name] = values
+    result = summarize([1 - cer for cer in columns["cer"]], "accuracy", columns)
+    intervals = {name: list(bootstrap_interval(columns[name])) for name in MEASURES if name in columns}
+    recordings = [row["reference_prosody"] for row in rows if row.get("reference_prosody")]
+    if recordings:
+        result["reference_prosody"] = {name: float(np.mean([r[name] for r in recordings])) for name in MEASURES}
+    return result | ({"intervals": intervals} if intervals else {})

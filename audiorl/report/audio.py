@@ -19,6 +19,7 @@ import soundfile
 import audiorl
 from audiorl.audio import AudioClip, AudioError, probe
 from audiorl.data.sets import parse_set
+from audiorl.report.contour import contour
 
 _TYPES = {
     ".opus": "audio/ogg",
@@ -146,6 +147,11 @@ class Players:
         self.bytes_used += len(content) * 4 // 3
         data = base64.b64encode(content).decode("ascii")
         return f'<audio controls preload="metadata" title="{title}" src="data:{mime};base64,{data}"></audio>'
+
+    def contour(self, clip: Mapping[str, Any]) -> str:
+        """Its pitch and level as an SVG; "" where there is nothing to read."""
+        wav = self.samples(clip)
+        return "" if wav is None else contour(wav, _RATE)
 
     def samples(self, clip: Mapping[str, Any]) -> np.ndarray | None:
         """The clip's sound, mono float32 [T] at 16 kHz; None where there is none to read."""

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 
 from audiorl.report.audio import Allowed, Players
+from audiorl.report.contour import CONTOUR_NOTE
 from audiorl.report.eval_page import eval_page, number_table
 from audiorl.report.summary import show
 
@@ -55,7 +56,7 @@ def listening_page(
     players = Players(folder, max_clips=400, max_bytes=max_bytes, max_file=1_500_000, allowed=everywhere)
     body = "".join(_card(card, players) for card in cards)
     more = f" {players.skipped} more recordings lie in the folder." if players.skipped else ""
-    sections = [number_table(head, rows), f"<h2>Listen</h2>{body}"]
+    sections = [number_table(head, rows), f"<h2>Listen</h2><p class='sub'>{CONTOUR_NOTE}</p>{body}"]
     return eval_page(title, lead, sections, style=_STYLE, note=more)
 
 
@@ -67,7 +68,8 @@ def _card(card: Card, players: Players) -> str:
 
 
 def _take(take: Take, players: Players) -> str:
-    player = "<span class='note'>no audio</span>" if take.path is None else players.player({"path": take.path})
+    clip = {"path": take.path}
+    player = "<span class='note'>no audio</span>" if take.path is None else players.player(clip) + players.contour(clip)
     values = " · ".join(f"{escape(name)} <b>{escape(show(value))}</b>" for name, value in take.values.items())
     transcript = "" if take.transcript is None else f"<p class='transcript'>“{escape(take.transcript)}”</p>"
     return f"<tr><th>{escape(take.system)}</th><td>{player}</td><td><small>{values}</small>{transcript}</td></tr>"

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from audiorl.metrics.prosody import MEASURES
 from audiorl.report.audio import Players
+from audiorl.report.contour import CONTOUR_NOTE
 from audiorl.report.run import Row, Run
-from audiorl.report.summary import show
+from audiorl.report.summary import metric_name, show
 
 _SHOWN = 8
 
@@ -51,14 +53,27 @@ def spoken_texts(run: Run, players: Players) -> str:
     first, last = ("before", "after") if {"before", "after"} <= spoken.keys() else (names[0], names[-1])
     shared = [i for i in spoken[last] if i in spoken[first]]
     ids = sorted(shared, key=lambda i: -abs(_cer(spoken[first][i]) - _cer(spoken[last][i])))
-    cards = "".join(
-        _card(str(spoken[last][i].get("text") or ""), "", i, spoken, spoken_side, players) for i in ids[:_SHOWN]
-    )
+    cards = ""
+    for i in ids[:_SHOWN]:
+        row = spoken[last][i]
+        cards += _card(str(row.get("text") or ""), reference_player(row, players), i, spoken, spoken_side, players)
     note = f"<p class='note'>{len(ids) - _SHOWN} more in eval/</p>" if len(ids) > _SHOWN else ""
     return (
         "<section><h2>Spoken texts</h2><p class='sub'>The same held-out texts as each evaluation spoke them, with what "
-        "the recogniser understood. Texts whose character error rate (CER) changed the most come first.</p>"
+        "the recogniser understood. Texts whose character error rate (CER) changed the most come first. "
+        f"{CONTOUR_NOTE}</p>"
         f"{cards}{note}</section>"
+    )
+
+
+def reference_player(row: Row, players: Players) -> str:
+    """A player for the text's recording, or the voice to imitate, with its contour; empty without one."""
+    clip = row.get("reference_audio")
+    if not clip:
+        return ""
+    return (
+        f"<div class='audio'>{players.player(clip)}<span class='fact'>reference</span></div>"
+        f"{players.contour(clip)}<p class='facts'>{_prosody_facts(row.get('reference_prosody') or {})}</p>"
     )
 
 
@@ -86,8 +101,9 @@ def spoken_side(name: str, row: Row, players: Players) -> str:
     mark = "right" if _cer(row) == 0 else "wrong"
     return (
         f"<div class='side {mark}'><span class='when'>{escape(name)}</span>{spoken_player(row, players)}"
-        f"<p class='written'>{understood}</p><p class='facts'><span class='fact'>CER <b>{_cer(row):.0%}</b></span>"
-        f"<span class='fact'>{float(row.get('seconds') or 0):.2f} s</span></p></div>"
+        f"{players.contour(spoken_audio(row) or {})}<p class='written'>{understood}</p>"
+        f"<p class='facts'><span class='fact'>CER <b>{_cer(row):.0%}</b></span>"
+        f"<span class='fact'>{float(row.get('seconds') or 0):.2f} s</span>{_prosody_facts(row)}</p></div>"
     )
 
 
@@ -101,6 +117,14 @@ def codec_side(name: str, row: Row, players: Players) -> str:
     return (
         f"<div class='side'><span class='when'>{escape(name)}</span><div class='audio'>{player}</div>"
         f"<p class='facts'>{values}</p></div>"
+    )
+
+
+def _prosody_facts(row: Row) -> str:
+    return "".join(
+        f"<span class='fact'>{metric_name(name)} <b>{show(row[name], name)}</b></span>"
+        for name in MEASURES
+        if name in row
     )
 
 

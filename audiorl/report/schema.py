@@ -98,6 +98,11 @@ class Answer(Prompt):
     transcript_of_0_1: str | None = msgspec.field(name="heard", default=None)
     cer: float | None = None
     seconds: float | None = None
+    reference_audio: Clip | None = None
+    f0_range: float | None = None
+    energy_range: float | None = None
+    pauses: float | None = None
+    reference_prosody: dict[str, float] | None = None
     mel_distance: float | None = None
     stft_distance: float | None = None
 

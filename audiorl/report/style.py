@@ -71,6 +71,7 @@ article { margin-top: 16px !important; }
 .prompt { font-weight: 550; white-space: pre-wrap; overflow-wrap: anywhere; }
 .audio { display: flex; flex-wrap: wrap; gap: 8px; align-items: center; }
 .audio:empty { display: none; }
+.card svg.contour { width: 300px; max-width: 100%; height: 48px; margin: 4px 0; overflow: hidden; }
 audio { height: 34px; width: 300px; max-width: 100%; }
 .facts { display: flex; flex-wrap: wrap; gap: 4px 18px; font-size: 13px; }
 .fact { color: var(--muted); font-size: 13px; }

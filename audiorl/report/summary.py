@@ -50,7 +50,11 @@ _HIGHER_IS_BETTER = frozenset(
         "win_rate",
     )
 )
-_PERCENTAGES = frozenset(("accuracy", "wer", "cer", "cut", "spoken", "low", "high", "as_written", "said", "vocabulary"))
+_PERCENTAGES = frozenset(
+    ("accuracy", "wer", "cer", "cut", "spoken", "low", "high", "as_written", "said", "vocabulary", "pauses")
+)
+_PROSODY = frozenset(("f0_range", "energy_range", "pauses"))
+"""Of these neither more nor less is better, but training that makes the ranges smaller makes speech monotone."""
 _NAMES = {
     "chrf": "chrF",
     "chrf++": "chrF++",
@@ -63,6 +67,8 @@ _NAMES = {
     "cer": "CER",
     "cut": "cut at the length limit",
     "seconds": "duration (s)",
+    "f0_range": "F0 range (semitones)",
+    "energy_range": "level range (dB)",
     "mel_distance": "mel distance",
     "stft_distance": "STFT distance",
     "laal": "LAAL (s)",
@@ -299,10 +305,13 @@ def disagreements(entries: Mapping[str, Any], metrics: Sequence[Row] = ()) -> li
     """``accuracy rose by +9.0 points (+5.1 to +12.9), but accuracy, unseen did not: +0.4 points (−2.1 to +2.9).``
 
     One sentence for each measure that no phase optimised, and for each set of strangers, that did not get better (the
-    interval of its change reaches 0 or below) while the headline did. Where no phase optimises the headline either, as
-    with judges of speech, the mean reward stands in its place, by `metrics`, the lines of metrics.jsonl.
+    interval of its change reaches 0 or below) while the headline did, and for each range of prosody that got smaller.
+    Where no phase optimises the headline either, as with judges of speech, the mean reward stands in its place, by
+    `metrics`, the lines of metrics.jsonl.
     """
     rows = [row for row in rows_of_entries(entries) if "after" in row.changes]
+    flattened = [r for r in rows if r.metric in _PROSODY - {"pauses"} and r.changes["after"][2] < 0]
+    rows = [row for row in rows if row.metric not in _PROSODY]
     headlines = [row for row in rows if not row.task and not row.outside and row.metric != "laal"]
     if headlines and _better(headlines[0]):
         first = headlines[0]
@@ -318,7 +327,8 @@ def disagreements(entries: Mapping[str, Any], metrics: Sequence[Row] = ()) -> li
         if (row.outside and row.task in ("", STRANGERS)) or (row.task == STRANGERS and row.metric == optimised)
     ]
     return [
-        f"{rise}, but {row.label} did not get better: {row.change_text()}." for row in outsiders if not _better(row)
+        *(f"{rise}, but {row.label} did not get better: {row.change_text()}." for row in outsiders if not _better(row)),
+        *(f"{rise}, but {row.label} got smaller: {row.change_text()}." for row in flattened),
     ]
 
 

@@ -121,6 +121,16 @@ def entries(unseen: list[float], outside: list[float], accuracy: tuple[float, ..
     }
 
 
+def test_speech_that_gets_monotone_is_named() -> None:
+    before = {"accuracy": 0.5, "f0_range": 9.0, "energy_range": 20.0, "pauses": 0.1, "n": 9}
+    changes = {"accuracy": [0.1, 0.05, 0.15], "f0_range": [-3.0, -4.0, -2.0], "energy_range": [-1.0, -3.0, 1.0]}
+    after = {**before, "accuracy": 0.6, "f0_range": 6.0, "energy_range": 19.0, "changes": changes}
+    (sentence,) = disagreements({"before": before, "after": after})
+    assert "but F0 range (semitones) got smaller: −3 (−4 to −2)." in sentence and sentence.startswith("accuracy rose")
+    livelier = {**after, "changes": {**changes, "f0_range": [3.0, 2.0, 4.0]}}
+    assert disagreements({"before": before, "after": livelier}) == []
+
+
 def test_disagreement_names_measures_and_numbers() -> None:
     assert disagreements(entries([0.08, 0.02, 0.14], [3.0, 1.0, 5.0])) == []
     assert disagreements(entries([0.01, -0.04, 0.06], [3.0, 1.0, 5.0])) == [

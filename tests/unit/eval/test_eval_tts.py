@@ -28,6 +28,7 @@ from audiorl.tts.prompts import utterance_sample
 from audiorl.types import Request
 from tests.conftest import make_text
 from tests.support.judges import save_ctc, save_xvector
+from tests.support.prosody import glide
 
 RATE = 16_000
 
@@ -109,6 +110,23 @@ def test_seed_tts_eval_by_hand(tts: ModuleType, meta: Path, tmp_path: Path, caps
     page = (tmp_path / "scores" / "page.html").read_text()
     assert page.index("c · WER 100.0%") < page.index("a · WER 0.0%") and "no audio" in page
     assert "<b>once" not in page and page.count("<audio") == 4 + 2  # four prompts and what was generated
+
+
+def test_prosody_next_to_that_of_the_prompts(tts: ModuleType, meta: Path, tmp_path: Path, capsys) -> None:
+    tts.use(judge())
+    for path, semitones, seconds in (("set/p1.wav", 6, 0.5), ("out/a.wav", 2, 0.5), ("out/b.flac", 4, 0.6)):
+        soundfile.write(tmp_path / path, glide(semitones, RATE, seconds), RATE)
+    options = tts.Options(asr="asr", meta=meta, audio=tmp_path / "out", out=tmp_path / "scores")
+    scores = tts.run(options)
+    assert scores["f0_range"]["mean"] == pytest.approx(0.9 * 3, abs=0.15) and scores["f0_range"]["n"] == 2
+    assert scores["f0_range"]["low"] < scores["f0_range"]["mean"] < scores["f0_range"]["high"]
+    assert scores["pauses"]["mean"] == 0 and scores["energy_range"]["mean"] < 3
+    rows = {row["id"]: row for row in lines(tmp_path / "scores" / "results.jsonl")}
+    assert rows["a"]["f0_range"] == pytest.approx(0.9 * 2, abs=0.15)
+    assert rows["a"]["reference_prosody"]["f0_range"] == pytest.approx(0.9 * 6, abs=0.2)
+    assert "F0 range (semitones)" in capsys.readouterr().out
+    page = (tmp_path / "scores" / "page.html").read_text()
+    assert page.count("<svg class='contour'") == 4 + 2 and "pauses %" in page
 
 
 def test_a_second_call_hears_only_what_is_new(tts: ModuleType, meta: Path, tmp_path: Path) -> None:

@@ -20,9 +20,11 @@ from audiorl.data.seedtts import Utterance
 from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.speech import measure_speech
 from audiorl.evaluation.summaries import summarize_speech
+from audiorl.metrics.prosody import MEASURES
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.recipe.speech import SpeechConfig, texts_of
 from audiorl.recipes._tiny_speech import save_codec, save_model, save_recogniser, save_speaker_encoder, tiny_part
+from audiorl.report import write_report
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
@@ -30,6 +32,7 @@ from audiorl.tts.codes import encode_corpus
 from audiorl.tts.prompts import utterance_sample
 from audiorl.tts.rewards import SpeechRewards, speech_reward
 from audiorl.types import Request
+from tests.support.prosody import glide
 from tokenizers_audio import load
 
 SAY = SamplingConfig(max_new_tokens=2, max_frames=6)
@@ -240,9 +243,37 @@ def test_measured_speech_is_compared_with_the_voice_that_is_wanted(policy: Audio
     assert set(result["outside"]) == {"accuracy", "wer", "cer", "similarity"} and "changes" not in result
     again = measure_speech(run, "plain", policy, samples, SAY, Judges(judge), outside=False)
     assert "similarity" not in again and "outside" not in again
-    assert again["changes"] == {name: [0.0, 0.0, 0.0] for name in ("accuracy", "cer", "wer")}
+    compared = {"accuracy", "cer", "wer", *(name for name in MEASURES if name in again)}
+    assert again["changes"] == {name: [0.0, 0.0, 0.0] for name in compared}
     rows = [{**row, "similarity": x} for row, x in zip(rows, (0.5, 1.0), strict=True)]
     assert summarize_speech(rows)["similarity"] == 0.75
+
+
+def test_measured_speech_has_prosody_next_to_that_of_its_recording(
+    policy: AudioPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = AudioClip(array=glide(6, 16_000).astype(np.float32), sample_rate=16_000)
+    samples = [utterance_sample(Utterance(name, "Good.", recording=own)) for name in "ab"]
+    run, judge = Run.create(tmp_path / "run", "r.py", [], SAY), Knows(1.0)
+
+    rate = CodecSpeechDecoder.of(policy).sample_rate
+    for name, semitones in (("before", 4), ("after", 1)):
+        waves = iter([glide(semitones, rate).astype(np.float32), None])
+        monkeypatch.setattr(CodecSpeechDecoder, "waveform", lambda self, rollout, waves=waves: next(waves))
+        measure_speech(run, name, policy, samples, SAY, Judges(judge))
+    rows = [json.loads(line) for line in (run.dir / "eval" / "after.jsonl").read_text().splitlines()]
+    assert rows[0]["f0_range"] == pytest.approx(0.9, abs=0.1) and "f0_range" not in rows[1]
+    assert rows[0]["reference_prosody"]["f0_range"] == pytest.approx(5.4, abs=0.1)
+    (written,) = (run.dir / "eval" / "reference").iterdir()
+    assert rows[0]["reference_audio"] == rows[1]["reference_audio"] == {"path": str(written.relative_to(run.dir))}
+    after = run.result("after")
+    assert after["f0_range"] == rows[0]["f0_range"] and after["intervals"]["f0_range"] == [rows[0]["f0_range"]] * 2
+    assert "f0_range" not in after["outside"] and after["changes"]["f0_range"][0] == pytest.approx(-2.7, abs=0.1)
+    page = write_report(run.dir).read_text()
+    assert (
+        page.count("class='contour'") == 2 + 2
+    )  # the reference of both texts; before and after of the one that was said
+    assert "F0 range (semitones)" in page
 
 
 def test_a_part_that_is_not_tiny_is_left_alone(tmp_path: Path) -> None:
