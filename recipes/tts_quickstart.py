@@ -39,6 +39,7 @@ from audiorl.evaluation.speech import measure_speech, probe_speech
 from audiorl.judges import Recogniser, load_recogniser
 from audiorl.models import load_policy
 from audiorl.models.dual_branch import dualize
+from audiorl.models.examples import Example
 from audiorl.models.text import tiny as tiny_text
 from audiorl.recipes.judges.character_ctc import plain, train_character_ctc
 from audiorl.report import write_report
@@ -188,7 +189,7 @@ def main(config: Config, run: Run) -> None:
     )
     policy = dualize(writer, codec.num_codebooks, codec.codebook_size, config.seed)
     policy.set_codec(codec)
-    examples = [recorded_example(text, text, AudioClip(array=wav, sample_rate=RATE)) for text, wav in speech]
+    examples = supervised(speech)
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
 
     held_out = [prompt(words, word_speech, with_recording=True) for words in test]
@@ -261,6 +262,11 @@ def prompt(words: Words, word_speech: Mapping[str, np.ndarray], with_recording: 
     if with_recording:
         about["reference_audio"] = AudioClip(array=wav, sample_rate=RATE)
     return speech_sample(text, text, metadata=about)
+
+
+def supervised(speech: Sequence[tuple[str, np.ndarray]]) -> list[Example]:
+    """Texts with their recordings [T] at RATE Hz, as the model learns to say them."""
+    return [recorded_example(text, text, AudioClip(array=wav, sample_rate=RATE)) for text, wav in speech]
 
 
 def trained_codec(run: Run, waves: Sequence[np.ndarray], config: Config) -> UnifiedTokenizer:

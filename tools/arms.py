@@ -47,9 +47,14 @@ def hits(folders: Sequence[Path], entry: str) -> np.ndarray:
 
 
 def percent(values: np.ndarray, sign: str = "") -> str:
+    """`number` of 100 times the values."""
+    return number(100 * values, sign)
+
+
+def number(values: np.ndarray, sign: str = "") -> str:
     """The mean with its 95 % bootstrap interval over questions."""
     low, high = bootstrap_interval(list(values))
-    return f"{100 * values.mean():{sign}.1f} ({100 * low:{sign}.1f} to {100 * high:{sign}.1f})"
+    return f"{values.mean():{sign}.1f} ({low:{sign}.1f} to {high:{sign}.1f})"
 
 
 def check_listening(run: Run, name: str, policy: AudioPolicy, examples: Sequence[Example]) -> None:

@@ -28,6 +28,7 @@ from audiorl.types import Request, Rollout, Sample
 
 RATE = 16_000
 """Hz at which reference recordings are read."""
+Speak = Callable[[AudioPolicy, Sequence[Sample], SamplingConfig], list[Rollout]]
 
 
 def say(policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig, seed: int = 0) -> list[Rollout]:
@@ -45,6 +46,7 @@ def measure_speech(
     normalizer: Normalizer = "basic",
     baseline: str = "before",
     outside: bool = True,
+    speak: Speak = say,
 ) -> dict[str, Any]:
     """Say every text once, as a phase of the run.
 
@@ -55,11 +57,12 @@ def measure_speech(
     without voice; `reference_prosody` is that of the metadata's recordings. Where eval/BASELINE.jsonl is there,
     `changes` are the paired differences from it.
 
-    outside: no phase asks these judges, and the entry says so.
+    outside: no phase asks these judges, and the entry says so. speak: another way to say the texts, such as the best of
+    several samples.
     """
     assert judges.recogniser is not None, "speech is measured by what a recogniser understands"
     if not run.finished(name):
-        rollouts, waves, transcripts = _transcribed(policy, samples, sampling, judges)
+        rollouts, waves, transcripts = _transcribed(policy, samples, sampling, judges, speak)
         rate = CodecSpeechDecoder.of(policy).sample_rate
         rows = []
         for number, (rollout, wav, text) in enumerate(zip(rollouts, waves, transcripts, strict=True)):
@@ -147,10 +150,10 @@ def probe_speech(
 
 
 def _transcribed(
-    policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig, judges: Judges
+    policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig, judges: Judges, speak: Speak = say
 ) -> tuple[list[Rollout], list[np.ndarray], list[str]]:
     """(rollouts, waveforms [T], what the recogniser understood); a rollout without speech has an empty waveform."""
-    rollouts = say(policy, samples, sampling)
+    rollouts = speak(policy, samples, sampling)
     speech_decoder = CodecSpeechDecoder.of(policy)
     waves = [wav if (wav := speech_decoder.waveform(r)) is not None else np.zeros(0, np.float32) for r in rollouts]
     assert judges.recogniser is not None, "speech is measured by what a recogniser understands"

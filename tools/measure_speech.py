@@ -1,0 +1,219 @@
+"""What reinforcement learning adds to a model that speaks, beside the best sampling of its start.
+
+    audiorl train tts-quickstart --judge recogniser --grpo.steps 1 --out runs/start
+    python tools/measure_speech.py runs/start --judge judges/whisper-base --out runs/speech
+
+The start is the supervised model of a run of `tts-quickstart`. All arms sample at the temperature and top-p at which
+the start is understood best, chosen on texts of the practice split, in training and when they are measured:
+
+  start     nothing is trained; best4, best16: of so many samples the one that the reward's recogniser prefers
+  text      GRPO on all weights: the share of characters that the reward's recogniser understands, length, finishing
+  sft       further supervised steps, for as much CPU time as `text`
+  word      as `text`, with the characters of each word credited to its frames
+  first     as `text`, but only the codes of the first codebook are trained
+  cer       the share of characters alone: nothing guards length and prosody
+  guarded   as `cer`, with prosody like that of the recordings
+
+The texts of the test split are then said once and transcribed by `--judge`, which took no part in training.
+OUT/table.md has means with 95 % bootstrap intervals over texts, and paired changes against `start`. Arms that are
+finished are not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from arms import cpu_seconds, markdown, number, percent, timed
+
+from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.errors import Interrupted
+from audiorl.evaluation.generate import read_rows
+from audiorl.evaluation.judging import Judges
+from audiorl.evaluation.speech import measure_speech, say
+from audiorl.evaluation.summaries import speech_measures
+from audiorl.judges import Recogniser, load_recogniser
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.recipes import tts_quickstart as quick
+from audiorl.rewards import WeightedSum
+from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges, WordIntelligibility
+from audiorl.rl.train import train_rl
+from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.run.folder import ComputeTime, Run
+from audiorl.run.records import RunConfig, RunState, read_record
+from audiorl.train.sft import sft
+from audiorl.types import Request, Reward, Rollout, Sample
+from tokenizers_audio import load as load_codec
+
+ARMS = ("text", "sft", "word", "first", "cer", "guarded")
+BEST_OF = (4, 16)
+TEMPERATURES, TOP_PS = (1.0, 0.85, 0.7, 0.55, 0.4), (1.0, 0.9)
+SPEECH = SamplingConfig(max_new_tokens=8, max_frames=90)
+TEXTS = ("seed", "words", "most_words", "train_texts", "practice_texts", "test_texts")
+"""Options of the start's run that its texts follow from."""
+MEASURES = {"accuracy": percent, "f0_range": number, "energy_range": number}
+"""Columns of the table."""
+
+
+class Start:
+    """The supervised model of a run of `tts-quickstart`, its texts, and the recogniser of its reward."""
+
+    def __init__(self, folder: Path, validation: int, test: int):
+        state = read_record(folder / "state.json", RunState)
+        if "sft" not in state.finished:
+            raise ValueError(f"{folder}: its phase sft is not finished; give a run of tts-quickstart that is")
+        recorded = read_record(folder / "config.json", RunConfig).config
+        config = replace(quick.Config(), **{name: recorded[name] for name in TEXTS})
+        self.checkpoint = folder / state.checkpoints["sft"]
+        self.codec = load_codec(folder / "codec")
+        self.recogniser: Recogniser = load_recogniser(folder / "recogniser")
+        recordings = quick.recordings(config)
+        train, practice, test_words = quick.splits(config)
+        self.speech = [(" ".join(words), quick.said(words, recordings)) for words in train]
+        prompts = [quick.prompt(words, recordings) for words in practice]
+        self.validation, self.practice = prompts[:validation], prompts[validation:]
+        self.test = [quick.prompt(words, recordings) for words in test_words[:test]]
+
+    def policy(self) -> AudioPolicy:
+        return load_policy(str(self.checkpoint), ModelConfig(), self.codec)
+
+    def judges(self, policy: AudioPolicy) -> SpeechJudges:
+        return SpeechJudges(CodecSpeechDecoder.of(policy), self.recogniser)
+
+    def understood(self, policy: AudioPolicy, rollouts: Sequence[Rollout]) -> list[float]:
+        """The share of characters of each that the reward's recogniser understands."""
+        return [score.total for score in Intelligibility(self.judges(policy), "cer")(rollouts)]
+
+    def best_of(
+        self, n: int, policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig
+    ) -> list[Rollout]:
+        """Of n samples for each text the one that the reward's recogniser understands best."""
+        rollouts = HFEngine(policy, sampling).generate([Request(s, n, seed=0) for s in samples])
+        shares = self.understood(policy, rollouts)
+        return [rollouts[i + int(np.argmax(shares[i : i + n]))] for i in range(0, len(rollouts), n)]
+
+
+def choose_sampling(run: Run, start: Start) -> SamplingConfig:
+    """The temperature and top-p at which the start is understood best."""
+    if not run.finished("sampling"):
+        policy, rows = start.policy(), []
+        for temperature in TEMPERATURES:
+            for top_p in TOP_PS:
+                sampling = replace(SPEECH, temperature=temperature, audio_top_p=top_p)
+                shares = start.understood(policy, say(policy, start.validation, sampling))
+                rows.append({"temperature": temperature, "audio_top_p": top_p, "understood": float(np.mean(shares))})
+                print(rows[-1], flush=True)
+        run.finish("sampling", rows)
+    best = max(run.result("sampling"), key=lambda row: row["understood"])
+    return replace(SPEECH, temperature=best["temperature"], audio_top_p=best["audio_top_p"])
+
+
+def reward_of(arm: str, start: Start, policy: AudioPolicy) -> Reward:
+    judges = start.judges(policy)
+    if arm == "cer":
+        return WeightedSum.of(understood=Intelligibility(judges, "cer"))
+    understood = WordIntelligibility(judges) if arm == "word" else Intelligibility(judges, "cer")
+    return WeightedSum.of(understood=understood, length=(Duration(judges), 0.2), finished=(Finished(judges), 0.1))
+
+
+def train_arm(
+    arm: str, start: Start, policy: AudioPolicy, run: Run, sampling: SamplingConfig, args: argparse.Namespace
+) -> None:
+    if arm == "sft":
+        config = SFTConfig(steps=100_000, batch_size=32, micro_batch_tokens=4000, save_every=50)
+        limit, optim = ComputeTime(cpu_seconds(run.dir)["text"], "cpu"), OptimConfig(lr=args.lr, warmup_steps=3)
+        sft(policy, quick.supervised(start.speech), run, config=config, optim=optim, seed=args.seed, limit=limit)
+        return
+    config = RLConfig(
+        steps=args.steps,
+        prompts_per_step=args.prompts,
+        group_size=args.group,
+        advantage="step-index" if arm == "word" else "group",
+        codebook_weights=(1.0, *[0.0] * (start.codec.num_codebooks - 1)) if arm == "first" else (),
+        aggregation="token-mean",
+        kl_beta=0.005,
+        micro_batch_tokens=6000,
+        save_every=10,
+    )
+    train_rl(
+        policy,
+        start.practice,
+        reward_of(arm, start, policy),
+        run,
+        config=config,
+        optim=OptimConfig(lr=args.lr, betas=(0.9, 0.95), warmup_steps=3),
+        sampling=sampling,
+        seed=args.seed,
+        phase=arm,
+        speech_decoder=CodecSpeechDecoder.of(policy),
+    )
+
+
+def table(run: Run) -> str:
+    """What was measured of each arm, with the paired changes against `start`."""
+    names = ("start", *(f"best{n}" for n in BEST_OF), *(f"after_{arm}" for arm in ARMS))
+    files = {name: run.dir / "eval" / f"{name}.jsonl" for name in names}
+    rows_of = {
+        name.removeprefix("after_"): {row["id"]: speech_measures(row) for row in read_rows(file)}
+        for name, file in files.items()
+        if file.exists()
+    }
+    start = rows_of["start"]
+    shown = [name for name in MEASURES if any(name in measures for measures in start.values())]
+    rows = []
+    for arm, rows_by_id in rows_of.items():
+        cells = [arm, f"{cpu_seconds(run.dir)[arm]:.0f}" if arm in ARMS else ""]
+        for name in shown:
+            values = {id: measures[name] for id, measures in rows_by_id.items() if name in measures}
+            cells.append(MEASURES[name](np.array(list(values.values())), ""))
+            change = np.array([value - start[id][name] for id, value in values.items() if name in start[id]])
+            cells.append("" if arm == "start" else MEASURES[name](change, "+"))
+        rows.append(cells)
+    return markdown(("", "CPU s", *(head for name in shown for head in (name, "change"))), rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="a run folder of tts-quickstart whose phase sft is finished")
+    parser.add_argument("--out", type=Path, required=True, help="run folder of all arms, and of table.md")
+    parser.add_argument("--judge", required=True, help="recogniser of the measurements: a folder or hub id")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="arms to train; sft needs text")
+    parser.add_argument("--steps", type=int, default=60, help="steps of GRPO")
+    parser.add_argument("--prompts", type=int, default=16, help="texts of a step")
+    parser.add_argument("--group", type=int, default=16, help="samples of a text")
+    parser.add_argument("--lr", type=float, default=2e-4, help="learning rate of all arms")
+    parser.add_argument("--validation", type=int, default=80, help="texts on which sampling is chosen")
+    parser.add_argument("--test", type=int, default=160, help="texts that are measured")
+    parser.add_argument("--seed", type=int, default=0, help="seed of training")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    start = Start(args.run, args.validation, args.test)
+    run = Run.open(args.out) if args.out.exists() else Run.create(args.out, "measure_speech", sys.argv[1:], vars(args))
+    judges = Judges(load_recogniser(args.judge, "en"))
+    measure = partial(measure_speech, run, judges=judges, samples=start.test, baseline="start")
+    try:
+        with run.interruptible():
+            sampling = choose_sampling(run, start)
+            measure("start", start.policy(), sampling=sampling)
+            for n in BEST_OF:
+                measure(f"best{n}", start.policy(), sampling=sampling, speak=partial(start.best_of, n))
+            for arm in args.arms:
+                policy = start.policy()
+                timed(run, arm, partial(train_arm, arm, start, policy, run, sampling, args))
+                measure(f"after_{arm}", policy, sampling=sampling)
+    except Interrupted:
+        sys.exit(130)
+    text = table(run)
+    (run.dir / "table.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
