@@ -565,6 +565,7 @@ PPO: Row = {
 PROCESS: dict[str, tuple[Row, bool]] = {
     "GRPO, one total": (GRPO, False),
     "GRPO, credit per step": (GRPO | {"advantage": "process"}, True),
+    "GRPO, credit per step, compared step by step": (GRPO | {"advantage": "step-index"}, True),
     "PPO, one total": (PPO, False),
     "PPO, credit per step": (PPO, True),
 }
