@@ -27,7 +27,9 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     start, gradient = (torch.randn(args.numbers, generator=generator) for _ in range(2))
     weights = [nn.Parameter(start.clone()) for _ in range(2)]
-    optimizers = [adamw([p], OptimConfig(lr=1e-4), fused) for p, fused in zip(weights, (False, True), strict=True)]
+    optimizers = [
+        adamw({"weight": p}, OptimConfig(lr=1e-4), fused) for p, fused in zip(weights, (False, True), strict=True)
+    ]
     times: list[list[float]] = [[], []]
     for round_ in range(args.rounds + 1):
         for side, optimizer in enumerate(optimizers):

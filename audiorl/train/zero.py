@@ -59,6 +59,8 @@ class ZeroOptimizer:
         stage: int,
         offload: bool = False,
     ):
+        if config.lr_factors:
+            raise ValueError("optim.lr_factors: ZeRO keeps one learning rate; leave it out, or set --runtime.zero 0")
         deepspeed = _deepspeed()
         if isinstance(model, ValueModel) and not model.shared and stage == 3:
             _copy_frozen_weights(model.trunk.model)
@@ -71,7 +73,6 @@ class ZeroOptimizer:
         self.every_pass = stage >= 2
         self.loss_scale = float(world.size)  # DeepSpeed divides gradients by it
         self._snapshot = _Snapshot(anatomy.module)
-        weights = list(self._parameters.values())
         if stage == 3:
             for layer in anatomy.layers:
                 deepspeed.utils.set_z3_leaf_module(layer, True)  # gathered whole, even where a pass uses a part of it
@@ -80,7 +81,7 @@ class ZeroOptimizer:
         self._engine, *_ = deepspeed.initialize(
             model=anatomy.module,
             # DeepSpeedCPUAdam would be compiled at the first start; torch's fused form needs no compiler.
-            optimizer=adamw(weights, config, fused=offload),
+            optimizer=adamw(self._parameters, config, fused=offload),
             config=_config(stage, offload, self._bfloat16, config.max_grad_norm, min(size + -size % 64, BUCKET)),
         )
         self._zero = self._engine.optimizer
