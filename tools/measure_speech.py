@@ -1,4 +1,4 @@
-"""What reinforcement learning adds to a model that speaks, beside the best sampling of its start.
+"""What reinforcement learning adds to a model that speaks, against the best sampling of its start.
 
     audiorl train tts-quickstart --judge recogniser --grpo.steps 1 --out runs/start
     python tools/measure_speech.py runs/start --judge judges/whisper-base --out runs/speech
