@@ -7,7 +7,7 @@ The start is the supervised model of a run of `tts-quickstart`. All arms sample 
 the start is understood best, chosen on texts of the practice split, in training and when they are measured:
 
   start     nothing is trained; best4, best16: of so many samples the one that the reward's recogniser prefers
-  text      GRPO on all weights: the share of characters that the reward's recogniser understands, length, finishing
+  text      GRPO: the share of characters that the reward's recogniser understands, length, finishing
   sft       further supervised steps, for as much CPU time as `text`
   word      as `text`, with the characters of each word credited to its frames
   first     as `text`, but only the codes of the first codebook are trained
@@ -23,15 +23,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import soundfile
 import torch
-from arms import cpu_seconds, markdown, number, percent, timed
+from arms import cpu_seconds, markdown, number, timed
 
+from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.errors import Interrupted
 from audiorl.evaluation.generate import read_rows
@@ -39,9 +42,11 @@ from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.speech import measure_speech, say
 from audiorl.evaluation.summaries import speech_measures
 from audiorl.judges import Recogniser, load_recogniser
+from audiorl.metrics.prosody import prosody
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.rewards import WeightedSum
+from audiorl.rewards.prosody import ProsodyRange, prosody_norm
 from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges, WordIntelligibility
 from audiorl.rl.train import train_rl
 from audiorl.rollout.hf import HFEngine
@@ -58,8 +63,6 @@ TEMPERATURES, TOP_PS = (1.0, 0.85, 0.7, 0.55, 0.4), (1.0, 0.9)
 SPEECH = SamplingConfig(max_new_tokens=8, max_frames=90)
 TEXTS = ("seed", "words", "most_words", "train_texts", "practice_texts", "test_texts")
 """Options of the start's run that its texts follow from."""
-MEASURES = {"accuracy": percent, "f0_range": number, "energy_range": number}
-"""Columns of the table."""
 
 
 class Start:
@@ -81,8 +84,8 @@ class Start:
         self.validation, self.practice = prompts[:validation], prompts[validation:]
         self.test = [quick.prompt(words, recordings) for words in test_words[:test]]
 
-    def policy(self) -> AudioPolicy:
-        return load_policy(str(self.checkpoint), ModelConfig(), self.codec)
+    def policy(self, only: tuple[str, ...] = ()) -> AudioPolicy:
+        return load_policy(str(self.checkpoint), ModelConfig(only=only), self.codec)
 
     def judges(self, policy: AudioPolicy) -> SpeechJudges:
         return SpeechJudges(CodecSpeechDecoder.of(policy), self.recogniser)
@@ -119,6 +122,10 @@ def reward_of(arm: str, start: Start, policy: AudioPolicy) -> Reward:
     judges = start.judges(policy)
     if arm == "cer":
         return WeightedSum.of(understood=Intelligibility(judges, "cer"))
+    if arm == "guarded":
+        clips = [AudioClip(array=wav, sample_rate=quick.RATE) for _, wav in start.speech]
+        usual = ProsodyRange(judges, prosody_norm(clips, judges.sample_rate))
+        return WeightedSum.of(understood=Intelligibility(judges, "cer"), prosody=(usual, 0.5))
     understood = WordIntelligibility(judges) if arm == "word" else Intelligibility(judges, "cer")
     return WeightedSum.of(understood=understood, length=(Duration(judges), 0.2), finished=(Finished(judges), 0.1))
 
@@ -128,7 +135,7 @@ def train_arm(
 ) -> None:
     if arm == "sft":
         config = SFTConfig(steps=100_000, batch_size=32, micro_batch_tokens=4000, save_every=50)
-        limit, optim = ComputeTime(cpu_seconds(run.dir)["text"], "cpu"), OptimConfig(lr=args.lr, warmup_steps=3)
+        limit, optim = ComputeTime(cpu_seconds(run.dir)["text"], "cpu"), OptimConfig(lr=args.sft_lr, warmup_steps=3)
         sft(policy, quick.supervised(start.speech), run, config=config, optim=optim, seed=args.seed, limit=limit)
         return
     config = RLConfig(
@@ -156,27 +163,36 @@ def train_arm(
     )
 
 
+def measures(run: Run, row: Mapping[str, Any]) -> dict[str, float]:
+    """Of a row of `measure_speech`: the share of characters understood, seconds, and the prosody of its recording, in
+    semitones, dB and percent; without voice no prosody."""
+    out = {"understood %": 100 * speech_measures(row)["accuracy"], "seconds": row["seconds"]}
+    wav, rate = soundfile.read(run.dir / row["spoken_audio"]["path"])
+    spoken = prosody(wav, rate)
+    if spoken is None:
+        return out
+    return out | {"F0 range": spoken.f0_range, "level range": spoken.energy_range, "pauses %": 100 * spoken.pauses}
+
+
 def table(run: Run) -> str:
     """What was measured of each arm, with the paired changes against `start`."""
     names = ("start", *(f"best{n}" for n in BEST_OF), *(f"after_{arm}" for arm in ARMS))
-    files = {name: run.dir / "eval" / f"{name}.jsonl" for name in names}
+    files = {name.removeprefix("after_"): run.dir / "eval" / f"{name}.jsonl" for name in names}
     rows_of = {
-        name.removeprefix("after_"): {row["id"]: speech_measures(row) for row in read_rows(file)}
-        for name, file in files.items()
-        if file.exists()
+        arm: {row["id"]: measures(run, row) for row in read_rows(file)} for arm, file in files.items() if file.exists()
     }
     start = rows_of["start"]
-    shown = [name for name in MEASURES if any(name in measures for measures in start.values())]
+    columns = list(dict.fromkeys(name for row in start.values() for name in row))
     rows = []
-    for arm, rows_by_id in rows_of.items():
+    for arm, measured in rows_of.items():
         cells = [arm, f"{cpu_seconds(run.dir)[arm]:.0f}" if arm in ARMS else ""]
-        for name in shown:
-            values = {id: measures[name] for id, measures in rows_by_id.items() if name in measures}
-            cells.append(MEASURES[name](np.array(list(values.values())), ""))
-            change = np.array([value - start[id][name] for id, value in values.items() if name in start[id]])
-            cells.append("" if arm == "start" else MEASURES[name](change, "+"))
+        for name in columns:
+            values = {id: row[name] for id, row in measured.items() if name in row}
+            changes = [value - start[id][name] for id, value in values.items() if name in start[id]]
+            cells.append(number(np.array(list(values.values()))) if values else "")
+            cells.append(number(np.array(changes), "+") if changes and arm != "start" else "")
         rows.append(cells)
-    return markdown(("", "CPU s", *(head for name in shown for head in (name, "change"))), rows)
+    return markdown(("", "CPU s", *(head for name in columns for head in (name, "change"))), rows)
 
 
 def main() -> None:
@@ -188,7 +204,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="steps of GRPO")
     parser.add_argument("--prompts", type=int, default=16, help="texts of a step")
     parser.add_argument("--group", type=int, default=16, help="samples of a text")
-    parser.add_argument("--lr", type=float, default=2e-4, help="learning rate of all arms")
+    parser.add_argument("--only", nargs="*", default=[], help="regular expressions of the weights that GRPO trains")
+    parser.add_argument("--lr", type=float, default=5e-5, help="learning rate of GRPO")
+    parser.add_argument("--sft-lr", type=float, default=2e-4, help="learning rate of sft")
     parser.add_argument("--validation", type=int, default=80, help="texts on which sampling is chosen")
     parser.add_argument("--test", type=int, default=160, help="texts that are measured")
     parser.add_argument("--seed", type=int, default=0, help="seed of training")
@@ -205,7 +223,7 @@ def main() -> None:
             for n in BEST_OF:
                 measure(f"best{n}", start.policy(), sampling=sampling, speak=partial(start.best_of, n))
             for arm in args.arms:
-                policy = start.policy()
+                policy = start.policy(() if arm == "sft" else tuple(args.only))
                 timed(run, arm, partial(train_arm, arm, start, policy, run, sampling, args))
                 measure(f"after_{arm}", policy, sampling=sampling)
     except Interrupted:
