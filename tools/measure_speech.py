@@ -9,6 +9,7 @@ the start is understood best, chosen on texts of the practice split, in training
   start     nothing is trained; best4, best16: of so many samples the one that the reward's recogniser prefers
   text      GRPO: the share of characters that the reward's recogniser understands, length, finishing
   sft       further supervised steps, for as much CPU time as `text`
+  raft      supervised steps on the best of 8 samples for each practice text (RAFT, Dong et al. 2023, arXiv 2304.06767)
   word      as `text`, with the characters of each word credited to its frames
   first     as `text`, but only the codes of the first codebook are trained
   cer       the share of characters alone: nothing guards length and prosody
@@ -33,6 +34,7 @@ import numpy as np
 import soundfile
 import torch
 from arms import cpu_seconds, markdown, number, timed
+from safetensors.torch import save_file
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
@@ -44,6 +46,8 @@ from audiorl.evaluation.summaries import speech_measures
 from audiorl.judges import Recogniser, load_recogniser
 from audiorl.metrics.prosody import prosody
 from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.examples import Example
+from audiorl.models.loading import read_tensors
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.prosody import ProsodyRange, prosody_norm
@@ -57,8 +61,9 @@ from audiorl.train.sft import sft
 from audiorl.types import Request, Reward, Rollout, Sample
 from tokenizers_audio import load as load_codec
 
-ARMS = ("text", "sft", "word", "first", "cer", "guarded")
+ARMS = ("text", "sft", "raft", "word", "first", "cer", "guarded")
 BEST_OF = (4, 16)
+RAFT_SAMPLES, RAFT_EPOCHS = 8, 3
 TEMPERATURES, TOP_PS = (1.0, 0.85, 0.7, 0.55, 0.4), (1.0, 0.9)
 SPEECH = SamplingConfig(max_new_tokens=8, max_frames=90)
 TEXTS = ("seed", "words", "most_words", "train_texts", "practice_texts", "test_texts")
@@ -102,6 +107,24 @@ class Start:
         shares = self.understood(policy, rollouts)
         return [rollouts[i + int(np.argmax(shares[i : i + n]))] for i in range(0, len(rollouts), n)]
 
+    def best_samples(self, run: Run, policy: AudioPolicy, sampling: SamplingConfig) -> list[Example]:
+        """The practice texts with the best of RAFT_SAMPLES samples, whose codes the policy is given to learn from."""
+        file = run.dir / "best_samples.safetensors"
+        if not file.exists():
+            best = self.best_of(RAFT_SAMPLES, policy, self.practice, sampling)
+            layout = policy.speech
+            assert layout is not None
+            spoken = [
+                [codes for s in r.segments if s.codes is not None for codes in layout.spoken(s.codes)] for r in best
+            ]
+            save_file({r.sample.id: torch.cat(codes, 1) for r, codes in zip(best, spoken, strict=True) if codes}, file)
+        codes = {id: c for id, c in read_tensors(file).items() if c.shape[1]}
+        with torch.no_grad():
+            waves = {id: self.codec.decode(c[None])[0].numpy() for id, c in codes.items()}
+        clips = {id: AudioClip(array=wav, sample_rate=self.codec.sample_rate) for id, wav in waves.items()}
+        policy.keep_codes({clip.key: codes[id] for id, clip in clips.items()})
+        return [Example(s, speech=(clips[s.id],)) for s in self.practice if s.id in clips]
+
 
 def choose_sampling(run: Run, start: Start) -> SamplingConfig:
     """The temperature and top-p at which the start is understood best."""
@@ -133,10 +156,16 @@ def reward_of(arm: str, start: Start, policy: AudioPolicy) -> Reward:
 def train_arm(
     arm: str, start: Start, policy: AudioPolicy, run: Run, sampling: SamplingConfig, args: argparse.Namespace
 ) -> None:
-    if arm == "sft":
+    if arm in ("sft", "raft"):
+        optim = OptimConfig(lr=args.sft_lr, warmup_steps=3)
         config = SFTConfig(steps=100_000, batch_size=32, micro_batch_tokens=4000, save_every=50)
-        limit, optim = ComputeTime(cpu_seconds(run.dir)["text"], "cpu"), OptimConfig(lr=args.sft_lr, warmup_steps=3)
-        sft(policy, quick.supervised(start.speech), run, config=config, optim=optim, seed=args.seed, limit=limit)
+        if arm == "sft":
+            limit = ComputeTime(cpu_seconds(run.dir)["text"], "cpu")
+            sft(policy, quick.supervised(start.speech), run, config=config, optim=optim, seed=args.seed, limit=limit)
+            return
+        examples = start.best_samples(run, policy, sampling)
+        config = replace(config, steps=-(-RAFT_EPOCHS * len(examples) // config.batch_size))
+        sft(policy, examples, run, config=config, optim=optim, seed=args.seed, phase=arm)
         return
     config = RLConfig(
         steps=args.steps,
