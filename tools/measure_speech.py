@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import soundfile
 import torch
 from arms import cpu_seconds, markdown, number, timed
 from safetensors.torch import save_file
@@ -44,7 +43,6 @@ from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.speech import measure_speech, say
 from audiorl.evaluation.summaries import speech_measures
 from audiorl.judges import Recogniser, load_recogniser
-from audiorl.metrics.prosody import prosody
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example
 from audiorl.models.loading import read_tensors
@@ -64,6 +62,13 @@ from tokenizers_audio import load as load_codec
 ARMS = ("text", "sft", "raft", "word", "first", "cer", "guarded")
 BEST_OF = (4, 16)
 RAFT_SAMPLES, RAFT_EPOCHS = 8, 3
+COLUMNS = {
+    "accuracy": ("understood %", 100),
+    "seconds": ("seconds", 1),
+    "f0_range": ("F0 range", 1),
+    "energy_range": ("level range", 1),
+    "pauses": ("pauses %", 100),
+}
 TEMPERATURES, TOP_PS = (1.0, 0.85, 0.7, 0.55, 0.4), (1.0, 0.9)
 SPEECH = SamplingConfig(max_new_tokens=8, max_frames=90)
 TEXTS = ("seed", "words", "most_words", "train_texts", "practice_texts", "test_texts")
@@ -192,15 +197,10 @@ def train_arm(
     )
 
 
-def measures(run: Run, row: Mapping[str, Any]) -> dict[str, float]:
-    """Of a row of `measure_speech`: the share of characters understood, seconds, and the prosody of its recording, in
-    semitones, dB and percent; without voice no prosody."""
-    out = {"understood %": 100 * speech_measures(row)["accuracy"], "seconds": row["seconds"]}
-    wav, rate = soundfile.read(run.dir / row["spoken_audio"]["path"])
-    spoken = prosody(wav, rate)
-    if spoken is None:
-        return out
-    return out | {"F0 range": spoken.f0_range, "level range": spoken.energy_range, "pauses %": 100 * spoken.pauses}
+def measures(row: Mapping[str, Any]) -> dict[str, float]:
+    """Of a row of `measure_speech` the columns of the table: shares in percent, the ranges in semitones and dB."""
+    known = {**speech_measures(row), "seconds": row["seconds"]}
+    return {title: scale * known[name] for name, (title, scale) in COLUMNS.items() if name in known}
 
 
 def table(run: Run) -> str:
@@ -208,7 +208,7 @@ def table(run: Run) -> str:
     names = ("start", *(f"best{n}" for n in BEST_OF), *(f"after_{arm}" for arm in ARMS))
     files = {name.removeprefix("after_"): run.dir / "eval" / f"{name}.jsonl" for name in names}
     rows_of = {
-        arm: {row["id"]: measures(run, row) for row in read_rows(file)} for arm, file in files.items() if file.exists()
+        arm: {row["id"]: measures(row) for row in read_rows(file)} for arm, file in files.items() if file.exists()
     }
     start = rows_of["start"]
     columns = list(dict.fromkeys(name for row in start.values() for name in row))
