@@ -8,12 +8,12 @@ the start is understood best, chosen on texts of the practice split, in training
 
   start     nothing is trained; best4, best16: of so many samples the one that the reward's recogniser prefers
   text      GRPO: the share of characters that the reward's recogniser understands, length, finishing
-  sft       further supervised steps, for as much CPU time as `text`
   raft      supervised steps on the best of 8 samples for each practice text (RAFT, Dong et al. 2023, arXiv 2304.06767)
   word      as `text`, with the characters of each word credited to its frames
   first     as `text`, but only the codes of the first codebook are trained
   cer       the share of characters alone: nothing guards length and prosody
   guarded   as `cer`, with prosody like that of the recordings
+  sft       further supervised steps on recordings, for as much CPU time as the longest of the others
 
 The texts of the test split are then said once and transcribed by `--judge`, which took no part in training.
 OUT/table.md has means with 95 % bootstrap intervals over texts, and paired changes against `start`. Arms that are
@@ -59,7 +59,7 @@ from audiorl.train.sft import sft
 from audiorl.types import Request, Reward, Rollout, Sample
 from tokenizers_audio import load as load_codec
 
-ARMS = ("text", "sft", "raft", "word", "first", "cer", "guarded")
+ARMS = ("text", "word", "first", "cer", "guarded", "raft", "sft")
 BEST_OF = (4, 16)
 RAFT_SAMPLES, RAFT_EPOCHS = 8, 3
 COLUMNS = {
@@ -165,7 +165,10 @@ def train_arm(
         optim = OptimConfig(lr=args.sft_lr, warmup_steps=3)
         config = SFTConfig(steps=100_000, batch_size=32, micro_batch_tokens=4000, save_every=50)
         if arm == "sft":
-            limit = ComputeTime(cpu_seconds(run.dir)["text"], "cpu")
+            taken = [seconds for other, seconds in cpu_seconds(run.dir).items() if other != arm]
+            if not taken:
+                raise ValueError("sft takes as much time as the longest other arm: train another one first")
+            limit = ComputeTime(max(taken), "cpu")
             sft(policy, quick.supervised(start.speech), run, config=config, optim=optim, seed=args.seed, limit=limit)
             return
         examples = start.best_samples(run, policy, sampling)
@@ -229,7 +232,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="a run folder of tts-quickstart whose phase sft is finished")
     parser.add_argument("--out", type=Path, required=True, help="run folder of all arms, and of table.md")
     parser.add_argument("--judge", required=True, help="recogniser of the measurements: a folder or hub id")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="arms to train; sft needs text")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="arms to train; sft needs another")
     parser.add_argument("--steps", type=int, default=60, help="steps of GRPO")
     parser.add_argument("--prompts", type=int, default=16, help="texts of a step")
     parser.add_argument("--group", type=int, default=16, help="samples of a text")
