@@ -165,10 +165,10 @@ def train_arm(
         optim = OptimConfig(lr=args.sft_lr, warmup_steps=3)
         config = SFTConfig(steps=100_000, batch_size=32, micro_batch_tokens=4000, save_every=50)
         if arm == "sft":
-            taken = [seconds for other, seconds in cpu_seconds(run.dir).items() if other != arm]
-            if not taken:
+            others_cpu_s = [seconds for other, seconds in cpu_seconds(run.dir).items() if other != arm]
+            if not others_cpu_s:
                 raise ValueError("sft takes as much time as the longest other arm: train another one first")
-            limit = ComputeTime(max(taken), "cpu")
+            limit = ComputeTime(max(others_cpu_s), "cpu")
             sft(policy, quick.supervised(start.speech), run, config=config, optim=optim, seed=args.seed, limit=limit)
             return
         examples = start.best_samples(run, policy, sampling)
@@ -202,8 +202,8 @@ def train_arm(
 
 def measures(row: Mapping[str, Any]) -> dict[str, float]:
     """Of a row of `measure_speech` the columns of the table: shares in percent, the ranges in semitones and dB."""
-    known = {**speech_measures(row), "seconds": row["seconds"]}
-    return {title: scale * known[name] for name, (title, scale) in COLUMNS.items() if name in known}
+    values = {**speech_measures(row), "seconds": row["seconds"]}
+    return {title: scale * values[name] for name, (title, scale) in COLUMNS.items() if name in values}
 
 
 def table(run: Run) -> str:
