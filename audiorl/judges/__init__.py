@@ -7,7 +7,6 @@ A judge of your own is a Python file with `load(folder, device)`: `load_speaker_
 `tools/fetch_judges.py` fetches small ones where there is no model hub.
 """
 
-from audiorl.judges.alignment import AlignedWord
 from audiorl.judges.loading import (
     load_quality_model,
     load_recogniser,
@@ -15,6 +14,7 @@ from audiorl.judges.loading import (
     load_speech_detector,
 )
 from audiorl.judges.protocol import (
+    AlignedWord,
     Aligner,
     LanguageIdentifier,
     QualityModel,

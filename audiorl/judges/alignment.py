@@ -6,23 +6,12 @@ Shapes: T frames of a clip, V labels with the blank, S labels of a text.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class AlignedWord:
-    """A word of a text that should have been said, and what a recogniser understood in its place."""
-
-    text: str
-    transcript: str
-    """What the recogniser understood in that time, "" for nothing."""
-    start: float
-    """Seconds. Words follow each other without gaps: a pause is divided between its neighbours."""
-    end: float
+from audiorl.judges.protocol import AlignedWord
 
 
 def ctc_path(logprobs: Tensor, labels: Sequence[int], blank: int) -> list[tuple[int, int]] | None:

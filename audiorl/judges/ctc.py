@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from audiorl.config import torch_device
-from audiorl.judges.alignment import AlignedWord, align_words
+from audiorl.judges.alignment import align_words
 from audiorl.judges.checkpoint import load_judge, load_processor
-from audiorl.judges.protocol import Waveform
+from audiorl.judges.protocol import AlignedWord, Waveform
 from audiorl.judges.waves import Wave, batches_by_length, padded, resampled
 from audiorl.metrics.text import normalize
 

@@ -8,13 +8,24 @@ result each, in order. A result does not depend on the other waveforms (within t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from audiorl.judges.alignment import AlignedWord
-
 Waveform = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class AlignedWord:
+    """A word of a text that should have been said, and what a recogniser understood in its place."""
+
+    text: str
+    transcript: str
+    """What the recogniser understood in that time, "" for nothing."""
+    start: float
+    """Seconds. Words follow each other without gaps: a pause is divided between its neighbours."""
+    end: float
 
 
 class Recogniser(Protocol):

@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audiorl.audio import AudioClip
-from audiorl.judges.alignment import AlignedWord
-from audiorl.judges.protocol import Aligner, QualityModel, Recogniser, SpeakerEncoder, Waveform
+from audiorl.judges.protocol import AlignedWord, Aligner, QualityModel, Recogniser, SpeakerEncoder, Waveform
 from audiorl.metrics.prosody import Prosody, prosody
 from audiorl.metrics.speaker import cosine
 from audiorl.metrics.speech import clipped_share, duration_ratio, silent_share

@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from audiorl.judges.alignment import AlignedWord, align_words
-from audiorl.judges.protocol import Waveform
+from audiorl.judges.alignment import align_words
+from audiorl.judges.protocol import AlignedWord, Waveform
 from audiorl.judges.waves import padded, resampled
 from audiorl.metrics.text import normalize, spell_numbers
 from audiorl.models.features import log_mel
