@@ -64,6 +64,7 @@ BEST_OF = (4, 16)
 RAFT_SAMPLES, RAFT_EPOCHS = 8, 3
 COLUMNS = {
     "accuracy": ("understood %", 100),
+    "similarity": ("100 x similarity", 100),
     "seconds": ("seconds", 1),
     "f0_range": ("F0 range", 1),
     "energy_range": ("level range", 1),
@@ -92,7 +93,7 @@ class Start:
         self.speech = [(" ".join(words), quick.said(words, recordings)) for words in train]
         prompts = [quick.prompt(words, recordings) for words in practice]
         self.validation, self.practice = prompts[:validation], prompts[validation:]
-        self.test = [quick.prompt(words, recordings) for words in test_words[:test]]
+        self.test = [quick.prompt(words, recordings, with_recording=True) for words in test_words[:test]]
 
     def policy(self, only: tuple[str, ...] = ()) -> AudioPolicy:
         return load_policy(str(self.checkpoint), ModelConfig(only=only), self.codec)
@@ -232,6 +233,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="a run folder of tts-quickstart whose phase sft is finished")
     parser.add_argument("--out", type=Path, required=True, help="run folder of all arms, and of table.md")
     parser.add_argument("--judge", required=True, help="recogniser of the measurements: a folder or hub id")
+    parser.add_argument("--speaker", help="speaker encoder: the cosine with the recordings of the words")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="arms to train; sft needs another")
     parser.add_argument("--steps", type=int, default=60, help="steps of GRPO")
     parser.add_argument("--prompts", type=int, default=16, help="texts of a step")
@@ -246,7 +248,7 @@ def main() -> None:
     torch.set_num_threads(1)
     start = Start(args.run, args.validation, args.test)
     run = Run.open(args.out) if args.out.exists() else Run.create(args.out, "measure_speech", sys.argv[1:], vars(args))
-    judges = Judges(load_recogniser(args.judge, "en"))
+    judges = Judges.load(args.judge, args.speaker, "en")
     measure = partial(measure_speech, run, judges=judges, samples=start.test, baseline="start")
     try:
         with run.interruptible():
