@@ -124,12 +124,32 @@ def step_index_relative(
     mask = mask.bool()
     ends_BT = mask & (rewards != 0)
     counts_B = ends_BT.sum(1)
-    steps = max(int(counts_B.max()), 1) if len(counts_B) else 1
-    step_BT = (ends_BT.cumsum(1) - ends_BT.long()).clamp(max=steps - 1).minimum((counts_B - 1).clamp(min=0)[:, None])
-    rewards_BS = rewards.new_zeros(len(rewards), steps).scatter_add(1, step_BT, torch.where(ends_BT, rewards, 0.0))
-    present_BS = torch.arange(steps, device=mask.device) < counts_B[:, None]
+    step_BT = (ends_BT.cumsum(1) - ends_BT.long()).minimum((counts_B - 1).clamp(min=0)[:, None])
+    return time_index_on_tokens(rewards, mask, step_BT, counts_B, group_ids, std, eps, gamma)
+
+
+def time_index_on_tokens(
+    rewards: Tensor,
+    mask: Tensor,
+    steps: Tensor,
+    counts: Tensor,
+    group_ids: Sequence[str] | Tensor,
+    std: bool = True,
+    eps: float = 1e-4,
+    gamma: float = 1.0,
+) -> Tensor:
+    """`time_index_relative` of the summed rewards of each step (turn, word), given to the tokens of the step.
+
+    rewards, mask [B, T]; steps [B, T] int64: the step of each token, from 0; counts [B]: how many steps each rollout
+    has. Returns [B, T], 0 where the mask is False.
+    """
+    check_shapes("time_index_on_tokens", rewards=rewards, mask=mask, steps=steps)
+    mask = mask.bool()
+    most = max([*counts.tolist(), 1])
+    rewards_BS = rewards.new_zeros(len(rewards), most).scatter_add(1, steps, torch.where(mask, rewards, 0.0))
+    present_BS = torch.arange(most, device=mask.device) < counts[:, None]
     advantages_BS = time_index_relative(rewards_BS, present_BS, group_ids, std, eps, gamma)
-    return torch.where(mask, advantages_BS.gather(1, step_BT), 0.0)
+    return torch.where(mask, advantages_BS.gather(1, steps), 0.0)
 
 
 def process_relative(

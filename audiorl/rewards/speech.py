@@ -99,14 +99,11 @@ class SpeechJudges:
             )
         aligner: Aligner = recogniser  # type: ignore[assignment]
 
-        def aligned(new: list[Rollout]) -> list[list[AlignedWord]]:
-            spoken = [r for r in new if self.has_speech(r)]
+        def align(spoken: list[Rollout]) -> list[list[AlignedWord]]:
             texts = [r.sample.references[0] if r.sample.references else "" for r in spoken]
-            words = aligner.align(self.waveforms(spoken), self.sample_rate, texts) if spoken else []
-            by_id = dict(zip(map(id, spoken), words, strict=True))
-            return [by_id.get(id(r), []) for r in new]
+            return aligner.align(self.waveforms(spoken), self.sample_rate, texts)
 
-        return self._once("words", rollouts, aligned)
+        return self._ask_about("words", rollouts, align, [])
 
     def speaker_embeddings(self, rollouts: Sequence[Rollout]) -> list[NDArray[Any] | None]:
         """The speaker's embedding [D]; None for silence."""
@@ -156,11 +153,17 @@ class SpeechJudges:
     def _ask_judge(
         self, name: str, rollouts: Sequence[Rollout], ask: Callable[[list[Waveform]], Sequence[T]], silent: T
     ) -> list[T]:
+        """`_ask_about` the waveforms alone."""
+        return self._ask_about(name, rollouts, lambda spoken: ask(self.waveforms(spoken)), silent)
+
+    def _ask_about(
+        self, name: str, rollouts: Sequence[Rollout], ask: Callable[[list[Rollout]], Sequence[T]], silent: T
+    ) -> list[T]:
         """The judge's results, in one call for all rollouts with speech that are not in the cache."""
 
         def results(new: list[Rollout]) -> list[T]:
             spoken = [r for r in new if self.has_speech(r)]
-            by_id = dict(zip(map(id, spoken), ask(self.waveforms(spoken)), strict=True)) if spoken else {}
+            by_id = dict(zip(map(id, spoken), ask(spoken), strict=True)) if spoken else {}
             return [by_id.get(id(r), silent) for r in new]
 
         return self._once(name, rollouts, results)

@@ -26,7 +26,7 @@ from audiorl.algos.advantages import (
     reinforce_returns,
     remax,
     step_index_relative,
-    time_index_relative,
+    time_index_on_tokens,
     whiten,
 )
 from audiorl.algos.kl import kl_estimate
@@ -198,13 +198,9 @@ def _per_turn(experiences: Sequence[Experience], rewards_BT: Tensor, mask_BT: Te
     """Time-index advantages [B, T]: each segment's rewards summed, compared over the group, given to its tokens."""
     segments = [e.segment if e.segment is not None else torch.zeros(len(e), dtype=torch.long) for e in experiences]
     counts_B = torch.tensor([int(s[-1]) + 1 for s in segments])
-    segment_BT = _padded(segments)
-    rewards_BS = rewards_BT.new_zeros(len(segment_BT), int(counts_B.max()))
-    rewards_BS = rewards_BS.scatter_add(1, segment_BT, torch.where(mask_BT, rewards_BT, 0.0))
-    present_BS = torch.arange(rewards_BS.shape[1]) < counts_B[:, None]
     groups = [e.group_id for e in experiences]
-    advantages_BS = time_index_relative(rewards_BS, present_BS, groups, config.advantage_std, config.advantage_eps)
-    return torch.where(mask_BT, advantages_BS.gather(1, segment_BT), 0.0)
+    normalisation = config.advantage_std, config.advantage_eps
+    return time_index_on_tokens(rewards_BT, mask_BT, _padded(segments), counts_B, groups, *normalisation)
 
 
 def _field(e: Experience, name: str) -> Tensor:

@@ -63,7 +63,7 @@ def test_words_are_where_they_were_joined(judge: CharacterCTC) -> None:
 
 
 def test_a_head_of_transformers_aligns(ctc_folder: Path) -> None:
-    """The words heard, one after the other, are the transcript: they divide the frames among them."""
+    """Words follow each other without gaps up to the end of the clip, and a single word has all of the transcript."""
     recogniser = CTC(str(ctc_folder), "cpu")
     wav = SPOKEN[0].clip.load(RATE)
     first, second = recogniser.align([wav, wav[:8000]], RATE, ["A, b!", "a"])
