@@ -197,18 +197,7 @@ def main(config: Config, run: Run) -> None:
     measure_speech(run, "before", policy, held_out, config.sampling, Judges(judge), outside=outside)
     policy = load_policy(run.checkpoint("sft"), ModelConfig(only=config.only), codec)
     speech_decoder = CodecSpeechDecoder.of(policy)
-    judges = SpeechJudges(speech_decoder, recogniser=recogniser)
-    understood = WordIntelligibility(judges) if config.credit == "word" else Intelligibility(judges, "cer")
-    rewards: dict[str, tuple[Reward, float]] = {
-        "understood": (understood, 1.0),
-        "length": (Duration(judges), config.length_weight),
-        "finished": (Finished(judges), 0.1),
-    }
-    if config.prosody_weight:
-        clips = [AudioClip(array=wav, sample_rate=RATE) for _, wav in speech]
-        norm = prosody_norm(clips, speech_decoder.sample_rate)
-        rewards["prosody"] = (ProsodyRange(judges, norm), config.prosody_weight)
-    reward = WeightedSum.of(**rewards)
+    reward = reward_of(config, SpeechJudges(speech_decoder, recogniser=recogniser), speech)
     train_rl(
         policy,
         [prompt(words, word_speech) for words in practice],
@@ -225,6 +214,25 @@ def main(config: Config, run: Run) -> None:
     )
     measure_speech(run, "after", policy, held_out, config.sampling, Judges(judge), outside=outside)
     print(write_report(run.dir))
+
+
+def reward_of(config: Config, judges: SpeechJudges, speech: Sequence[tuple[str, np.ndarray]]) -> WeightedSum:
+    """The reward of GRPO. speech: texts with their recordings [T] at RATE Hz, whose prosody is the usual one."""
+    understood = WordIntelligibility(judges) if config.credit == "word" else Intelligibility(judges, "cer")
+    rewards: dict[str, tuple[Reward, float]] = {
+        "understood": (understood, 1.0),
+        "length": (Duration(judges), config.length_weight),
+        "finished": (Finished(judges), 0.1),
+    }
+    if config.prosody_weight:
+        rewards["prosody"] = (usual_prosody(judges, speech), config.prosody_weight)
+    return WeightedSum.of(**rewards)
+
+
+def usual_prosody(judges: SpeechJudges, speech: Sequence[tuple[str, np.ndarray]]) -> ProsodyRange:
+    """The reward of prosody as in these recordings."""
+    clips = [AudioClip(array=wav, sample_rate=RATE) for _, wav in speech]
+    return ProsodyRange(judges, prosody_norm(clips, judges.sample_rate))
 
 
 def recordings(config: Config) -> dict[str, np.ndarray]:

@@ -48,8 +48,7 @@ from audiorl.models.examples import Example
 from audiorl.models.loading import read_tensors
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.rewards import WeightedSum
-from audiorl.rewards.prosody import ProsodyRange, prosody_norm
-from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges, WordIntelligibility
+from audiorl.rewards.speech import Intelligibility, SpeechJudges
 from audiorl.rl.train import train_rl
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
@@ -152,11 +151,9 @@ def reward_of(arm: str, start: Start, policy: AudioPolicy) -> Reward:
     if arm == "cer":
         return WeightedSum.of(understood=Intelligibility(judges, "cer"))
     if arm == "guarded":
-        clips = [AudioClip(array=wav, sample_rate=quick.RATE) for _, wav in start.speech]
-        usual = ProsodyRange(judges, prosody_norm(clips, judges.sample_rate))
-        return WeightedSum.of(understood=Intelligibility(judges, "cer"), prosody=(usual, 0.5))
-    understood = WordIntelligibility(judges) if arm == "word" else Intelligibility(judges, "cer")
-    return WeightedSum.of(understood=understood, length=(Duration(judges), 0.2), finished=(Finished(judges), 0.1))
+        prosody = quick.usual_prosody(judges, start.speech)
+        return WeightedSum.of(understood=Intelligibility(judges, "cer"), prosody=(prosody, 0.5))
+    return quick.reward_of(quick.Config(credit="word" if arm == "word" else "text"), judges, start.speech)
 
 
 def train_arm(

@@ -26,7 +26,7 @@ from audiorl.algos.losses import (
     sapo_loss,
 )
 from audiorl.config import RLConfig
-from audiorl.rl.packs import Pack, is_frame
+from audiorl.rl.packs import Pack
 from audiorl.train.batches import gather_code_mask, logprobs_by_code, sum_codebooks
 from audiorl.types import PolicyOutput
 
@@ -118,4 +118,4 @@ def _code_weights(pack: Pack, config: RLConfig, rows: Tensor, codes: Tensor) -> 
             f"codebook_weights has {len(config.codebook_weights)} weights; the model has {count} codebooks"
         )
     weights = torch.tensor(config.codebook_weights, device=codes.device)
-    return torch.where(is_frame(pack.experiences).to(rows.device)[rows], weights[codes], 1.0)
+    return torch.where(pack.is_frame_N.to(rows.device)[rows], weights[codes], 1.0)

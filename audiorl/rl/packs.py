@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -53,13 +54,18 @@ class Pack:
         """int64, on the CPU: which experience of the pack each sampled token belongs to."""
         return repeat_each(range(len(self.experiences)), counts(self.experiences))
 
+    @cached_property
+    def is_frame_N(self) -> Tensor:
+        """bool, on the CPU: which sampled rows are codec frames."""
+        return is_frame(self.experiences)
+
     def means(self, name: str, values_N: Tensor) -> dict[str, Tensor]:
         """This pack's share of a metric's mean; of a model that speaks also over text tokens and over frames alone."""
-        return means_by_modality(name, values_N, self.mean_weights_N, self.experiences, self.frame_counts)
+        return means_by_modality(name, values_N, self.mean_weights_N, self.is_frame_N, self.frame_counts)
 
     def kl_means(self, kl: Tensor) -> dict[str, Tensor]:
         """This pack's share of the mean KL [N] or [N, Q], over all rows, by modality and by codebook."""
-        return kl_means(kl, self.mean_weights_N, self.experiences, self.frame_counts)
+        return kl_means(kl, self.mean_weights_N, self.is_frame_N, self.frame_counts)
 
 
 class MiniBatch:
@@ -163,28 +169,26 @@ def is_frame(experiences: Sequence[Experience]) -> Tensor:
     return torch.zeros(sum(counts(experiences)), dtype=torch.bool) if marks is None else marks
 
 
-def kl_means(
-    kl: Tensor, weights_N: Tensor, experiences: Sequence[Experience], frame_counts: FrameCounts | None
-) -> dict[str, Tensor]:
+def kl_means(kl: Tensor, weights_N: Tensor, is_frame_N: Tensor, frame_counts: FrameCounts | None) -> dict[str, Tensor]:
     """Weighted sums of the KL [N], or [N, Q] by code: `kl` as `means_by_modality`, and with frames `kl_codebook_K`,
     the mean over frames of codebook K, from 0."""
-    out = means_by_modality("kl", sum_codebooks(kl), weights_N, experiences, frame_counts)
+    out = means_by_modality("kl", sum_codebooks(kl), weights_N, is_frame_N, frame_counts)
     if frame_counts is None:
         return out
-    places = is_frame(experiences).nonzero()[:, 0].to(kl.device)
+    places = is_frame_N.nonzero()[:, 0].to(kl.device)
     sums = (weights_N[places, None] * kl[places]).sum(0) if kl.dim() == 2 else kl.new_zeros(frame_counts.codebooks)
     return out | {f"kl_codebook_{k}": value / max(frame_counts.fraction, 1e-9) for k, value in enumerate(sums)}
 
 
 def means_by_modality(
-    name: str, values_N: Tensor, weights_N: Tensor, experiences: Sequence[Experience], frame_counts: FrameCounts | None
+    name: str, values_N: Tensor, weights_N: Tensor, is_frame_N: Tensor, frame_counts: FrameCounts | None
 ) -> dict[str, Tensor]:
     """Weighted sums of `values_N`: `name` over all rows, and with frames `name`_text and `name`_audio, each divided by
     the share of its rows, so that they are means over these."""
     weighted_N = weights_N * values_N
     out = {name: weighted_N.sum()}
     if frame_counts is not None:
-        is_frame_N, share = is_frame(experiences), frame_counts.fraction
+        share = frame_counts.fraction
         for modality, rows, fraction in (("text", ~is_frame_N, 1 - share), ("audio", is_frame_N, share)):
             places = rows.nonzero()[:, 0].to(weighted_N.device)
             out[f"{name}_{modality}"] = weighted_N[places].sum() / max(fraction, 1e-9)

@@ -27,7 +27,7 @@ from audiorl.rl.advantages import compute_token_advantages, mean_advantage
 from audiorl.rl.critic import Critic
 from audiorl.rl.distill import Distillation, Teacher, load_teacher
 from audiorl.rl.losses import policy_loss
-from audiorl.rl.packs import MiniBatch, Pack, frame_counts, kl_means, mini_batches_of
+from audiorl.rl.packs import MiniBatch, Pack, frame_counts, is_frame, kl_means, mini_batches_of
 from audiorl.rl.token_record import TokenNumbers, TokenRecord
 from audiorl.run.pieces import Piece, TrainerState
 from audiorl.runtime.local import changes_worker
@@ -343,7 +343,7 @@ class Trainer:
             assert old is not None and ref is not None
             kl = kl_estimate(old, ref, self.config.kl_kind)
             weights_N = kl.new_full((len(kl),), 1 / max(sum(lengths_of_all), 1))
-            sums = kl_means(kl, weights_N, experiences, frames)
+            sums = kl_means(kl, weights_N, is_frame(experiences), frames)
         return self.world.add_up({name: float(value) for name, value in sums.items()})
 
     # -- state ----------------------------------------------------------------------------------------------------
