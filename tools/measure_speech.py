@@ -9,6 +9,7 @@ the start is understood best, chosen on texts of the practice split, in training
   start     nothing is trained; best4, best16: of so many samples the one that the reward's recogniser prefers
   text      GRPO: the share of characters that the reward's recogniser understands, length, finishing
   raft      supervised steps on the best of 8 samples for each practice text (RAFT, Dong et al. 2023, arXiv 2304.06767)
+  raft2     a second round, on samples of `raft`; raft3: a third
   word      as `text`, with the characters of each word credited to its frames
   first     as `text`, but only the codes of the first codebook are trained
   cer       the share of characters alone: nothing guards length and prosody
@@ -17,7 +18,7 @@ the start is understood best, chosen on texts of the practice split, in training
 
 The texts of the test split are then said once and transcribed by `--judge`, which took no part in training.
 OUT/table.md has means with 95 % bootstrap intervals over texts, and paired changes against `start`. Arms that are
-finished are not trained again.
+finished are not trained again. With `--best-of-arms` the best of so many samples is measured after training, too.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ from audiorl.train.sft import sft
 from audiorl.types import Request, Reward, Rollout, Sample
 from tokenizers_audio import load as load_codec
 
-ARMS = ("text", "word", "first", "cer", "guarded", "raft", "sft")
-BEST_OF = (4, 16)
+ROUNDS = {"raft": "", "raft2": "raft", "raft3": "raft2"}
+"""The rounds of RAFT, each with the one that it goes on from."""
+ARMS = ("text", "word", "first", "cer", "guarded", *ROUNDS, "sft")
 RAFT_SAMPLES, RAFT_EPOCHS = 8, 3
 COLUMNS = {
     "accuracy": ("understood %", 100),
@@ -94,8 +96,8 @@ class Start:
         self.validation, self.practice = prompts[:validation], prompts[validation:]
         self.test = [quick.prompt(words, recordings, with_recording=True) for words in test_words[:test]]
 
-    def policy(self, only: tuple[str, ...] = ()) -> AudioPolicy:
-        return load_policy(str(self.checkpoint), ModelConfig(only=only), self.codec)
+    def policy(self, only: tuple[str, ...] = (), checkpoint: Path | None = None) -> AudioPolicy:
+        return load_policy(str(checkpoint or self.checkpoint), ModelConfig(only=only), self.codec)
 
     def judges(self, policy: AudioPolicy) -> SpeechJudges:
         return SpeechJudges(CodecSpeechDecoder.of(policy), self.recogniser)
@@ -112,9 +114,11 @@ class Start:
         shares = self.understood(policy, rollouts)
         return [rollouts[i + int(np.argmax(shares[i : i + n]))] for i in range(0, len(rollouts), n)]
 
-    def best_samples(self, run: Run, policy: AudioPolicy, sampling: SamplingConfig) -> list[Example]:
-        """The practice texts with the best of RAFT_SAMPLES samples, whose codes the policy is given to learn from."""
-        file = run.dir / "best_samples.safetensors"
+    def best_samples(self, file: Path, policy: AudioPolicy, sampling: SamplingConfig) -> list[Example]:
+        """The practice texts with the best of RAFT_SAMPLES samples, whose codes the policy is given to learn from.
+
+        Their codes are kept in `file`, which a later call reads.
+        """
         if not file.exists():
             best = self.best_of(RAFT_SAMPLES, policy, self.practice, sampling)
             layout = policy.speech
@@ -159,7 +163,7 @@ def reward_of(arm: str, start: Start, policy: AudioPolicy) -> Reward:
 def train_arm(
     arm: str, start: Start, policy: AudioPolicy, run: Run, sampling: SamplingConfig, args: argparse.Namespace
 ) -> None:
-    if arm in ("sft", "raft"):
+    if arm == "sft" or arm in ROUNDS:
         optim = OptimConfig(lr=args.sft_lr, warmup_steps=3)
         config = SFTConfig(steps=100_000, batch_size=32, micro_batch_tokens=4000, save_every=50)
         if arm == "sft":
@@ -169,11 +173,11 @@ def train_arm(
             limit = ComputeTime(max(others_cpu_s), "cpu")
             sft(policy, quick.supervised(start.speech), run, config=config, optim=optim, seed=args.seed, limit=limit)
             return
-        examples = start.best_samples(run, policy, sampling)
+        examples = start.best_samples(run.dir / f"best_samples_{arm}.safetensors", policy, sampling)
         config = replace(config, steps=-(-RAFT_EPOCHS * len(examples) // config.batch_size))
         sft(policy, examples, run, config=config, optim=optim, seed=args.seed, phase=arm)
         return
-    config = RLConfig(
+    rl = RLConfig(
         steps=args.steps,
         prompts_per_step=args.prompts,
         group_size=args.group,
@@ -189,7 +193,7 @@ def train_arm(
         start.practice,
         reward_of(arm, start, policy),
         run,
-        config=config,
+        config=rl,
         optim=OptimConfig(lr=args.lr, betas=(0.9, 0.95), warmup_steps=3),
         sampling=sampling,
         seed=args.seed,
@@ -206,10 +210,9 @@ def measures(row: Mapping[str, Any]) -> dict[str, float]:
 
 def table(run: Run) -> str:
     """What was measured of each arm, with the paired changes against `start`."""
-    names = ("start", *(f"best{n}" for n in BEST_OF), *(f"after_{arm}" for arm in ARMS))
-    files = {name.removeprefix("after_"): run.dir / "eval" / f"{name}.jsonl" for name in names}
     rows_of = {
-        arm: {row["id"]: measures(row) for row in read_rows(file)} for arm, file in files.items() if file.exists()
+        file.stem.removeprefix("after_"): {row["id"]: measures(row) for row in read_rows(file)}
+        for file in sorted((run.dir / "eval").glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
     }
     start = rows_of["start"]
     columns = list(dict.fromkeys(name for row in start.values() for name in row))
@@ -232,6 +235,8 @@ def main() -> None:
     parser.add_argument("--judge", required=True, help="recogniser of the measurements: a folder or hub id")
     parser.add_argument("--speaker", help="speaker encoder: the cosine with the recordings of the words")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="arms to train; sft needs another")
+    parser.add_argument("--best-of", type=int, nargs="*", default=(4, 16), help="samples to choose from, of the start")
+    parser.add_argument("--best-of-arms", type=int, nargs="*", default=(), help="the same, of the trained arms")
     parser.add_argument("--steps", type=int, default=60, help="steps of GRPO")
     parser.add_argument("--prompts", type=int, default=16, help="texts of a step")
     parser.add_argument("--group", type=int, default=16, help="samples of a text")
@@ -251,12 +256,18 @@ def main() -> None:
         with run.interruptible():
             sampling = choose_sampling(run, start)
             measure("start", start.policy(), sampling=sampling)
-            for n in BEST_OF:
+            for n in args.best_of:
                 measure(f"best{n}", start.policy(), sampling=sampling, speak=partial(start.best_of, n))
             for arm in args.arms:
-                policy = start.policy(() if arm == "sft" else tuple(args.only))
+                before = ROUNDS.get(arm)
+                if before and not run.finished(before):
+                    raise ValueError(f"--arms: {arm} goes on from {before}, which is not trained; put it before {arm}")
+                only = () if arm == "sft" else tuple(args.only)
+                policy = start.policy(only, run.checkpoint(before) if before else None)
                 timed(run, arm, partial(train_arm, arm, start, policy, run, sampling, args))
                 measure(f"after_{arm}", policy, sampling=sampling)
+                for n in args.best_of_arms:
+                    measure(f"{arm}_best{n}", policy, sampling=sampling, speak=partial(start.best_of, n))
     except Interrupted:
         sys.exit(130)
     text = table(run)

@@ -23,6 +23,7 @@ def test_arms_are_trained_once_and_compared_with_the_start(tmp_path: Path) -> No
     judge, out = tmp_path / "start" / "recogniser", tmp_path / "out"
     command = [sys.executable, "tools/measure_speech.py", str(tmp_path / "start"), "--judge", str(judge)]
     command += ["--out", str(out), "--steps", "1", "--prompts", "2", "--group", "2", "--validation", "1", "--test", "2"]
+    command += ["--best-of", "3", "--best-of-arms", "2"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
     def measure() -> str:
@@ -30,6 +31,7 @@ def test_arms_are_trained_once_and_compared_with_the_start(tmp_path: Path) -> No
 
     first, table = measure(), (out / "table.md").read_text()
     arms = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
-    assert arms == ["start", "best4", "best16", "text", "word", "first", "cer", "guarded", "raft", "sft"]
+    trained = ["text", "word", "first", "cer", "guarded", "raft", "raft2", "raft3", "sft"]
+    assert arms == ["start", "best3", *(name for arm in trained for name in (arm, f"{arm}_best2"))]
     assert "word 1/1" in first
     assert "1/1" not in measure() and (out / "table.md").read_text() == table
