@@ -40,6 +40,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def copy_attribution(corpus: Path, out: Path) -> None:
+    out.mkdir(exist_ok=True)
     for source in [corpus / "ATTRIBUTION.md", *sorted(corpus.glob("LICENSE-*.txt"))]:
         if source.exists():
             shutil.copy(source, out / source.name)

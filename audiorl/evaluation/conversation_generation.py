@@ -159,7 +159,7 @@ def _next_sample(
 ) -> Sample:
     spoken = [(piece, folder / f"{piece.id}.wav") for piece in pieces[:number]]
     before = [(piece, AudioClip(path=str(path))) for piece, path in spoken if path.is_file()]
-    return piece_sample(conversation, pieces[number], before[len(before) - context :] if context else [])
+    return piece_sample(conversation, pieces[number], before[-context:] if context else [])
 
 
 def _join(

@@ -1,4 +1,4 @@
-"""Conversations to be said, and texts too long to be said at once: the pieces that are generated, and their prompts.
+"""Conversations, and texts too long to be said at once: the pieces that are generated, and prompts and examples.
 
 A turn is divided into pieces of a few sentences. The prompt of a piece has a recording of every voice with its text,
 then the pieces before it with their speech, so that the voice and the tone carry over, then the piece's text. Where a
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from audiorl.audio import AudioClip, AudioError, seconds
 from audiorl.data.seedtts import Conversation
+from audiorl.models.examples import Example
 from audiorl.tts.prompts import tagged
 from audiorl.types import Message, Sample
 
@@ -88,3 +89,18 @@ def piece_sample(conversation: Conversation, piece: Piece, before: Sequence[tupl
     messages.append(Message("user", (tagged(piece.speaker if several else "", piece.text),)))
     metadata = {"respond": "speech", "speaker": piece.speaker}
     return Sample(piece.id, tuple(messages), (piece.text,), task="tts", metadata=metadata)
+
+
+def conversation_examples(conversation: Conversation, context: int) -> list[Example]:
+    """Every turn with its recording, after all voices and the `context` turns before it: what `piece_sample` asks for
+    where each turn is one piece. Raises ValueError for a turn without recording."""
+    examples: list[Example] = []
+    said: list[tuple[Piece, AudioClip]] = []
+    for number, turn in enumerate(conversation.turns):
+        if turn.audio is None:
+            raise ValueError(f"conversation {conversation.id!r}, turn {number + 1}: has no recording to train on")
+        piece = Piece(f"{conversation.id}/{number:03d}", number, turn.speaker, turn.text)
+        before = said[-context:] if context else []
+        examples.append(Example(piece_sample(conversation, piece, before), speech=(turn.audio,)))
+        said.append((piece, turn.audio))
+    return examples
