@@ -10,6 +10,9 @@ recordings, one after the other. Four phases:
                  of characters that the recogniser understands, and a little for the right length, and on request for
                  the usual prosody. Only the last norm's weights are trained
 
+With `--corpus` the recordings are of another folder, and there may be several speakers; each text has one of them. Then
+a text can be said in more than one way, and no prompt tells in which.
+
 Before and after GRPO it says the texts of the test split, and another recogniser (`--judge`), which took no part in
 training, transcribes them. No text is in two splits.
 
@@ -21,6 +24,7 @@ training, transcribes them. No text is in two splits.
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -31,7 +35,7 @@ import torch
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, require_ranges
-from audiorl.data.corpus import bundled_speech
+from audiorl.data.corpus import bundled_speech, corpus
 from audiorl.data.recordings import Recordings
 from audiorl.data.silence import trimmed
 from audiorl.evaluation.judging import Judges
@@ -70,12 +74,16 @@ WORDS = (  # noqa: SIM905
     "added star space playback"
 ).split()
 Words = tuple[str, ...]
+Voices = Mapping[str, Mapping[str, np.ndarray]]
+"""Recordings [T] at RATE Hz by speaker and word."""
 
 
 @dataclass(frozen=True)
 class Config:
     seed: int = 0
     """Seed of sampling, of the order of the data, and of new weights."""
+    corpus: str = ""
+    """A folder of `audiorl data build` or `tools/build_melodies.py` with English recordings in place of the bundled."""
     words: int = len(WORDS)
     """How many of WORDS are used."""
     most_words: int = 2
@@ -92,6 +100,8 @@ class Config:
     """Training steps of the reward's recogniser."""
     recogniser_texts: int = 1500
     """How many of the training texts the reward's recogniser learns from."""
+    recogniser_speakers: tuple[str, ...] = ()
+    """Speakers that it learns from; () are all. A recogniser of one way of speaking prefers that."""
     judge: str = "pocketsphinx"
     """Recogniser for the measurements, which the reward never asks: a folder, `pocketsphinx`, or `recogniser` for the
     reward's own, to try the recipe."""
@@ -177,11 +187,15 @@ def tiny() -> Config:
 
 def main(config: Config, run: Run) -> None:
     torch.set_num_threads(config.threads)
-    word_speech = recordings(config)
+    voices = recordings(config)
     train, practice, test = splits(config)
-    speech = [(" ".join(words), said(words, word_speech)) for words in train]
+    speech = [(" ".join(words), said(words, voices)) for words in train]
     codec = trained_codec(run, [wav for _, wav in speech], config)
-    recogniser = trained_recogniser(run, speech[: config.recogniser_texts], codec, config)
+    known = {name: wavs for name, wavs in voices.items() if name in (config.recogniser_speakers or voices)}
+    if not known:
+        raise ValueError(f"--recogniser-speakers: none of {', '.join(voices)}")
+    heard = [(" ".join(words), said(words, known)) for words in train[: config.recogniser_texts]]
+    recogniser = trained_recogniser(run, heard, codec, config)
     judge = recogniser if config.judge == "recogniser" else load_recogniser(config.judge, "en")
 
     writer = tiny_text(
@@ -192,7 +206,7 @@ def main(config: Config, run: Run) -> None:
     examples = supervised(speech)
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
 
-    held_out = [prompt(words, word_speech, with_recording=True) for words in test]
+    held_out = [prompt(words, voices, with_recording=True) for words in test]
     outside = config.judge != "recogniser"
     measure_speech(run, "before", policy, held_out, config.sampling, Judges(judge), outside=outside)
     policy = load_policy(run.checkpoint("sft"), ModelConfig(only=config.only), codec)
@@ -200,7 +214,7 @@ def main(config: Config, run: Run) -> None:
     reward = reward_of(config, SpeechJudges(speech_decoder, recogniser=recogniser), speech)
     train_rl(
         policy,
-        [prompt(words, word_speech) for words in practice],
+        [prompt(words, voices) for words in practice],
         reward,
         run,
         config=config.grpo,
@@ -235,13 +249,17 @@ def usual_prosody(judges: SpeechJudges, speech: Sequence[tuple[str, np.ndarray]]
     return ProsodyRange(judges, prosody_norm(clips, judges.sample_rate))
 
 
-def recordings(config: Config) -> dict[str, np.ndarray]:
-    """The speech [T] at RATE Hz of each word, from the first recording of it."""
-    word_speech: dict[str, np.ndarray] = {}
-    for u in bundled_speech(("en",), max_seconds=2.0):
-        if plain(u.text) in WORDS[: config.words] and plain(u.text) not in word_speech:
-            word_speech[plain(u.text)] = trimmed(u.clip.load(RATE))
-    return word_speech
+def recordings(config: Config) -> Voices:
+    """The first recording of each word by each speaker. Raises ValueError for a speaker who lacks a word."""
+    speech = corpus(config.corpus, ("en",), max_seconds=2.0) if config.corpus else bundled_speech(("en",), 0.0, 2.0)
+    voices: dict[str, dict[str, np.ndarray]] = {}
+    for u in speech:
+        if plain(u.text) in WORDS[: config.words] and plain(u.text) not in voices.setdefault(u.speaker, {}):
+            voices[u.speaker][plain(u.text)] = trimmed(u.clip.load(RATE))
+    for speaker, recorded in voices.items():
+        if missing := [word for word in WORDS[: config.words] if word not in recorded]:
+            raise ValueError(f"--corpus {config.corpus}: {speaker} does not say {', '.join(missing)}")
+    return voices
 
 
 def splits(config: Config) -> tuple[list[Words], list[Words], list[Words]]:
@@ -257,15 +275,17 @@ def splits(config: Config) -> tuple[list[Words], list[Words], list[Words]]:
     return drawn_texts[:first], drawn_texts[first:last], drawn_texts[last:]
 
 
-def said(words: Words, word_speech: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The recordings of the words one after the other, [T] at RATE Hz."""
+def said(words: Words, voices: Voices) -> np.ndarray:
+    """The recordings of the words one after the other, [T] at RATE Hz, by the speaker that the text is given to."""
+    names = sorted(voices)
+    recorded = voices[names[zlib.crc32(" ".join(words).encode()) % len(names)]]
     gap = np.zeros(round(GAP * RATE), np.float32)
-    return np.concatenate([part for word in words for part in (word_speech[word], gap)][:-1])
+    return np.concatenate([part for word in words for part in (recorded[word], gap)][:-1])
 
 
-def prompt(words: Words, word_speech: Mapping[str, np.ndarray], with_recording: bool = False) -> Sample:
+def prompt(words: Words, voices: Voices, with_recording: bool = False) -> Sample:
     """The text to say, how long it lasts when the person says it and, to be compared with, the recording."""
-    text, wav = " ".join(words), said(words, word_speech)
+    text, wav = " ".join(words), said(words, voices)
     about: dict[str, object] = {"reference_seconds": len(wav) / RATE}
     if with_recording:
         about["reference_audio"] = AudioClip(array=wav, sample_rate=RATE)

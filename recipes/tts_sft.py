@@ -9,8 +9,8 @@ The model is Higgs Audio V2 or one that was dualized; one that writes text only 
 codebooks. Recordings are encoded once, into RUN/codes; a run that is started again goes on from there. Where a text
 comes with a voice (prompt_audio and prompt_text, `--voice`, or `--clone True`), it stands in the prompt, as Higgs
 imitates voices. In conversations every turn is learned, after the voices of all speakers and the turns before it, as
-`audiorl eval tts --turns` asks for it. Before and after, a judge transcribes the spoken held-out texts. `--tiny` tries the recipe without any
-download.
+`audiorl eval tts --turns` asks for it. Before and after, a judge transcribes the spoken held-out texts. `--tiny` tries
+the recipe without any download.
 """
 
 from __future__ import annotations

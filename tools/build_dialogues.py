@@ -154,8 +154,8 @@ def main() -> None:
     copy_attribution(ROOT / "unseen_speakers", args.out / "unseen_speakers")
     seconds = sum(row["duration"] for conversation in train for row in conversation["turns"])
     print(
-        f"{args.out}: {len(voices.words)} words; {len(train)} conversations of {seconds / 60:.0f} minutes, {len(texts)} "
-        f"texts; to be said {sum(len(r['turns']) for r in recorded)} turns in {len(recorded)} conversations"
+        f"{args.out}: {len(voices.words)} words; {len(train)} conversations ({seconds / 60:.0f} minutes) and "
+        f"{len(texts)} texts to learn; {sum(len(r['turns']) for r in recorded)} turns in {len(recorded)} to be said"
     )
 
 

@@ -73,7 +73,7 @@ COLUMNS = {
 }
 TEMPERATURES, TOP_PS = (1.0, 0.85, 0.7, 0.55, 0.4), (1.0, 0.9)
 SPEECH = SamplingConfig(max_new_tokens=8, max_frames=90)
-TEXTS = ("seed", "words", "most_words", "train_texts", "practice_texts", "test_texts")
+TEXTS = ("seed", "corpus", "words", "most_words", "train_texts", "practice_texts", "test_texts")
 """Options of the start's run that its texts follow from."""
 
 
@@ -89,12 +89,12 @@ class Start:
         self.checkpoint = folder / state.checkpoints["sft"]
         self.codec = load_codec(folder / "codec")
         self.recogniser: Recogniser = load_recogniser(folder / "recogniser")
-        recordings = quick.recordings(config)
+        voices = quick.recordings(config)
         train, practice, test_words = quick.splits(config)
-        self.speech = [(" ".join(words), quick.said(words, recordings)) for words in train]
-        prompts = [quick.prompt(words, recordings) for words in practice]
+        self.speech = [(" ".join(words), quick.said(words, voices)) for words in train]
+        prompts = [quick.prompt(words, voices) for words in practice]
         self.validation, self.practice = prompts[:validation], prompts[validation:]
-        self.test = [quick.prompt(words, recordings, with_recording=True) for words in test_words[:test]]
+        self.test = [quick.prompt(words, voices, with_recording=True) for words in test_words[:test]]
 
     def policy(self, only: tuple[str, ...] = (), checkpoint: Path | None = None) -> AudioPolicy:
         return load_policy(str(checkpoint or self.checkpoint), ModelConfig(only=only), self.codec)

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 import torch
 
-from audiorl.audio import write_wav
+from audiorl.audio import AudioClip, write_wav
 from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech
 from audiorl.metrics.prosody import MEASURES
@@ -143,6 +143,36 @@ def test_supervised_speech_from_a_path(taught: Path) -> None:
     assert kept and not held_out & {english[key] for key in kept}
     page = (taught / "report.html").read_text()
     assert "Spoken texts" in page and "<audio" in page
+
+
+def test_conversations_are_learned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    speech = [u for u in bundled_speech(("en",)) if 0.5 < u.duration < 0.8][:6] + bundled_speech(("en",), 1.5)[:1]
+    for u in speech:
+        write_wav(tmp_path / f"{u.text}.wav", u.clip.load(16_000), 16_000)
+    named = [{"text": u.text, "audio": f"{u.text}.wav"} for u in speech]
+    turns = [{"speaker": "AB"[i % 2]} | row for i, row in enumerate(named[2:])]
+    row = {"id": "d", "voices": {"A": named[0], "B": named[1]}, "turns": turns}
+    (tmp_path / "talk.jsonl").write_text(json.dumps(row))
+    (tmp_path / "held_out.jsonl").write_text(json.dumps(named[2] | {"id": "h"}))
+    options = ("--conversations", str(tmp_path / "talk.jsonl"), "--held-out", str(tmp_path / "held_out.jsonl"))
+    options += ("--clone", "False", "--judge", "None")
+    run = train("tts_sft", tmp_path / "run", *options)
+    told = "conversations: 5 turns, of which 1 are longer than 0.8 s and 1 say a held-out text; these are left out"
+    assert told in capsys.readouterr().out
+    codes = CodeShards(run / "codes", load(run / "tiny" / "codec"))
+    learned = {AudioClip(path=str(tmp_path / row["audio"])).key for row in [*named[:2], *named[3:6]]}
+    assert learned <= set(codes), "the voices' codes and the turns' are kept"
+
+    row["voices"]["A"]["duration"] = 0.2
+    for changed, message in (
+        (row, "voice 'A': "),
+        (row | {"turns": [{"speaker": "C", "text": "x"}]}, "none of the voices"),
+        (row | {"turns": [{"speaker": "A", "text": "x"}]}, "no audio, neither here nor of the conversation"),
+    ):
+        (tmp_path / "talk.jsonl").write_text(json.dumps(changed))
+        out = tmp_path / "refused"
+        assert main(["train", "recipes/tts_sft.py", "--tiny", *options, "--out", str(out)]) == 2
+        assert message in capsys.readouterr().err and not out.exists()
 
 
 def test_reinforced_speech_from_that_checkpoint(taught: Path, tmp_path: Path) -> None:

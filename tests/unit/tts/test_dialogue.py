@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from audiorl.audio import AudioClip
 from audiorl.data.seedtts import Conversation, Turn, read_conversations
 from audiorl.metrics.joints import level_steps, slope_per_minute
-from audiorl.tts.dialogue import check_voices, piece_sample, pieces_of, split_text
+from audiorl.tts.dialogue import check_voices, conversation_examples, piece_sample, pieces_of, split_text
 
 VOICES = {name: (f"I am {name}.", AudioClip(path=f"{name}.wav")) for name in ("A", "B")}
 
@@ -69,6 +69,20 @@ def test_a_prompt_has_every_voice_and_the_pieces_before_it() -> None:
         ("user", "[B] Fine."),
     ]
     assert sample.references == ("Fine.",) and sample.metadata["respond"] == "speech"
+
+
+@pytest.mark.parametrize("context", [0, 1, 2, 5])
+def test_turns_are_learned_as_they_are_asked_for(context: int) -> None:
+    turns = [Turn("AB"[i % 2], f"turn {i}", AudioClip(path=f"{i}.wav")) for i in range(4)]
+    talk = Conversation("d", tuple(turns), VOICES)
+    for number, example in enumerate(conversation_examples(talk, context)):
+        assert example.speech == (turns[number].audio,)
+        spoken = [c for m in example.sample.messages if m.role == "assistant" for c in m.content]
+        voices = [clip for _, clip in VOICES.values()]
+        assert spoken == [*voices, *(t.audio for t in turns[max(0, number - context) : number])]
+        assert example.sample.messages[-1].content == (f"[{turns[number].speaker}] turn {number}",)
+    with pytest.raises(ValueError, match="conversation 'd', turn 1: has no recording to train on"):
+        conversation_examples(conversation(("A", "x")), context)
 
 
 def test_one_speaker_has_no_tag() -> None:
