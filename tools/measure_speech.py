@@ -44,6 +44,7 @@ from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.speech import measure_speech, say
 from audiorl.evaluation.summaries import speech_measures
 from audiorl.judges import Recogniser, load_recogniser
+from audiorl.judges.loading import load_quality_model
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example
 from audiorl.models.loading import read_tensors
@@ -53,6 +54,7 @@ from audiorl.rewards.speech import Intelligibility, SpeechJudges
 from audiorl.rl.train import train_rl
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.run.checkpoint import write_json
 from audiorl.run.folder import ComputeTime, Run
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.train.sft import sft
@@ -65,12 +67,14 @@ ARMS = ("text", "word", "first", "cer", "guarded", *ROUNDS, "sft")
 RAFT_SAMPLES, RAFT_EPOCHS = 8, 3
 COLUMNS = {
     "accuracy": ("understood %", 100),
+    "mos": ("DNSMOS", 1),
     "similarity": ("100 x similarity", 100),
     "seconds": ("seconds", 1),
     "f0_range": ("F0 range", 1),
     "energy_range": ("level range", 1),
     "pauses": ("pauses %", 100),
 }
+RATE = 16_000
 TEMPERATURES, TOP_PS = (1.0, 0.85, 0.7, 0.55, 0.4), (1.0, 0.9)
 SPEECH = SamplingConfig(max_new_tokens=8, max_frames=90)
 TEXTS = ("seed", "corpus", "words", "most_words", "train_texts", "practice_texts", "test_texts")
@@ -202,17 +206,33 @@ def train_arm(
     )
 
 
-def measures(row: Mapping[str, Any]) -> dict[str, float]:
-    """Of a row of `measure_speech` the columns of the table: shares in percent, the ranges in semitones and dB."""
+def opinion_scores(file: Path, count: int) -> dict[str, float]:
+    """DNSMOS of the first `count` recordings of an evaluation by text; kept in a file next to `file`."""
+    scores_file = file.with_suffix(".dnsmos.json")
+    scores = read_record(scores_file, dict[str, float]) if scores_file.exists() else {}
+    missing = [row for row in read_rows(file)[:count] if row["id"] not in scores and row["seconds"]]
+    if missing:
+        clips = [AudioClip(path=str(file.parents[1] / row["spoken_audio"]["path"])) for row in missing]
+        rated = load_quality_model("dnsmos").rate([clip.load(RATE) for clip in clips], RATE)
+        write_json(scores_file, scores := scores | {row["id"]: mos for row, mos in zip(missing, rated, strict=True)})
+    return scores
+
+
+def measures(row: Mapping[str, Any], scores: Mapping[str, float]) -> dict[str, float]:
+    """Of a row of `measure_speech` and the opinion scores by text the columns of the table: shares in percent, the
+    ranges in semitones and dB."""
     values = {**speech_measures(row), "seconds": row["seconds"]}
+    values |= {"mos": scores[row["id"]]} if row["id"] in scores else {}
     return {title: scale * values[name] for name, (title, scale) in COLUMNS.items() if name in values}
 
 
-def table(run: Run) -> str:
-    """What was measured of each arm, with the paired changes against `start`."""
+def table(run: Run, opinions: int) -> str:
+    """What was measured of each arm, of `opinions` texts with DNSMOS, and the paired changes against `start`."""
+    files = sorted((run.dir / "eval").glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
+    scores = {file: opinion_scores(file, opinions) for file in files}
     rows_of = {
-        file.stem.removeprefix("after_"): {row["id"]: measures(row) for row in read_rows(file)}
-        for file in sorted((run.dir / "eval").glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
+        file.stem.removeprefix("after_"): {row["id"]: measures(row, scores[file]) for row in read_rows(file)}
+        for file in files
     }
     start = rows_of["start"]
     columns = list(dict.fromkeys(name for row in start.values() for name in row))
@@ -245,6 +265,7 @@ def main() -> None:
     parser.add_argument("--sft-lr", type=float, default=2e-4, help="learning rate of sft")
     parser.add_argument("--validation", type=int, default=80, help="texts on which sampling is chosen")
     parser.add_argument("--test", type=int, default=160, help="texts that are measured")
+    parser.add_argument("--dnsmos", type=int, default=0, help="texts that DNSMOS rates, 1 to 2 s of a core each")
     parser.add_argument("--seed", type=int, default=0, help="seed of training")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -270,7 +291,7 @@ def main() -> None:
                     measure(f"{arm}_best{n}", policy, sampling=sampling, speak=partial(start.best_of, n))
     except Interrupted:
         sys.exit(130)
-    text = table(run)
+    text = table(run, args.dnsmos)
     (run.dir / "table.md").write_text(text)
     print(text)
 
