@@ -188,13 +188,13 @@ def tiny() -> Config:
 def main(config: Config, run: Run) -> None:
     torch.set_num_threads(config.threads)
     voices = recordings(config)
+    if unknown := [name for name in config.recogniser_speakers if name not in voices]:
+        raise ValueError(f"--recogniser-speakers: no speaker {unknown[0]!r}, only {', '.join(voices)}")
+    familiar = {name: voices[name] for name in config.recogniser_speakers or voices}
     train, practice, test = splits(config)
     speech = [(" ".join(words), said(words, voices)) for words in train]
     codec = trained_codec(run, [wav for _, wav in speech], config)
-    known = {name: wavs for name, wavs in voices.items() if name in (config.recogniser_speakers or voices)}
-    if not known:
-        raise ValueError(f"--recogniser-speakers: none of {', '.join(voices)}")
-    heard = [(" ".join(words), said(words, known)) for words in train[: config.recogniser_texts]]
+    heard = [(" ".join(words), said(words, familiar)) for words in train[: config.recogniser_texts]]
     recogniser = trained_recogniser(run, heard, codec, config)
     judge = recogniser if config.judge == "recogniser" else load_recogniser(config.judge, "en")
 

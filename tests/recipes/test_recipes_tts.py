@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import soundfile
 import torch
@@ -17,8 +19,10 @@ from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech
 from audiorl.metrics.prosody import MEASURES
 from audiorl.models import load_policy
+from audiorl.recipes import tts_quickstart
 from audiorl.recipes._tiny_speech import save_recogniser
 from audiorl.recipes.judges.character_ctc import load as load_judge
+from audiorl.recipes.judges.character_ctc import plain
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.replay import replay
 from audiorl.rewards.speech import Duration, Finished, Intelligibility, RecordedSpeech, SpeechJudges
@@ -93,6 +97,44 @@ def test_a_finished_quickstart_goes_on_to_nothing(quickstart: Path) -> None:
     before = (quickstart / "metrics.jsonl").read_bytes()
     assert main(["resume", str(quickstart)]) == 0
     assert (quickstart / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.fixture
+def two_ways(tmp_path: Path) -> Path:
+    """A corpus of the quickstart's first six words by two speakers: as recorded, and at half the level."""
+    rows = []
+    for u in bundled_speech(("en",), max_seconds=2.0):
+        if plain(u.text) in tts_quickstart.WORDS[:6]:
+            for speaker, level in (("quiet", 0.5), ("usual", 1.0)):
+                name = f"{plain(u.text)}-{speaker}.wav"
+                write_wav(tmp_path / name, level * u.clip.load(16_000), 16_000)
+                row = {"id": name, "language": "en", "text": u.text, "audio": name, "duration": u.duration}
+                rows.append(row | {"speaker": speaker, "licence": u.licence})
+    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_each_text_is_given_to_a_speaker(two_ways: Path) -> None:
+    config = replace(tts_quickstart.tiny(), corpus=str(two_ways))
+    voices = tts_quickstart.recordings(config)
+    train, practice, test = tts_quickstart.splits(config)
+    loud = [float(np.abs(tts_quickstart.said(words, voices)).max()) for words in (*train, *practice, *test)]
+    alone = {name: tts_quickstart.said(train[0], {name: voices[name]}) for name in voices}
+    assert set(alone) == {"quiet", "usual"} and len(set(loud)) > 2
+    given = tts_quickstart.said(train[0], voices)
+    assert sum(np.array_equal(given, wav) for wav in alone.values()) == 1
+    assert tts_quickstart.prompt(train[0], voices).metadata["reference_seconds"] == len(given) / 16_000
+
+
+def test_a_corpus_that_the_quickstart_cannot_use(two_ways: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["train", "recipes/tts_quickstart.py", "--tiny", "--corpus", str(two_ways)]
+    refused = two_ways / "refused"
+    assert main([*options, "--recogniser-speakers", "nobody", "--out", str(refused)]) == 2
+    assert "--recogniser-speakers: no speaker 'nobody', only quiet, usual" in capsys.readouterr().err
+    manifest = two_ways / "manifest.jsonl"
+    manifest.write_text("\n".join(manifest.read_text().splitlines()[:-1]))
+    assert main([*options, "--out", str(refused)]) == 2
+    assert ": usual does not say " in capsys.readouterr().err and not refused.exists()
 
 
 # -- from a path: supervised speech, then reinforcement ----------------------------------------------------------------
