@@ -194,8 +194,8 @@ def main(config: Config, run: Run) -> None:
     train, practice, test = splits(config)
     speech = [(" ".join(words), said(words, voices)) for words in train]
     codec = trained_codec(run, [wav for _, wav in speech], config)
-    heard = [(" ".join(words), said(words, familiar)) for words in train[: config.recogniser_texts]]
-    recogniser = trained_recogniser(run, heard, codec, config)
+    known_speech = [(" ".join(words), said(words, familiar)) for words in train[: config.recogniser_texts]]
+    recogniser = trained_recogniser(run, known_speech, codec, config)
     judge = recogniser if config.judge == "recogniser" else load_recogniser(config.judge, "en")
 
     writer = tiny_text(
