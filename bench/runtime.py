@@ -39,7 +39,8 @@ from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
 from audiorl.runtime.config import RuntimeConfig, set_current
 from audiorl.runtime.local import changes_worker, replaces_worker
-from audiorl.runtime.ray_cluster import RayGroup, connected
+from audiorl.runtime.ray_cluster import connected
+from audiorl.runtime.ray_group import RayGroup
 from audiorl.types import Message, Rollout, Sample, Score
 
 RUNTIMES = {

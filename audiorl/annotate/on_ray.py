@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from audiorl.annotate.options import Annotate
 from audiorl.annotate.recordings import Source
-from audiorl.runtime.ray_cluster import check_answers, import_ray
+from audiorl.runtime.ray_cluster import QUIET, check_answers, import_ray
 
 
 def on_ray(options: Annotate, sources: Sequence[Source]) -> Iterator[tuple[Source, str]]:
@@ -16,12 +15,11 @@ def on_ray(options: Annotate, sources: Sequence[Source]) -> Iterator[tuple[Sourc
     ray = import_ray()
     from ray.util import ActorPool
 
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if options.address is None:
-        ray.init(address="local", num_cpus=options.workers, include_dashboard=False, **quiet)
+        ray.init(address="local", num_cpus=options.workers, include_dashboard=False, **QUIET)
     else:
         check_answers(options.address)
-        ray.init(address=options.address, **quiet)
+        ray.init(address=options.address, **QUIET)
     try:
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         absolute = replace(options, out=options.out.absolute())

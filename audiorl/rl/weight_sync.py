@@ -24,7 +24,8 @@ from audiorl.rollout.vllm import VLLMEngine
 from audiorl.rollout.weight_transfer import Backend, SyncError, WeightReceiver
 from audiorl.runtime.config import current
 from audiorl.runtime.local import Group, LocalGroup
-from audiorl.runtime.ray_cluster import RayGroup, import_ray
+from audiorl.runtime.ray_cluster import import_ray
+from audiorl.runtime.ray_group import RayGroup
 from audiorl.runtime.torchrun import RankError
 from audiorl.types import Ended, Request, Rollout, Sleep
 

@@ -35,7 +35,7 @@ def trainer_group(make_local: Callable[[World], Any], spec: WorkerSpec) -> Group
     describes the workers of all other processes.
     """
     if current().kind == "ray":
-        from audiorl.runtime.ray_cluster import RayGroup
+        from audiorl.runtime.ray_group import RayGroup
 
         return RayGroup("trainer", *spec())
     if ranks() == 1:
@@ -53,7 +53,7 @@ def separate_group(role: Literal["engine", "reference", "critic"], spec: WorkerS
     counts = {"engine": current().engines, "reference": current().references, "critic": current().critics}
     if not counts[role]:
         return None
-    from audiorl.runtime.ray_cluster import RayGroup
+    from audiorl.runtime.ray_group import RayGroup
 
     return RayGroup(role, *spec())
 

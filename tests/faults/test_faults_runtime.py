@@ -24,7 +24,8 @@ import pytest
 from audiorl.cli import main
 from audiorl.run.checkpoint import verify
 from audiorl.runtime.config import RuntimeConfig, set_current
-from audiorl.runtime.ray_cluster import Cluster, RayGroup, import_ray
+from audiorl.runtime.ray_cluster import Cluster, import_ray
+from audiorl.runtime.ray_group import RayGroup
 from tests.support.rank_runs import RECIPE, assert_equal_runs, audiorl, rows
 from tests.support.ray_workers import Counter
 from tests.support.reward_servers import Process

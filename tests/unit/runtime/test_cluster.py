@@ -22,16 +22,9 @@ import torch
 from audiorl.cli import main
 from audiorl.recipe.loader import load_recipe
 from audiorl.runtime.config import RuntimeConfig, set_current
-from audiorl.runtime.ray_cluster import (
-    Cluster,
-    Placement,
-    RayGroup,
-    bundles,
-    check_answers,
-    check_fits,
-    connected,
-    placements,
-)
+from audiorl.runtime.ray_bundles import Placement, bundles, check_fits, placements
+from audiorl.runtime.ray_cluster import Cluster, check_answers, connected
+from audiorl.runtime.ray_group import RayGroup
 from audiorl.runtime.torchrun import RankError
 from tests.support.data_recipe import PHASES
 from tests.support.rank_runs import DATA, RECIPE, assert_equal_runs, rewind, rows

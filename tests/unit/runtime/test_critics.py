@@ -24,7 +24,9 @@ from audiorl.run.checkpoint import STATE_FILES
 from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile
 from audiorl.runtime.config import RuntimeConfig, set_current
-from audiorl.runtime.ray_cluster import Cluster, RayGroup, bundles, connected, placements
+from audiorl.runtime.ray_bundles import bundles, placements
+from audiorl.runtime.ray_cluster import Cluster, connected
+from audiorl.runtime.ray_group import RayGroup
 from audiorl.runtime.torchrun import RankError
 from audiorl.runtime.world import World
 from audiorl.types import Experience, Rollout, Sample, Score

@@ -30,7 +30,8 @@ from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile
 from audiorl.runtime.config import RuntimeConfig, set_current
 from audiorl.runtime.placement import check_engine
-from audiorl.runtime.ray_cluster import Cluster, RayGroup, connected
+from audiorl.runtime.ray_cluster import Cluster, connected
+from audiorl.runtime.ray_group import RayGroup
 from audiorl.runtime.world import World
 from audiorl.types import Ended, Experience, Request, Rollout, Sample, Score
 from tests.conftest import TEXTS, make_omni, make_qwen3_omni

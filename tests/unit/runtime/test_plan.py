@@ -41,7 +41,7 @@ from audiorl.plan.released import RELEASED
 from audiorl.plan.sizes import Shape, Size, count, policy_of, size_of, skeleton
 from audiorl.plan.trainer import precision_of
 from audiorl.runtime.config import RuntimeConfig
-from audiorl.runtime.ray_cluster import bundles, check_fits, placements
+from audiorl.runtime.ray_bundles import bundles, check_fits, placements
 from audiorl.types import Experience
 from tests.conftest import TEXTS, make_dual_omni, make_omni, make_qwen2_audio, make_text, make_whisper
 
