@@ -28,7 +28,9 @@ from audiorl.gpu_check.models import full_width_policy
 from audiorl.gpu_check.outcome import GPU_SCALE, Setup
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.plan.sizes import policy_of
-from audiorl.rollout.vllm import Lora, VLLMConfig, VLLMEngine, served_weights
+from audiorl.rollout.vllm import VLLMEngine
+from audiorl.rollout.vllm_start import VLLMConfig
+from audiorl.rollout.vllm_weights import Lora, served_weights
 from audiorl.rollout.weight_transfer import WeightSender
 from audiorl.types import Message, Request, Rollout, Sample
 

@@ -23,7 +23,9 @@ from audiorl.rl.distill import Teacher, load_teacher
 from audiorl.rl.trainer import State, Trainer, with_logprobs
 from audiorl.rl.weight_sync import EngineWorker, GroupEngine, WeightSource, free_cached, node_address
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.vllm import Lora, VLLMConfig, VLLMEngine, adapter_obstacle, served_weights
+from audiorl.rollout.vllm import VLLMEngine
+from audiorl.rollout.vllm_start import VLLMConfig
+from audiorl.rollout.vllm_weights import Lora, adapter_obstacle, served_weights
 from audiorl.rollout.weight_transfer import Backend, SyncError, WeightSender
 from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile

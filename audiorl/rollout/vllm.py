@@ -4,98 +4,36 @@ The engine reads prompts with the policy's own code, by a policy without weights
 ids and mel frames. So prompts, chunks of streams and their features are those of `HFEngine`. Rollouts differ from
 its rollouts by their random numbers, and log-probs by the rounding of other kernels.
 
-vLLM's workers are given `audiorl.rollout.vllm_worker`, which is where weights are loaded.
+`audiorl.rollout.vllm_start` starts vLLM, `audiorl.rollout.vllm_weights` makes the weights that it is given, and its
+workers load them by `audiorl.rollout.vllm_worker`.
 """
 
 from __future__ import annotations
 
-import os
-import random
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
-from audiorl.models import AudioPolicy, adapted_model, load_policy, read_config
-from audiorl.models.lora import adapter_config, adapter_weights, merged_weights, saved_adapter
+from audiorl.models import adapted_model, load_policy
+from audiorl.models.lora import adapter_config, saved_adapter
 from audiorl.models.prompts import Prompt
-from audiorl.models.speech import CONFIG_KEY
-from audiorl.models.weights import Weights, check_weight, named
-from audiorl.rollout.fused import check_together
+from audiorl.models.weights import Weights
 from audiorl.rollout.hf import answered, ends_with_stop_string
 from audiorl.rollout.samplers import SegmentBuffer
 from audiorl.rollout.sampling import seed_of
 from audiorl.rollout.streams import Row, plan_of
-from audiorl.rollout.weight_transfer import BUCKET, buckets
+from audiorl.rollout.vllm_start import VLLMConfig, check_served, start
+from audiorl.rollout.vllm_weights import adapter_obstacle, load_checked, lora_layers, served_weights
 from audiorl.types import Ended, Request, Rollout, Segment, StopReason
-
-SERVED = (
-    "qwen2_5_omni",
-    "qwen2_5_omni_thinker",
-    "qwen3_omni_moe",
-    "qwen3_omni_moe_thinker",
-    "qwen2_audio",
-    "llama",
-    "qwen2",
-    "qwen3",
-)
-"""By model_type."""
-LORA_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The decoder's linear layers that vLLM runs with an adapter here."""
-Lora = Literal["merged", "adapter"]
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values of vLLM's max_lora_rank; an adapter takes the memory of the next one."""
-CPU_KV_CACHE_MB = 64
-CPU_STEP_TOKENS = 4096
-
-
-@dataclass(frozen=True)
-class VLLMConfig:
-    """How vLLM runs a model. Options for GPUs have no effect without one."""
-
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto` keeps what the checkpoint says."""
-    gpu_memory_utilization: float = 0.9
-    """Fraction of the GPU's memory for weights and cache; less where a trainer shares the GPU."""
-    tensor_parallel_size: int = 1
-    """GPUs that one engine is spread over."""
-    sleep: bool = False
-    """Make `VLLMEngine.sleep` possible: weights are offloaded to CPU memory, the KV cache is discarded."""
-    enforce_eager: bool = False
-    """Without CUDA graphs: starts faster, generates slower."""
-    max_model_len: int | None = None
-    """Tokens of a prompt and its answer, of all turns of a stream; None: as many as the model has positions."""
-    max_num_seqs: int = 256
-    """Maximum number of answers generated at the same time."""
-    max_clips: int = 256
-    """Maximum number of clips in one prompt; a stream's chunks count."""
-    kv_cache_mb: int | None = None
-    """MiB for keys and values; None: on a GPU what remains of its fraction, on a CPU 64."""
-    lora: Lora = "merged"
-    """How an adapter's folder is run, and which weights `update_weights` takes. merged: in the weights of the model.
-    adapter: next to them (vLLM's enable_lora); no effect on a whole model."""
-
-    def __post_init__(self) -> None:
-        for name in ("tensor_parallel_size", "max_num_seqs", "max_clips"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"vllm.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("max_model_len", "kv_cache_mb"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"vllm.{name} is {getattr(self, name)}; it must be at least 1, or None")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(f"vllm.gpu_memory_utilization is {self.gpu_memory_utilization}; it must be in (0, 1]")
 
 
 class VLLMEngine:
@@ -116,7 +54,7 @@ class VLLMEngine:
             raise ValueError("sampling.compile is for the engine hf; vLLM compiles its steps itself: turn it off")
         self.policy_version = 0
         base = adapted_model(folder) or folder
-        _check_served(base)
+        check_served(base)
         if find_spec("vllm") is None:
             raise ValueError(
                 'the engine vllm needs vLLM: pip install "audiorl[gpu]"; without a GPU "audiorl[rollout-cpu]"'
@@ -127,8 +65,7 @@ class VLLMEngine:
         self._shapes = self._policy.parameters_by_name()
         if with_adapter and (reason := adapter_obstacle(self._policy, config.dtype)):
             raise ValueError(f"{folder}: vLLM cannot run this adapter: {reason}; take vllm.lora merged")
-        with _same_random_numbers():
-            self._llm = _start(base, self._policy, config)
+        self._llm = start(base, self._policy, config)
         self._broken = ""
         self._num_questions = 0
         self._feature_cache: dict[str, tuple[Any, int]] = {}
@@ -337,25 +274,13 @@ class VLLMEngine:
         nothing until it has had all weights.
         """
         self._broken = f"an update to version {version} was broken off"
-        names: set[str] = set()
-        self._llm.collective_rpc("audiorl_begin")
         try:
-            for bucket in buckets(self._checked(weights, names), BUCKET):
-                self._llm.collective_rpc("audiorl_load", args=(bucket,))
-            check_together(names, self._shapes)
-            self._llm.collective_rpc("audiorl_replace_adapter")
+            load_checked(weights, self._shapes, lambda method, *args: self._llm.collective_rpc(method, args=args))
         finally:
-            self._llm.collective_rpc("audiorl_end")
             self._llm.reset_prefix_cache()
             self._llm.reset_encoder_cache()
         self._broken = ""
         self.policy_version = version
-
-    def _checked(self, weights: Weights, names: set[str]) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in named(weights):
-            check_weight(name, tensor, self._shapes, "weights for vLLM")
-            names.add(name)
-            yield name, tensor.detach()
 
     def connect(self, address: str, first: int, receivers: int, options: Mapping[str, Any]) -> str | None:
         """Let vLLM's workers receive weights themselves, each its own connection: receivers `first`, `first` + 1, ….
@@ -443,44 +368,6 @@ def _first(reasons: Sequence[str | None]) -> str | None:
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def lora_layers(policy: AudioPolicy) -> list[str]:
-    """Names of the decoder's layers that have an adapter, by their last part."""
-    names = (name.partition(".lora_")[0] for name in policy.parameters_by_name() if ".lora_" in name)
-    return sorted({name.rpartition(".")[2] for name in names})
-
-
-def adapter_obstacle(policy: AudioPolicy, dtype: str) -> str | None:
-    """Why vLLM cannot run a policy's adapter next to its weights, or None. dtype: `VLLMConfig.dtype`.
-
-    `policy` may be a model without weights, as its adapter's folder gives on the device "meta".
-    """
-    assert policy.config.lora.rank
-    if others := [layer for layer in lora_layers(policy) if layer not in LORA_LAYERS]:
-        return f"it has no adapters for the layers {', '.join(others)}, only for {', '.join(LORA_LAYERS)}"
-    if policy.config.lora.rank > LORA_RANKS[-1]:
-        return f"rank {policy.config.lora.rank} is above its largest, {LORA_RANKS[-1]}"
-    if not torch.cuda.is_available() and getattr(policy.backbone.decoder(policy.model).config, "num_experts", False):
-        return "on a CPU it runs no adapter in a model with experts"
-    if torch.cuda.is_available() and _dtype(policy, dtype) == "float32":
-        return "on GPUs its kernels for adapters compute in 16 bit, and this model is in float32"
-    return None
-
-
-def served_weights(policy: AudioPolicy, lora: Lora = "merged") -> Iterator[tuple[str, Tensor]]:
-    """The trained weights by checkpoint name, for an engine with the same `VLLMConfig.lora`.
-
-    adapter: the adapter's matrices and what else is trained. merged: all weights of the decoder, merged one at a time.
-    """
-    if policy.adapter is None:
-        yield from policy.weights().items()
-        return
-    if lora == "adapter":
-        yield from adapter_weights(policy)
-        return
-    decoder = {id(p) for p in policy.backbone.decoder(policy.model).parameters()}
-    yield from merged_weights(policy, lambda p: p.requires_grad or id(p) in decoder)
-
-
 def _places(ids: Sequence[int], own: Sequence[bool] | None, placeholder: int, lengths: Sequence[int]) -> list[int]:
     """Where each clip of so many tokens begins among the placeholders that were not written by the policy."""
     free = [i for i, id in enumerate(ids) if id == placeholder and not (own and own[i])]
@@ -500,109 +387,3 @@ def _written(out: Any) -> tuple[SegmentBuffer, StopReason]:
         return buffer, "length"
     assert out.finish_reason == "stop", out.finish_reason
     return buffer, "stop" if isinstance(out.stop_reason, str) else "eos"
-
-
-def _check_served(folder: str | Path) -> None:
-    config = read_config(folder)
-    kind = str(config.get("model_type"))
-    if CONFIG_KEY in config or kind == "higgs_audio_v2":
-        raise ValueError(f"{folder}: vLLM serves no model that writes speech; take the engine hf")
-    if kind not in SERVED:
-        raise ValueError(
-            f"{folder}: vLLM does not serve model_type {kind!r} here ({', '.join(SERVED)}); take the engine hf"
-        )
-
-
-def _start(folder: str | Path, policy: AudioPolicy, config: VLLMConfig) -> Any:
-    """vLLM's engine, in this process but for tensor parallel workers."""
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else the whole process is bound to some cores
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.platforms import current_platform
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    from audiorl.rollout import vllm_worker
-
-    options: dict[str, Any] = {}
-    longest = config.max_model_len or policy.backbone.decoder(policy.model).config.max_position_embeddings
-    if policy.backbone.audio_token is not None:
-        tied = policy.backbone.head(policy.model).weight is policy.backbone.decoder(policy.model).embed_tokens.weight
-        options = dict(
-            hf_overrides=vllm_worker.ListenerOnly(tied),
-            limit_mm_per_prompt={"audio": config.max_clips, "image": 0, "video": 0},
-            skip_mm_profiling=True,
-            mm_processor_cache_gb=0,
-        )
-    if current_platform.is_cpu():
-        _hide_llvmlite()
-        kv_cache = (config.kv_cache_mb or CPU_KV_CACHE_MB) << 20
-        # A prompt in several steps takes back the random number of all but the last, which CPU generators cannot.
-        whole = dict(enable_chunked_prefill=False, max_num_batched_tokens=max(CPU_STEP_TOKENS, longest))
-        options |= dict(enforce_eager=True, kv_cache_memory_bytes=kv_cache, block_size=32, **whole)
-    else:
-        options |= dict(
-            enforce_eager=config.enforce_eager,
-            enable_sleep_mode=config.sleep,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-        )
-        if config.kv_cache_mb is not None:
-            options |= dict(kv_cache_memory_bytes=config.kv_cache_mb << 20)
-    return LLMEngine.from_engine_args(
-        EngineArgs(
-            model=str(folder),
-            dtype=_dtype(policy, config.dtype),
-            generation_config="vllm",
-            logprobs_mode="processed_logprobs",
-            max_model_len=longest,
-            max_num_seqs=config.max_num_seqs,
-            tensor_parallel_size=config.tensor_parallel_size,
-            distributed_executor_backend="uni" if config.tensor_parallel_size == 1 else "mp",
-            enable_prefix_caching=True,
-            **_lora_options(policy),
-            worker_extension_cls="audiorl.rollout.vllm_worker.Loading",
-            **options,
-        )
-    )
-
-
-def _lora_options(policy: AudioPolicy) -> dict[str, Any]:
-    """vLLM's options for the policy's adapter, if it has one."""
-    if not policy.config.lora.rank:
-        return {}
-    return dict(
-        enable_lora=True,
-        max_loras=1,
-        max_lora_rank=next(rank for rank in LORA_RANKS if rank >= policy.config.lora.rank),
-        lora_target_modules=lora_layers(policy),
-    )
-
-
-def _hide_llvmlite() -> None:
-    """Let vLLM for the CPU start in a process that has imported numba, as librosa does.
-
-    vLLM looks for its kernels in `vars` of each object of each module, and llvmlite's library makes a function of
-    every name that it is asked for, `__dict__` among them.
-    """
-    if llvmlite := sys.modules.get("llvmlite.binding.ffi"):
-        getattr(llvmlite.lib, "_fntab", {})["__dict__"] = {}
-
-
-def _dtype(policy: AudioPolicy, dtype: str) -> str:
-    """vLLM's own `auto` would turn float32 into bfloat16."""
-    if dtype != "auto":
-        return dtype
-    return str(policy.model.config.dtype or torch.float32).removeprefix("torch.")
-
-
-@contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """vLLM seeds every generator of the process when it starts; a trainer's own go on as they were."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)

@@ -8,7 +8,7 @@ checkpoint, a vision encoder and a processor for video. `Listener` is the audio 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -38,9 +38,9 @@ from vllm.platforms import current_platform
 from audiorl.models import Backbone
 from audiorl.models.qwen2_audio import Qwen2Audio
 from audiorl.models.qwen_omni import Qwen3Omni, QwenOmni
-from audiorl.models.weights import Weights, check_weight, named
-from audiorl.rollout.fused import check_together
-from audiorl.rollout.weight_transfer import BUCKET, SyncError, WeightReceiver, buckets
+from audiorl.models.weights import Weights
+from audiorl.rollout.vllm_weights import load_checked
+from audiorl.rollout.weight_transfer import SyncError, WeightReceiver
 
 ARCHITECTURE = "AudiorlListener"
 LORA_ID = 1
@@ -251,24 +251,10 @@ class Loading:
         arrive. Weights that are not in `shapes`, the model's, are an error at the sender too."""
         if self._audiorl_receiver is None:
             return "a worker of vLLM has no connection for weights"
-        names: set[str] = set()
         parameters = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
-        def checked(weights: Weights) -> Iterator[tuple[str, Tensor]]:
-            for name, tensor in named(weights):
-                check_weight(name, tensor, parameters, "weights for vLLM")
-                names.add(name)
-                yield name, tensor
-
         def load(weights: Weights, version: int) -> None:
-            self.audiorl_begin()
-            try:
-                for bucket in buckets(checked(weights), BUCKET):
-                    self.audiorl_load(bucket)
-                check_together(names, shapes)
-                self.audiorl_replace_adapter()
-            finally:
-                self.audiorl_end()
+            load_checked(weights, parameters, lambda method, *args: getattr(self, method)(*args))
 
         try:
             self._audiorl_receiver.update(load, version)

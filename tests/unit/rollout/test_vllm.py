@@ -23,10 +23,11 @@ from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, dualize, load_policy, qwen2_audio, qwen_omni, text
-from audiorl.rollout.fused import check_together
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.sampling import filtered_logprobs
-from audiorl.rollout.vllm import VLLMConfig, VLLMEngine, served_weights
+from audiorl.rollout.vllm import VLLMEngine
+from audiorl.rollout.vllm_start import VLLMConfig
+from audiorl.rollout.vllm_weights import check_together, served_weights
 from audiorl.rollout.weight_transfer import SyncError, WeightSender
 from audiorl.types import Experience, Message, Request, Sample
 from tests.conftest import TEXTS, ask

@@ -15,7 +15,9 @@ import torch
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, load_policy, text
-from audiorl.rollout.vllm import Lora, VLLMConfig, VLLMEngine, adapter_obstacle, served_weights
+from audiorl.rollout.vllm import VLLMEngine
+from audiorl.rollout.vllm_start import VLLMConfig
+from audiorl.rollout.vllm_weights import Lora, adapter_obstacle, served_weights
 from audiorl.rollout.weight_transfer import WeightSender
 from audiorl.types import Sample
 from tests.conftest import TEXTS

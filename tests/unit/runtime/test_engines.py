@@ -25,7 +25,7 @@ from audiorl.rl.trainer import TrainBatch, Trainer, TrainOutput
 from audiorl.rl.weight_sync import EngineWorker, GroupEngine
 from audiorl.rl.workers import Actor, _actor, _engine_lora, _reference
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.vllm import served_weights
+from audiorl.rollout.vllm_weights import served_weights
 from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile
 from audiorl.runtime.config import RuntimeConfig, set_current

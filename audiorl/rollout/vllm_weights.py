@@ -1,0 +1,127 @@
+"""The weights that vLLM is given of a policy: merged or an adapter next to them, and how they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from audiorl.models import AudioPolicy
+from audiorl.models.lora import adapter_weights, merged_weights
+from audiorl.models.weights import Weights, check_weight, named
+from audiorl.rollout.weight_transfer import BUCKET, buckets
+
+LORA_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The decoder's linear layers that vLLM runs with an adapter here."""
+Lora = Literal["merged", "adapter"]
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's max_lora_rank; an adapter takes the memory of the next one."""
+FUSED = {
+    "q_proj": "qkv_proj",
+    "k_proj": "qkv_proj",
+    "v_proj": "qkv_proj",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+}
+"""Linears that vLLM keeps in one: their weights must come together."""
+
+
+def lora_layers(policy: AudioPolicy) -> list[str]:
+    """Names of the decoder's layers that have an adapter, by their last part."""
+    names = (name.partition(".lora_")[0] for name in policy.parameters_by_name() if ".lora_" in name)
+    return sorted({name.rpartition(".")[2] for name in names})
+
+
+def adapter_obstacle(policy: AudioPolicy, dtype: str) -> str | None:
+    """Why vLLM cannot run a policy's adapter next to its weights, or None. dtype: `VLLMConfig.dtype`.
+
+    `policy` may be a model without weights, as its adapter's folder gives on the device "meta".
+    """
+    assert policy.config.lora.rank
+    if others := [layer for layer in lora_layers(policy) if layer not in LORA_LAYERS]:
+        return f"it has no adapters for the layers {', '.join(others)}, only for {', '.join(LORA_LAYERS)}"
+    if policy.config.lora.rank > LORA_RANKS[-1]:
+        return f"rank {policy.config.lora.rank} is above its largest, {LORA_RANKS[-1]}"
+    if not torch.cuda.is_available() and getattr(policy.backbone.decoder(policy.model).config, "num_experts", False):
+        return "on a CPU it runs no adapter in a model with experts"
+    if torch.cuda.is_available() and served_dtype(policy, dtype) == "float32":
+        return "on GPUs its kernels for adapters compute in 16 bit, and this model is in float32"
+    return None
+
+
+def served_weights(policy: AudioPolicy, lora: Lora = "merged") -> Iterator[tuple[str, Tensor]]:
+    """The trained weights by checkpoint name, for an engine with the same `VLLMConfig.lora`.
+
+    adapter: the adapter's matrices and what else is trained. merged: all weights of the decoder, merged one at a time.
+    """
+    if policy.adapter is None:
+        yield from policy.weights().items()
+        return
+    if lora == "adapter":
+        yield from adapter_weights(policy)
+        return
+    decoder = {id(p) for p in policy.backbone.decoder(policy.model).parameters()}
+    yield from merged_weights(policy, lambda p: p.requires_grad or id(p) in decoder)
+
+
+def lora_options(policy: AudioPolicy) -> dict[str, Any]:
+    """vLLM's options for the policy's adapter, if it has one."""
+    if not policy.config.lora.rank:
+        return {}
+    return dict(
+        enable_lora=True,
+        max_loras=1,
+        max_lora_rank=next(rank for rank in LORA_RANKS if rank >= policy.config.lora.rank),
+        lora_target_modules=lora_layers(policy),
+    )
+
+
+def served_dtype(policy: AudioPolicy, dtype: str) -> str:
+    """The dtype of vLLM's weights; its own `auto` would turn float32 into bfloat16."""
+    if dtype != "auto":
+        return dtype
+    return str(policy.model.config.dtype or torch.float32).removeprefix("torch.")
+
+
+def load_checked(weights: Weights, parameters: Mapping[str, Tensor], call: Callable[..., object]) -> None:
+    """Load weights a bucket at a time: `call(method, *arguments)` calls the methods `audiorl_…` of vLLM's workers.
+
+    Raises ValueError for a weight that is not in `parameters` or has another shape, and for missing ones as
+    `check_together` does.
+    """
+    names: set[str] = set()
+
+    def checked() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in named(weights):
+            check_weight(name, tensor, parameters, "weights for vLLM")
+            names.add(name)
+            yield name, tensor.detach()
+
+    call("audiorl_begin")
+    try:
+        for bucket in buckets(checked(), BUCKET):
+            call("audiorl_load", bucket)
+        check_together(names, parameters)
+        call("audiorl_replace_adapter")
+    finally:
+        call("audiorl_end")
+
+
+def check_together(names: Iterable[str], all_names: Iterable[str]) -> None:
+    """Raise ValueError where `names` holds a part of a module's weights, of those of several that vLLM fuses, or of an
+    adapter's matrices."""
+    sent = set(names)
+    groups = {_group(name) for name in sent}
+    for name in all_names:
+        if name not in sent and _group(name) in groups:
+            raise ValueError(f"weights for vLLM: {name!r} is missing, but others come that it is kept together with")
+
+
+def _group(name: str) -> str:
+    if ".lora_" in name:
+        return "adapter"
+    module = name.rpartition(".")[0]
+    parent, _, last = module.rpartition(".")
+    return f"{parent}.{FUSED.get(last, last)}"
