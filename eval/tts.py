@@ -29,48 +29,39 @@ and page.html (plays the worst); comparisons.jsonl and comparisons.html with --a
 
 from __future__ import annotations
 
-import hashlib
-import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import soundfile
 from rich.console import Console
 from rich.table import Table
 
-from audiorl.audio import AudioClip, AudioError
+from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig, to_json
 from audiorl.data.emergent import Case, read_cases
 from audiorl.data.seedtts import Utterance, read_conversations, read_meta
 from audiorl.evaluation.conversation_generation import SAID, PieceConfig, generate_conversations
-from audiorl.evaluation.generate import check_settings, complete_rows
-from audiorl.evaluation.judging import Judges
+from audiorl.evaluation.generate import Row, check_settings
 from audiorl.evaluation.options import JudgeOptions, run_script, write_scores
-from audiorl.evaluation.speech import prosody_columns
-from audiorl.evaluation.speech_generation import SUFFIXES, generate_speech, load_speaking
-from audiorl.evaluation.summaries import summarize
+from audiorl.evaluation.seedtts import (
+    Item,
+    conversation_voices,
+    error_scores,
+    judge_items,
+    prompt_similarity,
+    scored,
+)
+from audiorl.evaluation.seedtts_page import joint_rows, score_page, score_table
+from audiorl.evaluation.speech import RATE
+from audiorl.evaluation.speech_generation import generate_speech, load_speaking, recording_of
 from audiorl.evaluation.win_rate import ListeningJudge, compare, pairs_of, win_rates
 from audiorl.evaluation.win_rate_page import WIN_RATE_HEAD, comparison_page, win_rate_table
-from audiorl.metrics.joints import slope_per_minute
-from audiorl.metrics.prosody import MEASURES
-from audiorl.metrics.seedtts import Language, compared, utterance_errors
-from audiorl.metrics.speaker import cosine, voice_cosines
-from audiorl.metrics.text import CorpusErrors, ErrorCounts
-from audiorl.report.listening import Card, Take, listening_page
-from audiorl.report.summary import metric_name, show
+from audiorl.metrics.seedtts import Language
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.rollout.speech_stream import StreamingEngine
 from audiorl.tts.prompts import utterance_sample
 from audiorl.tts.texts import read_utterances
-
-Row = dict[str, Any]
-RATE = 16_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,28 +101,6 @@ class Options(JudgeOptions):
     """How many recordings, or conversations, the page plays."""
 
 
-@dataclass(frozen=True)
-class Item:
-    """A text and the recording that should say it, None where there is no file; `prompt` is the reference voice."""
-
-    id: str
-    text: str
-    clip: AudioClip | None
-    prompt: AudioClip | None = None
-    group: str = ""
-    """The conversation of a turn."""
-    speaker: str = ""
-    voices: Mapping[str, AudioClip] = field(default_factory=dict)
-    """The voices of a turn's conversation by speaker, where they are known."""
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Of the recording as it is now: what was judged before must be the same."""
-        assert self.clip is not None and self.clip.path is not None
-        content = Path(self.clip.path).read_bytes()
-        return hashlib.sha256(content + f"{self.clip.start} {self.clip.duration}".encode()).hexdigest()[:16]
-
-
 def items_of(options: Options) -> list[Item]:
     """What is to be judged, in order."""
     if options.turns is not None:
@@ -149,7 +118,7 @@ def items_of(options: Options) -> list[Item]:
         ]
     if options.audio is None or not options.audio.is_dir():
         raise ValueError(f"--audio: {options.audio} is no folder; name the one that holds what was generated")
-    items = [Item(u.name, u.text, _generated(options.audio, u.name), u.prompt) for u in utterances_of(options)]
+    items = [Item(u.name, u.text, recording_of(options.audio, u.name), u.prompt) for u in utterances_of(options)]
     if options.model is None and all(item.clip is None for item in items):
         raise ValueError(f"{options.audio}: none of the {len(items)} recordings is there, such as {items[0].id}.wav")
     return items
@@ -233,291 +202,13 @@ def generate(options: Options) -> tuple[Options, Row]:
     return replace(options, audio=folder), {}
 
 
-def joint_rows(scores: Row) -> list[tuple[str, str]]:
-    """(label, text) of the steps at joints between pieces, with those in the middle of pieces, which is usual."""
-    rows = []
-    for name, unit in (("level", "dB"), ("pitch", "semitones")):
-        if f"{name}_step" in scores:
-            usual = scores.get(f"usual_{name}_step")
-            elsewhere = "" if usual is None else f" ({usual:.1f} in the middle of pieces)"
-            rows.append((f"{name} step at joints, {unit}", f"{scores[f'{name}_step']:.1f}{elsewhere}"))
-    return rows
-
-
-def prosody_rows(scores: Row) -> list[tuple[str, str]]:
-    """(label, text) of the means of prosody with their intervals, and of the prompts'."""
-    rows = []
-    for name in MEASURES:
-        if (value := scores.get(name)) is not None:
-            mean, low, high = (show(value[key], name) for key in ("mean", "low", "high"))
-            prompts = scores.get("reference_prosody")
-            compared_with = "" if prompts is None else f", prompts {show(prompts[name], name)}"
-            rows.append((metric_name(name), f"{mean} ({low} to {high}){compared_with}"))
-    return rows
-
-
 def listed(options: Options) -> str:
     """The file with the texts."""
     return str(options.meta or options.texts or options.cases or options.turns)
 
 
-def _generated(folder: Path, name: str) -> AudioClip | None:
-    return next((AudioClip(path=str(p)) for s in SUFFIXES if (p := folder / f"{name}{s}").is_file()), None)
-
-
 def _present(clip: AudioClip | None) -> AudioClip | None:
     return clip if clip is not None and clip.path is not None and Path(clip.path).is_file() else None
-
-
-Judged = tuple[Item, Row, ErrorCounts]
-"""A text with its recording, what the judges made of it, and the errors."""
-
-
-# -- judging -----------------------------------------------------------------------------------------------------------
-
-
-def judge_items(options: Options, items: Sequence[Item], judges: Judges) -> dict[str, Row]:
-    """A row an item by id: {"id", "file", "seconds", "hypothesis", "voice"?, "similarity"?}, or {"id", "problem"}.
-
-    The similarity is with the prompt; of a turn without prompt the voice is kept. Speech with voice has f0_range,
-    energy_range and pauses, too, and `reference_prosody` has those of the prompt.
-    """
-    rows: dict[str, Row] = {i.id: {"id": i.id, "problem": "missing"} for i in items if i.clip is None}
-
-    def judge(batch: Sequence[Item]) -> list[Row]:
-        waves: dict[str, np.ndarray] = {}
-        for item in batch:
-            try:
-                assert item.clip is not None
-                waves[item.id] = item.clip.load(RATE)
-            except AudioError as error:
-                rows[item.id] = {"id": item.id, "problem": str(error)}
-        readable = [item for item in batch if item.id in waves]
-        for item, row in zip(readable, judges.judge(list(waves.values()), RATE) if readable else [], strict=True):
-            voice = row.pop("voice", None)
-            wav = waves[item.id]
-            row = {"id": item.id, "file": item.fingerprint, "seconds": len(wav) / RATE, **row}
-            row |= prosody_columns(wav, RATE)
-            if item.prompt is not None:
-                row["reference_prosody"] = prompt_prosody(item.prompt)
-            if voice is not None and item.prompt is not None:
-                assert judges.encoder is not None
-                row["similarity"] = cosine(voice, judges.encoder.embed([item.prompt.load(RATE)], RATE)[0])
-            elif voice is not None and item.group:
-                row["voice"] = [round(float(x), 6) for x in voice]
-                row["start"] = 0.0 if item.clip is None else item.clip.start
-                if item.voices:
-                    row["cosines"] = {name: cosine(voice, v) for name, v in reference_voices(item).items()}
-            rows[item.id] = row
-        return [rows[item.id] for item in batch]
-
-    of_prompts: dict[str, dict[str, float]] = {}
-
-    def prompt_prosody(clip: AudioClip) -> dict[str, float]:
-        """{} for a prompt that cannot be read, which is an error with --speaker only."""
-        name = str((clip.path, clip.start, clip.duration))
-        if name not in of_prompts:
-            try:
-                of_prompts[name] = prosody_columns(clip.load(RATE), RATE)
-            except AudioError:
-                of_prompts[name] = {}
-        return of_prompts[name]
-
-    embedded: dict[str, np.ndarray] = {}
-
-    def reference_voices(item: Item) -> dict[str, np.ndarray]:
-        assert judges.encoder is not None
-        for clip in item.voices.values():
-            if clip.key not in embedded:
-                embedded[clip.key] = judges.encoder.embed([clip.load(RATE)], RATE)[0]
-        return {name: embedded[clip.key] for name, clip in item.voices.items()}
-
-    there = {item.id: item for item in items if item.clip is not None}
-    return rows | complete_rows(
-        options.out / "results.jsonl",
-        there,
-        judge,
-        options.batch_size,
-        is_current=lambda item, row: row.get("file") == item.fingerprint,
-    )
-
-
-def simplified(text: str) -> str:
-    """Traditional Chinese characters as simplified ones, as the benchmark does with what was recognised."""
-    try:
-        from zhconv import convert
-    except ImportError as error:
-        raise ImportError("Chinese needs zhconv: pip install 'audiorl[speech]'") from error
-    return convert(text, "zh-cn")
-
-
-def scored(items: Sequence[Item], rows: dict[str, Row], language: Language) -> list[Judged]:
-    """Each item with its row and its errors; of a recording that cannot be read nothing is understood."""
-    judged = []
-    for item in items:
-        if not compared(item.text, language):
-            raise ValueError(f"{item.id!r}: the text {item.text!r} is nothing but punctuation; no error rate exists")
-        hypothesis = rows[item.id].get("hypothesis", "")
-        hypothesis = simplified(hypothesis) if language == "zh" and hypothesis else hypothesis
-        judged.append((item, rows[item.id], utterance_errors(item.text, hypothesis, language)))
-    return judged
-
-
-# -- scores ------------------------------------------------------------------------------------------------------------
-
-
-def grouped(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
-    """Utterances by their id, each alone, and conversations by theirs, turn by turn."""
-    groups: dict[str, list[Judged]] = {}
-    for entry in judged:
-        groups.setdefault(entry[0].group or entry[0].id, []).append(entry)
-    return groups
-
-
-def scores_of(judged: Sequence[Judged], options: Options) -> Row:
-    """Error rates, prosody, and the similarity of each voice with its prompt, or between the turns of conversations.
-
-    The means of prosody are over the recordings that have voice, which their `n` counts.
-    """
-    groups = grouped(judged)
-    corpus = CorpusErrors(tuple(sum((e for _, _, e in group), ErrorCounts()) for group in groups.values()))
-    problems = {item.id: row["problem"] for item, row, _ in judged if "problem" in row}
-    scores: Row = {
-        "language": options.language,
-        "asr": options.asr,
-        "speaker": options.speaker,
-        "utterances": len(groups),
-        "recordings": len(judged),
-        "missing": sum(problem == "missing" for problem in problems.values()),
-        "unreadable": sum(problem != "missing" for problem in problems.values()),
-        "mean_wer": summarize([u.rate for u in corpus.utterances]),
-        "wer": corpus.rate,
-        "above_half": sum(u.rate > 0.5 for u in corpus.utterances),
-    }
-    for name in MEASURES:
-        if values := [row[name] for _, row, _ in judged if name in row]:
-            scores[name] = summarize(values)
-    if prompts := [p for _, row, _ in judged if (p := row.get("reference_prosody"))]:
-        scores["reference_prosody"] = {name: float(np.mean([p[name] for p in prompts])) for name in MEASURES}
-    if options.speaker is None:
-        return scores
-    if options.turns is None:
-        prompted = [row.get("similarity", 0.0) for item, row, _ in judged if item.prompt is not None]
-        return {**scores, **({"similarity": summarize(prompted)} if prompted else {})}
-    scores |= voice_scores(groups)
-    cosines = [
-        voice_cosines([_voice(row) for _, row, _ in group], [item.speaker for item, _, _ in group])
-        for group in groups.values()
-    ]
-    for name in ("intra", "inter"):
-        defined = [value for c in cosines if not math.isnan(value := getattr(c, name))]
-        if defined:
-            scores[name] = summarize(defined)
-    if "intra" in scores and "inter" in scores:
-        alike, unlike = max(0.0, scores["intra"]["mean"]), min(1.0, 1.0 - scores["inter"]["mean"])
-        scores["similarity"] = math.sqrt(alike * unlike)
-    return scores
-
-
-def voice_scores(groups: Mapping[str, Sequence[Judged]]) -> Row:
-    """Of conversations whose voices are known: how near each turn is to its own speaker's voice.
-
-    "own_voice": the share of turns that are nearer to it than to every other voice of the conversation;
-    "voice_similarity": the mean cosine with it, 0 for a turn without speech; "voice_drift": its change per minute of
-    the conversation, the mean over conversations of three turns or more.
-    """
-    nearest: list[float] = []
-    own: list[float] = []
-    drifts: list[float] = []
-    for group in groups.values():
-        similar, starts = [], []
-        for item, row, _ in group:
-            if (cosines := row.get("cosines")) is not None:
-                similar.append(cosines[item.speaker])
-                starts.append(row["start"])
-                nearest += [float(max(cosines, key=cosines.__getitem__) == item.speaker)] if len(cosines) > 1 else []
-            elif item.voices:
-                own.append(0.0)
-                nearest += [0.0] if len(item.voices) > 1 else []
-        own += similar
-        drifts += [slope] if not math.isnan(slope := slope_per_minute(similar, starts)) else []
-    named = {"own_voice": nearest, "voice_similarity": own, "voice_drift": drifts}
-    return {name: summarize(values) for name, values in named.items() if values}
-
-
-def _voice(row: Row) -> np.ndarray | None:
-    return np.array(row["voice"]) if "voice" in row else None
-
-
-def table(scores: Row, title: str) -> Table:
-    """The scores for people, rates and similarities in percent."""
-    out = Table(title=title, show_header=False)
-
-    def percent(label: str, value: Any) -> None:
-        interval = f" ({100 * value['low']:.2f}–{100 * value['high']:.2f})" if isinstance(value, dict) else ""
-        out.add_row(label, f"{100 * (value['mean'] if isinstance(value, dict) else value):.2f}{interval}")
-
-    percent("WER % (mean over utterances)", scores["mean_wer"])
-    percent("WER % (corpus)", scores["wer"])
-    for key, label in (
-        ("intra", "cosine × 100 between turns of one speaker"),
-        ("inter", "cosine × 100 between turns of two speakers"),
-        ("similarity", "SIM × 100"),
-        ("own_voice", "turns nearest to their own voice, %"),
-        ("voice_similarity", "cosine × 100 with their own voice"),
-        ("voice_drift", "its change per minute, × 100"),
-    ):
-        if key in scores:
-            percent(label, scores[key])
-    for label, text in [*prosody_rows(scores), *joint_rows(scores)]:
-        out.add_row(label, text)
-    for key in ("utterances", "recordings", "missing", "unreadable"):
-        out.add_row(key, str(scores[key]))
-    return out
-
-
-def page(judged: Sequence[Judged], scores: Row, options: Options) -> str:
-    """The recordings with the most errors, each with its prompt; of conversations all turns."""
-    groups = grouped(judged)
-    rates = {name: sum((e for _, _, e in group), ErrorCounts()).rate for name, group in groups.items()}
-    cards = []
-    for name in sorted(groups, key=lambda n: -rates[n])[: options.worst]:
-        takes = []
-        for item, row, errors in groups[name]:
-            if item.prompt is not None:
-                takes.append(Take("prompt", _playable(item.prompt, options.out)))
-            values = {"WER %": 100 * errors.rate}
-            values |= {"SIM": row["similarity"]} if "similarity" in row else {}
-            values |= {metric_name(name): row[name] for name in MEASURES[:2] if name in row}
-            values |= {"pauses %": 100 * row["pauses"]} if "pauses" in row else {}
-            transcript = row.get("hypothesis") if "problem" not in row else f"({row['problem']})"
-            said = f"{item.speaker}: {item.text}" if item.group else "generated"
-            takes.append(
-                Take(said, None if "problem" in row else _playable(item.clip, options.out), values, transcript)
-            )
-        text = "" if groups[name][0][0].group else groups[name][0][0].text
-        cards.append(Card(f"{name} · WER {100 * rates[name]:.1f}%", text, tuple(takes)))
-    rows = [["WER % (mean over utterances)", f"{100 * scores['mean_wer']['mean']:.2f}"]]
-    if "similarity" in scores:
-        similarity = scores["similarity"]
-        mean = similarity["mean"] if isinstance(similarity, dict) else similarity
-        rows.append(["SIM × 100", f"{100 * mean:.2f}"])
-    rows += [[label, text] for label, text in [*prosody_rows(scores), *joint_rows(scores)]]
-    rows += [[key, str(scores[key])] for key in ("utterances", "recordings", "missing", "unreadable")]
-    lead = f"{listed(options)}, transcribed by {options.asr}. The worst {len(cards)} first."
-    return listening_page("Text to speech", lead, ["", ""], rows, cards, options.out)
-
-
-def _playable(clip: AudioClip | None, out: Path) -> str | None:
-    """The file itself; a part of one is written as a file for the page."""
-    if clip is None or clip.path is None:
-        return None
-    if clip.duration is None and not clip.start:
-        return str(Path(clip.path).resolve())
-    name = f"parts/{hashlib.sha256(clip.key.encode()).hexdigest()[:16]}.flac"
-    (out / "parts").mkdir(exist_ok=True)
-    soundfile.write(out / name, clip.load(RATE), RATE, format="FLAC", subtype="PCM_16")
-    return name
 
 
 def win_rates_of(options: Options) -> Row:
@@ -555,16 +246,21 @@ def run(options: Options) -> Row:
     for item in items:
         if options.speaker is not None and item.prompt is not None:
             item.prompt.load(RATE)  # a broken prompt is the list's fault, not the system's
-    settings = {"list": listed(options), "asr": options.asr, "speaker": options.speaker}
-    check_settings(options.out / "settings.json", {**settings, "language": options.language})
-    rows = judge_items(options, items, options.judges(options.language))
+    judging = {"language": options.language, "asr": options.asr, "speaker": options.speaker}
+    check_settings(options.out / "settings.json", {"list": listed(options), **judging})
+    rows = judge_items(items, options.judges(options.language), options.out, options.batch_size)
     judged = scored(items, rows, options.language)
-    scores = scores_of(judged, options) | joints | compared_scores
+    scores = judging | error_scores(judged)
+    if options.speaker is not None:
+        scores |= prompt_similarity(judged) if options.turns is None else conversation_voices(judged)
+    scores |= joints | compared_scores
     for item, row, _ in judged:
         if "problem" in row:
             print(f"counted as wrong: {item.id}: {row['problem']}", file=sys.stderr)
-    write_scores(options.out, scores, {"page.html": page(judged, scores, options)})
-    Console().print(table(scores, listed(options)))
+    about = f"{listed(options)}, transcribed by {options.asr}"
+    page = score_page(judged, scores, about, options.out, options.worst)
+    write_scores(options.out, scores, {"page.html": page})
+    Console().print(score_table(scores, listed(options)))
     return scores
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from audiorl.audio import write_wav
+from audiorl.audio import AudioClip, write_wav
 from audiorl.data.rows import write_json_lines
 from audiorl.evaluation.generate import check_settings, evaluation_config, finished_rows, generate_all
 from audiorl.models import AudioPolicy, load_policy
@@ -45,6 +45,11 @@ def _codec_above(model: Path) -> Path:
     if codec is None:
         raise ValueError(f"{model}: no folder codec/ in it or above it; name its audio tokenizer with --codec")
     return codec
+
+
+def recording_of(folder: Path, name: str) -> AudioClip | None:
+    """The recording of a text, NAME.wav or with another of SUFFIXES; None where there is no file."""
+    return next((AudioClip(path=str(p)) for s in SUFFIXES if (p := folder / f"{name}{s}").is_file()), None)
 
 
 def generate_speech(

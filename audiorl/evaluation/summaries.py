@@ -87,5 +87,10 @@ def summarize_speech(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     intervals = {name: list(bootstrap_interval(columns[name])) for name in MEASURES if name in columns}
     recordings = [row["reference_prosody"] for row in rows if row.get("reference_prosody")]
     if recordings:
-        result["reference_prosody"] = {name: float(np.mean([r[name] for r in recordings])) for name in MEASURES}
+        result["reference_prosody"] = mean_prosody(recordings)
     return result | ({"intervals": intervals} if intervals else {})
+
+
+def mean_prosody(recordings: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each measure of prosody over recordings."""
+    return {name: float(np.mean([r[name] for r in recordings])) for name in MEASURES}

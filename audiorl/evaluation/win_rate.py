@@ -20,7 +20,7 @@ from audiorl.data.emergent import CATEGORIES, Case
 from audiorl.data.schema import FieldError, check, parse_json
 from audiorl.evaluation.generate import check_settings, complete_rows, read_rows
 from audiorl.evaluation.speech_generation import ROWS as GENERATED
-from audiorl.evaluation.speech_generation import SUFFIXES
+from audiorl.evaluation.speech_generation import recording_of
 from audiorl.evaluation.summaries import summarize
 from audiorl.rewards.chat import Answer, ChatEndpoint, JudgeError, Question
 from audiorl.rewards.judge import Choice, Content, comparison
@@ -161,9 +161,9 @@ def _recordings(cases: Sequence[Case], folder: Path) -> dict[str, AudioClip | No
     silent = {row["id"] for row in rows if not row.get("seconds", 1)}
     clips: dict[str, AudioClip | None] = {}
     for case in cases:
-        file = next((p for s in SUFFIXES if (p := folder / f"{case.name}{s}").is_file()), None)
-        if file is not None or case.name in silent:
-            clips[case.name] = None if file is None else AudioClip(path=str(file))
+        clip = recording_of(folder, case.name)
+        if clip is not None or case.name in silent:
+            clips[case.name] = clip
     return clips
 
 
