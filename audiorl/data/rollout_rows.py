@@ -28,20 +28,13 @@ import torch
 from torch import Tensor
 
 from audiorl.audio import AudioClip
+from audiorl.data.clip_files import file_bytes, file_key
 from audiorl.data.rows import BadRow, read_rows
 from audiorl.data.schema import FieldError, check
 from audiorl.data.schema.rollouts_01 import RecordedFile, RolloutRow01, SegmentRow01, TurnRow01
-from audiorl.data.serialization import (
-    NOT_SENT,
-    VERSION,
-    Reader,
-    Writer,
-    deserialize_score,
-    file_bytes,
-    file_key,
-    serialize_scores,
-    tensor_row,
-)
+from audiorl.data.score_rows import read_score, score_row
+from audiorl.data.serialization import NOT_SENT, VERSION, Reader, Writer
+from audiorl.data.tensor_rows import tensor_row
 from audiorl.types import Message, Rollout, Sample, Score, Segment, Turn
 
 _HALF = np.dtype("<f2")
@@ -151,15 +144,13 @@ def rollout_from_row(row: Mapping[str, Any], run_folder: Path) -> Rollout:
 
 
 def _score_row(score: Score) -> dict[str, Any]:
-    (row,) = serialize_scores([score])
-    assert row is not None
-    return {name: value for name, value in row.items() if name in ("total", "parts") or value}
+    return {name: value for name, value in score_row(score).items() if name in ("total", "parts") or value}
 
 
 def _score(row: Mapping[str, Any] | None) -> Score | None:
     if row is None:
         return None
-    return deserialize_score({"per_segment": None, "per_token": None, "segment_parts": {}, **row}, "score")
+    return read_score({"per_segment": None, "per_token": None, "segment_parts": {}, **row}, "score")
 
 
 def _is_serializable(value: Any) -> bool:

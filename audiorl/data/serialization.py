@@ -1,4 +1,4 @@
-"""Rollouts and scores as JSON, without loss: documents for a reward server, and the rows of a run's rollout files.
+"""Rollouts as JSON, without loss: documents for a reward server, and the rows of a run's rollout files.
 
 What rollouts share is written once::
 
@@ -12,29 +12,24 @@ What rollouts share is written once::
 
 Tensors are base64 of little-endian values with their shape. A score of null means that the reward skipped the rollout.
 JSON has no NaN: in the values of segments, where a NaN means "not defined here", it is null; anywhere else it is an
-error. `audiorl.data.rollout_rows` writes the same fields as one self-contained row a rollout.
+error. `audiorl.data.score_rows` writes scores; `audiorl.data.rollout_rows` writes the same fields as one
+self-contained row a rollout.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import numpy as np
-import soundfile
-import torch
-from torch import Tensor
-
-from audiorl.audio import AudioClip, probe
+from audiorl.audio import AudioClip
+from audiorl.data.clip_files import cut_out, file_bytes, file_key, is_small_part
 from audiorl.data.schema import FieldError, check
 from audiorl.data.schema.rollouts import (
     ClipDocument,
@@ -43,14 +38,12 @@ from audiorl.data.schema.rollouts import (
     RolloutDocument,
     RolloutsDocument,
     SampleDocument,
-    ScoreDocument,
-    ScoresDocument,
     SegmentDocument,
-    TensorDocument,
     TurnDocument,
     VersionDocument,
 )
-from audiorl.types import Message, Rollout, Sample, Score, Segment, Turn
+from audiorl.data.tensor_rows import read_base64, read_tensors, tensor_rows
+from audiorl.types import Message, Rollout, Sample, Segment, Turn
 
 VERSION = 2
 AudioMode = Literal["bytes", "path", "none"]
@@ -161,9 +154,8 @@ class Writer:
         }
 
     def segment(self, s: Segment) -> dict[str, Any]:
-        tensors = {name: getattr(s, name) for name in _TENSORS}
         return {
-            **{name: None if t is None else tensor_row(t, _TENSORS[name]) for name, t in tensors.items()},
+            **tensor_rows(s),
             "text": s.text,
             "audio": [self.clip(c) for c in s.audio],
             "stop_reason": s.stop_reason,
@@ -203,7 +195,7 @@ class Writer:
         elif self.save is not None:
             row["path"] = self.save(clip)
         elif self.mode != "none":
-            sent = clip = _cut_out(clip) if _is_small_part(clip) else clip
+            sent = clip = cut_out(clip) if is_small_part(clip) else clip
             row["audio"] = self._once(file_key(sent), self.audio, lambda: base64.b64encode(file_bytes(sent)).decode())
         return row | {name: getattr(clip, name) for name in ("sample_rate", "start", "duration", "context")}
 
@@ -211,76 +203,6 @@ class Writer:
 def _as_clip(key: str, value: Any) -> Any:
     """A text in the metadata that is known to name a file is sent as audio."""
     return AudioClip(path=value) if key == "reference_audio" and isinstance(value, str) and value else value
-
-
-def _is_small_part(clip: AudioClip) -> bool:
-    if clip.array is not None or clip.context or clip.duration is None:
-        return False
-    return 2 * clip.duration < probe(clip).seconds
-
-
-def _cut_out(clip: AudioClip) -> AudioClip:
-    rate = probe(clip).sample_rate
-    return AudioClip(array=clip.load(rate), sample_rate=rate, duration=clip.duration)
-
-
-def file_key(clip: AudioClip) -> str:
-    """Equal for clips of one file or array, whatever part of it they select."""
-    return replace(clip, start=0.0, duration=None, context=0.0).key
-
-
-def file_bytes(clip: AudioClip) -> bytes:
-    """The whole file behind a clip; an array becomes 32-bit float WAV, which loses nothing."""
-    if clip.data is not None:
-        return clip.data
-    if clip.path is not None:
-        return Path(clip.path).read_bytes()
-    assert clip.array is not None and clip.sample_rate is not None
-    file = io.BytesIO()
-    soundfile.write(file, np.asarray(clip.array, np.float32), clip.sample_rate, format="WAV", subtype="FLOAT")
-    content = bytearray(file.getvalue())
-    peak = content.index(b"PEAK")
-    content[peak + 12 : peak + 16] = bytes(4)  # libsndfile writes the time there: equal audio shall be equal bytes
-    return bytes(content)
-
-
-_INT, _FLOAT, _BOOL = np.dtype("<i8"), np.dtype("<f4"), np.dtype("?")
-_TENSORS: dict[str, np.dtype[Any]] = {
-    "prompt_ids": _INT,
-    "ids": _INT,
-    "logprobs": _FLOAT,
-    "codes": _INT,
-    "prompt_codes": _INT,
-    "code_mask": _BOOL,
-}
-"""The tensors of a segment."""
-
-
-def tensor_row(tensor: Tensor, dtype: np.dtype[Any]) -> dict[str, Any]:
-    """{"shape", "data"} with the base64 of the values."""
-    array = tensor.detach().cpu().numpy().astype(dtype)
-    return {"shape": list(array.shape), "data": base64.b64encode(array.tobytes()).decode()}
-
-
-def serialize_scores(scores: Sequence[Score | None]) -> list[dict[str, Any] | None]:
-    """The `scores` of an answer; they must have passed `check_scores`."""
-    return [
-        None
-        if s is None
-        else {
-            **({"weights": {name: float(value) for name, value in s.weights.items()}} if s.weights else {}),
-            "total": float(s.total),
-            "parts": {name: float(value) for name, value in s.parts.items()},
-            "per_segment": None if s.per_segment is None else _defined(s.per_segment),
-            "per_token": None if s.per_token is None else [float(x) for x in s.per_token],
-            "segment_parts": {name: _defined(values) for name, values in s.segment_parts.items()},
-        }
-        for s in scores
-    ]
-
-
-def _defined(values: Sequence[float]) -> list[float | None]:
-    return [None if math.isnan(x) else float(x) for x in values]
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -293,7 +215,7 @@ def deserialize_rollouts(document: bytes, folders: Sequence[Path] = ()) -> list[
     field that is missing or wrong.
     """
     try:
-        with _named():
+        with naming_fields():
             return Reader(json.loads(document, parse_constant=_not_json), folders).rollouts()
     except SerializationError:
         raise
@@ -304,8 +226,8 @@ def deserialize_rollouts(document: bytes, folders: Sequence[Path] = ()) -> list[
 
 
 @contextmanager
-def _named() -> Iterator[None]:
-    """A FieldError as a SerializationError."""
+def naming_fields() -> Iterator[None]:
+    """Raise a FieldError of the block as a SerializationError."""
     try:
         yield
     except FieldError as error:
@@ -324,11 +246,11 @@ class Reader:
     """
 
     def __init__(self, root: Any, folders: Sequence[Path] | None, base: Path = Path()):
-        _check_version(root, "this server speaks")
+        check_version(root, "this server speaks")
         document = check(root, RolloutsDocument)
         self.folders = None if folders is None else [Path(os.path.realpath(f)) for f in folders]
         self.base = base
-        self.audio = [_base64(data, f"audio[{i}]") for i, data in enumerate(document.audio)]
+        self.audio = [read_base64(data, f"audio[{i}]") for i, data in enumerate(document.audio)]
         self.clips = [self.clip(clip, f"clips[{i}]") for i, clip in enumerate(document.clips)]
         self.samples = [self.sample(sample, f"samples[{i}]") for i, sample in enumerate(document.samples)]
         self._rollouts = document.rollouts
@@ -385,13 +307,8 @@ class Reader:
         )
 
     def segment(self, row: SegmentDocument, where: str) -> Segment:
-        held: dict[str, TensorDocument | None] = {name: getattr(row, name) for name in _TENSORS}
-        tensors = {name: None if t is None else _tensor(t, name, f"{where}.{name}") for name, t in held.items()}
-        for name, tensor in tensors.items():
-            if tensor is not None:
-                _check_tensor(name, tensor, tensors, f"{where}.{name}")
         return Segment(
-            **tensors,  # type: ignore[arg-type]
+            **read_tensors(row, where),  # type: ignore[arg-type]
             text=row.text,
             audio=self._clips(row.audio, f"{where}.audio"),
             stop_reason=row.stop_reason,
@@ -452,7 +369,8 @@ class Reader:
         return tuple(_entry(self.clips, index, f"{where}[{i}]") for i, index in enumerate(indices))
 
 
-def _check_version(root: Any, other: str) -> None:
+def check_version(root: Any, other: str) -> None:
+    """Raise FieldError for a document of another version than the one that `other` says."""
     version = check(root, VersionDocument, "document").version
     if version != VERSION:
         raise FieldError("document.version", f"is {version}, {other} {VERSION}; install the same audiorl")
@@ -462,65 +380,3 @@ def _entry(table: Sequence[T], index: int, where: str) -> T:
     if index >= len(table):
         raise FieldError(where, f"is {index}, there are {len(table)}")
     return table[index]
-
-
-def _base64(text: str, where: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise FieldError(where, f"not base64 ({error})") from None
-
-
-def _tensor(row: TensorDocument, name: str, where: str) -> Tensor:
-    data, dtype = _base64(row.data, f"{where}.data"), _TENSORS[name]
-    if len(data) != math.prod(row.shape) * dtype.itemsize:
-        raise FieldError(f"{where}.data", f"{len(data)} bytes for shape {row.shape}")
-    flat = np.frombuffer(data, np.uint8 if dtype == _BOOL else dtype)  # any other byte than 0 and 1 is no bool
-    return torch.from_numpy(flat.reshape(row.shape).astype(dtype))
-
-
-def _check_tensor(name: str, tensor: Tensor, tensors: Mapping[str, Tensor | None], where: str) -> None:
-    """Raise FieldError for a tensor of a segment that does not fit the others, and for ids that are none."""
-    rows = tensors["prompt_ids" if name.startswith("prompt") else "ids"]
-    assert rows is not None
-    dims = {"prompt_ids": (1,), "ids": (1,), "logprobs": (1, 2)}.get(name, (2,))
-    if tensor.dim() not in dims:
-        raise FieldError(where, f"shape {list(tensor.shape)}, expected {dims[-1]} dimension(s)")
-    if len(tensor) != len(rows):
-        raise FieldError(where, f"not as long as its ids, which have {len(rows)} entries")
-    widths = {t.shape[1] for t in tensors.values() if t is not None and t.dim() == 2}
-    if (tensors["codes"] is None) != (tensors["code_mask"] is None):
-        raise FieldError(where, "codes without code_mask, or code_mask without codes")
-    if len(widths) > 1:
-        raise FieldError(where, f"another number of codebooks than the others ({sorted(widths)})")
-    lowest = -1 if name.endswith("codes") else 0
-    if name not in ("logprobs", "code_mask") and bool((tensor < lowest).any()):
-        raise FieldError(where, f"holds {int(tensor.min())}, expected {lowest} or more")
-
-
-def deserialize_scores(answer: Any) -> list[Score | None]:
-    """The scores of a parsed answer. Raises SerializationError; `check_scores` compares them with the rollouts."""
-    with _named():
-        _check_version(answer, "expected")
-        return [None if row is None else _score(row) for row in check(answer, ScoresDocument).scores]
-
-
-def deserialize_score(row: Any, where: str) -> Score | None:
-    """Raises FieldError."""
-    return None if row is None else _score(check(row, ScoreDocument, where))
-
-
-def _score(row: ScoreDocument) -> Score:
-    return Score(
-        total=row.total,
-        parts=row.parts,
-        per_segment=None if row.per_segment is None else _values(row.per_segment),
-        per_token=None if row.per_token is None else tuple(row.per_token),
-        segment_parts={name: _values(values) for name, values in row.segment_parts.items()},
-        weights=row.weights,
-    )
-
-
-def _values(values: Sequence[float | None]) -> tuple[float, ...]:
-    """One a segment, null where not defined."""
-    return tuple(math.nan if x is None else x for x in values)

@@ -1,4 +1,4 @@
-"""Rollouts and scores as documents: what `audiorl.data.serialization` reads and writes."""
+"""Rollouts and scores as documents: what `audiorl.data.serialization` and `score_rows` read and write."""
 
 from __future__ import annotations
 

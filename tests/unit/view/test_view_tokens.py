@@ -12,7 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from audiorl.data.serialization import tensor_row
+from audiorl.data.tensor_rows import tensor_row
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.view.tokens import pieces, tokens
 from tests.conftest import TEXTS
