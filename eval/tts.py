@@ -56,7 +56,6 @@ from audiorl.evaluation.speech import RATE
 from audiorl.evaluation.speech_generation import generate_speech, load_speaking, recording_of
 from audiorl.evaluation.win_rate import ListeningJudge, compare, pairs_of, win_rates
 from audiorl.evaluation.win_rate_page import WIN_RATE_HEAD, comparison_page, win_rate_table
-from audiorl.metrics.seedtts import Language
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.rollout.speech_stream import StreamingEngine
@@ -94,9 +93,9 @@ class Options(JudgeOptions):
     """Texts, or conversations, that are said at once."""
     pieces: PieceConfig = PieceConfig()
     """How --model says conversations and long turns: piece by piece."""
-    language: Language = "en"
-    """Language of the texts: decides how they are normalised, and whether errors are counted in words (en) or
-    characters (zh)."""
+    language: str = "en"
+    """Language of the texts, an ISO code: what a multilingual recogniser expects, and how texts are normalised. Errors
+    are counted in words, in scripts without spaces (zh, ja) in characters."""
     worst: int = 20
     """How many recordings, or conversations, the page plays."""
 

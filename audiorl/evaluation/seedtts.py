@@ -21,7 +21,7 @@ from audiorl.evaluation.speech import RATE, prosody_columns
 from audiorl.evaluation.summaries import mean_prosody, summarize
 from audiorl.metrics.joints import slope_per_minute
 from audiorl.metrics.prosody import MEASURES
-from audiorl.metrics.seedtts import Language, compared, utterance_errors
+from audiorl.metrics.seedtts import compared, utterance_errors
 from audiorl.metrics.speaker import cosine, voice_cosines
 from audiorl.metrics.text import CorpusErrors, ErrorCounts
 
@@ -128,7 +128,7 @@ def _simplified(text: str) -> str:
     return convert(text, "zh-cn")
 
 
-def scored(items: Sequence[Item], rows: dict[str, Row], language: Language) -> list[Judged]:
+def scored(items: Sequence[Item], rows: dict[str, Row], language: str) -> list[Judged]:
     """Each item with its row and its errors; of a recording that cannot be read nothing is understood."""
     judged = []
     for item in items:
