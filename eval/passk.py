@@ -297,4 +297,4 @@ def _article(sample: Sample, base: Counts, last: Counts, i: int) -> str:
 
 
 if __name__ == "__main__":
-    run_script(run, Options, __doc__, "questions")
+    run_script(run, Options, __doc__, "questions", newest=False)

@@ -76,7 +76,7 @@ class Options:
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
     """Scored folders to plot; one whose subfolders are scored becomes a line."""
     model: str | None = None
-    """Interpret with this Hugging Face model folder or hub id."""
+    """Interpret with this Hugging Face model folder or hub id, checkpoint, or run folder (its newest checkpoint)."""
     streams: str | None = None
     """What `audiorl.simulst.formats.read_streams` reads, or bundled:TARGET/SPLIT, such as bundled:es/test: 20 streams
     (or --limit) of 10 to 30 s of English prompts, always the same ones."""

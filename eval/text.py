@@ -32,7 +32,7 @@ class Options:
     """Measure a model on text alone, and compare it with the one before training."""
 
     model: str
-    """A Hugging Face model folder or hub id."""
+    """A Hugging Face model folder or hub id, a checkpoint, or a run folder (its newest checkpoint)."""
     baseline: str | None = None
     """The model before training: differences with paired intervals."""
     text: str = BUNDLED

@@ -82,7 +82,7 @@ class Options(JudgeOptions):
     turns: Path | None = None
     """Conversations, in place of texts and --audio; with --model scripts of them."""
     model: str | None = None
-    """Generate with this checkpoint, a folder or hub id, into --audio or OUT/audio."""
+    """Generate with this checkpoint, run folder (its newest checkpoint) or hub id, into --audio or OUT/audio."""
     codec: str | None = None
     """The audio tokenizer of its codes; by default the folder codec/ in or above the model's."""
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=750)

@@ -227,7 +227,8 @@ class Audit:
     """Does a model use its audio, and the right audio? The short form of audiorl eval audit --model MODEL."""
 
     model: Positional[str]
-    """A Hugging Face model folder or hub id, or a checkpoint. `audiorl audit --help` lists more options."""
+    """A Hugging Face model folder or hub id, a checkpoint, or a run folder (its newest checkpoint). `audiorl audit
+    --help` lists more options."""
 
 
 def _audit(args: list[str]) -> int:
@@ -366,7 +367,7 @@ class Export:
     """Write the model of a checkpoint to a folder that transformers and vLLM load, with a model card."""
 
     checkpoint: Positional[Path]
-    """A checkpoint, such as RUN/checkpoints/grpo/step_000100."""
+    """A checkpoint, such as RUN/checkpoints/grpo/step_000100, or a run folder (its newest checkpoint)."""
     out: Path
     """The new folder."""
     merge: bool = False
@@ -380,10 +381,12 @@ def _export(args: list[str]) -> int:
     from audiorl.models.export import export
     from audiorl.models.model_card import run_of
     from audiorl.recipe.loader import recorded_defaults
+    from audiorl.run.folder import checkpoint_of
 
-    run = run_of(options.checkpoint)
+    checkpoint = Path(checkpoint_of(str(options.checkpoint)))
+    run = run_of(checkpoint)
     defaults = None if run is None else recorded_defaults(run)
-    print(export(options.checkpoint, options.out, options.merge, options.push, defaults))
+    print(export(checkpoint, options.out, options.merge, options.push, defaults))
     return 0
 
 

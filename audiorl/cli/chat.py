@@ -83,6 +83,7 @@ def _conversation(options: Chat) -> Conversation:
     from audiorl.evaluation.speech_generation import give_codec
     from audiorl.models import load_policy
     from audiorl.rollout.conversation import Conversation
+    from audiorl.run.folder import checkpoint_of
 
     model = checkpoint_of(options.model)
     policy = load_policy(model, evaluation_config(options.device))
@@ -98,17 +99,6 @@ def _conversation(options: Chat) -> Conversation:
         language=options.language,
         seed=options.seed,
     )
-
-
-def checkpoint_of(model: str) -> str:
-    """The newest checkpoint of a run folder, which stderr names; other models as they are."""
-    from audiorl.run.folder import newest_checkpoint
-
-    if not (Path(model) / "state.json").is_file():
-        return model
-    checkpoint = newest_checkpoint(Path(model))
-    print(f"{model}: {checkpoint.relative_to(model)}", file=sys.stderr)
-    return str(checkpoint)
 
 
 def _talk(session: _Session) -> None:

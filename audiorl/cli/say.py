@@ -88,10 +88,10 @@ def _check(options: Say) -> None:
 
 
 def _say(options: Say, write_raw: Write | None) -> int:
-    from audiorl.cli.chat import checkpoint_of
     from audiorl.evaluation.speech_generation import load_speaking
     from audiorl.metrics.speech import real_time_factor
     from audiorl.rollout.speech_stream import speech_blocks
+    from audiorl.run.folder import checkpoint_of
 
     sample = _sample(options)
     policy = load_speaking(checkpoint_of(options.model), options.codec, options.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from audiorl.data.manifest import Loaded
 from audiorl.evaluation.generate import check_settings, greedy_engine
 from audiorl.evaluation.judging import Judges
 from audiorl.options import parse
+from audiorl.run.folder import checkpoint_of
 from audiorl.types import RolloutEngine
 
 T = TypeVar("T")
@@ -27,7 +28,8 @@ class InferenceOptions:
     """What `audiorl.data.manifest.read_samples` reads. Evaluations of questions (audit, gap, passk) also take the
     bundled questions by name: `bundled`, `bundled:languages/test` or `bundled:languages/unseen`."""
     model: str | None = None
-    """A Hugging Face model folder or hub id. Evaluations of questions also take `tiny`, a small random model."""
+    """A Hugging Face model folder or hub id, a checkpoint, or a run folder (its newest checkpoint). Evaluations of
+    questions also take `tiny`, a small random model."""
     out: Path | None = None
     """Folder for predictions and scores."""
     kind: str = "auto"
@@ -125,10 +127,18 @@ def write_scores(out: Path, scores: Mapping[str, Any], pages: Mapping[str, str] 
         (out / name).write_text(page, encoding="utf-8")
 
 
-def run_script(run: Callable[[T], object], options: type[T], about: str | None, left: str = "samples") -> None:
-    """What `audiorl eval NAME` and `python -m audiorl.eval.NAME` do. Errors are one line and end with exit code 2."""
+def run_script(
+    run: Callable[[T], object], options: type[T], about: str | None, left: str = "samples", newest: bool = True
+) -> None:
+    """What `audiorl eval NAME` and `python -m audiorl.eval.NAME` do. Errors are one line and end with exit code 2.
+
+    newest: a run folder as the option `model` stands for its newest checkpoint.
+    """
     try:
-        run(parse(options, sys.argv[1:], prog=f"audiorl eval {Path(sys.argv[0]).stem}", description=about))
+        given: Any = parse(options, sys.argv[1:], prog=f"audiorl eval {Path(sys.argv[0]).stem}", description=about)
+        if newest and getattr(given, "model", None):
+            given = replace(given, model=checkpoint_of(given.model))
+        run(given)
     except (ValueError, OSError, ImportError) as error:
         print(f"audiorl: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from error

@@ -18,6 +18,7 @@ from __future__ import annotations
 import platform
 import shutil
 import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -74,6 +75,15 @@ def newest_checkpoint(folder: Path) -> Path:
     if not checkpoints:
         raise ValueError(f"{folder}: the run has no checkpoint yet; wait for the first one, or name a model")
     return max(checkpoints, key=lambda path: read_record(path / "trainer.json", TrainerMeta).seq)
+
+
+def checkpoint_of(model: str) -> str:
+    """The newest checkpoint of a run folder, which stderr names; other models as they are."""
+    if not (Path(model) / "state.json").is_file():
+        return model
+    checkpoint = newest_checkpoint(Path(model))
+    print(f"{model}: {checkpoint.relative_to(model)}", file=sys.stderr)
+    return str(checkpoint)
 
 
 @dataclass(frozen=True)

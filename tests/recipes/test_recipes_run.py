@@ -236,7 +236,7 @@ def test_the_model_card_of_a_run(tmp_path: Path) -> None:
         "mmau_grpo", tmp_path / "run", "--data", str(data), "--held-out-count", "2", "--unseen", str(strangers),
         "--grpo.kl-beta", "0.125",
     )  # fmt: skip
-    assert main(["export", str(last_checkpoint(run)), "--out", str(tmp_path / "out")]) == 0
+    assert main(["export", str(run), "--out", str(tmp_path / "out")]) == 0
     card = (tmp_path / "out" / "README.md").read_text()
     results = read_json(run / "eval.json")
     assert {"before", "after", "unseen_before", "unseen_after"} <= set(results)
