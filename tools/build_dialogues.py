@@ -6,9 +6,9 @@
         --conversations dialogues/train.jsonl --held-out dialogues/held_out.jsonl --out runs/two-voices
     audiorl eval tts --model runs/two-voices --turns dialogues/scripts.jsonl --speaker judges/speaker --out evals/two
 
-The two speak Spanish: one voice of the package, one of `unseen_speakers/`. A turn is two words, its speech their
-recordings one after the other. Who of the two is SPEAKER0 is drawn for each conversation, so that nothing but the
-recordings of the voices tells. The folder has
+The two speak Spanish: SPEAKER0 is a voice of the package, SPEAKER1 one of `unseen_speakers/`. With `--draw-names` it is
+drawn for each conversation who is who, so that nothing but the recordings of the voices tells. A turn is two words, its
+speech their recordings one after the other. The folder has
 
     train.jsonl      conversations of six turns with their recordings
     texts.jsonl      single texts with their recordings and speakers
@@ -45,8 +45,8 @@ LANGUAGE, PEOPLE = "es", ("Allison Smith", "July E. Jiménez")
 Words = tuple[str, str]
 LONGEST_WORD = 1.5
 """Seconds of a word above which it is not used."""
-GAP, PAUSE = 0.06, 0.3
-"""Seconds of silence between words, and between turns where the length of a conversation is counted."""
+GAP = 0.06
+"""Seconds of silence between words."""
 TURNS = 6
 """Turns of a conversation in train.jsonl."""
 
@@ -77,8 +77,9 @@ class Writer:
     """Draws texts and writes recordings of them below a folder. Texts that are to be measured are drawn before those to
     be learned, and are in no other place."""
 
-    def __init__(self, folder: Path, voices: Voices, seed: int):
+    def __init__(self, folder: Path, voices: Voices, seed: int, draw_names: bool):
         self.folder, self.voices, self.rng, self.number = folder, voices, random.Random(seed), 0
+        self.draw_names = draw_names
         self.measured: set[Words] = set()
         (folder / "audio").mkdir(parents=True)
 
@@ -97,17 +98,12 @@ class Writer:
         write_wav(self.folder / path, wav, RATE)
         return {"text": " ".join(text), "audio": path, "duration": len(wav) / RATE}
 
-    def conversation(self, id: str, seconds: float | None = None) -> dict[str, Any]:
-        """A conversation with recordings, of TURNS turns to learn or of so many seconds to measure."""
-        measured = seconds is not None
-        people = self.rng.sample(PEOPLE, 2)
+    def conversation(self, id: str, turns: int, measured: bool) -> dict[str, Any]:
+        shuffled = self.rng.sample(PEOPLE, 2)
+        people = shuffled if self.draw_names else PEOPLE
         voices = {f"SPEAKER{i}": self.row(person, self.text(measured)) for i, person in enumerate(people)}
-        rows: list[dict[str, Any]] = []
-        length = 0.0
-        while len(rows) < TURNS if seconds is None else length < seconds:
-            speaker = self.rng.randrange(2)
-            rows.append({"speaker": f"SPEAKER{speaker}"} | self.row(people[speaker], self.text(measured)))
-            length += rows[-1]["duration"] + PAUSE
+        speakers = [self.rng.randrange(2) for _ in range(turns)]
+        rows = [{"speaker": f"SPEAKER{i}"} | self.row(people[i], self.text(measured)) for i in speakers]
         return {"id": id, "voices": voices, "turns": rows}
 
 
@@ -123,7 +119,8 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=1000, help="in texts.jsonl (default: %(default)s)")
     parser.add_argument("--held-out", type=int, default=60, help="in held_out.jsonl (default: %(default)s)")
     parser.add_argument("--scripts", type=int, default=4, help="in scripts.jsonl (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=120.0, help="of a script as it is recorded (default: 120)")
+    parser.add_argument("--turns", type=int, default=60, help="of a script, of 2 seconds each (default: %(default)s)")
+    parser.add_argument("--draw-names", action="store_true", help="draw who is SPEAKER0 for each conversation")
     parser.add_argument("--hidden", type=int, default=256, help="width of the decoder (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=4, help="layers of the decoder (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
@@ -131,7 +128,7 @@ def main() -> None:
     if args.out.exists() and any(args.out.iterdir()):
         raise ValueError(f"{args.out}: not empty; name a new folder or empty this one first")
     voices = Voices.load()
-    writer = Writer(args.out, voices, args.seed)
+    writer = Writer(args.out, voices, args.seed, args.draw_names)
 
     def singles(count: int, name: str, measured: bool) -> list[dict[str, Any]]:
         people = [writer.rng.choice(PEOPLE) for _ in range(count)]
@@ -141,8 +138,8 @@ def main() -> None:
         ]
 
     held_out = singles(args.held_out, "held-out", measured=True)
-    recorded = [writer.conversation(f"dialogue-{i}", args.seconds) for i in range(args.scripts)]
-    train = [writer.conversation(f"train-{i}") for i in range(args.conversations)]
+    recorded = [writer.conversation(f"dialogue-{i}", args.turns, measured=True) for i in range(args.scripts)]
+    train = [writer.conversation(f"train-{i}", TURNS, measured=False) for i in range(args.conversations)]
     texts = singles(args.texts, "text", measured=False)
     files = {"recorded": recorded, "scripts": list(map(script, recorded)), "train": train}
     for name, rows in (files | {"texts": texts, "held_out": held_out}).items():

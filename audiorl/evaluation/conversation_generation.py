@@ -39,6 +39,9 @@ class PieceConfig:
     """Pieces before it that are in its prompt with their speech, whoever says them; 0: only the voices."""
     pause: float = 0.3
     """Seconds of silence between turns."""
+    own_voice: bool = False
+    """Prompts have the voice of the piece's speaker, pieces of the same, and no tags: for models that were trained to
+    continue one voice (`tts-sft --clone`), and cannot tell which of several is meant."""
 
     def __post_init__(self) -> None:
         for name, least in (("characters", 1), ("context", 0), ("pause", 0)):
@@ -124,9 +127,7 @@ def generate_conversations(
     rows: dict[str, dict[str, Any]] = {}
     for number in range(max(map(len, pieces.values()))):
         samples = [
-            _next_sample(c, pieces[c.id], number, folder, config.context)
-            for c in conversations
-            if number < len(pieces[c.id])
+            _next_sample(c, pieces[c.id], number, folder, config) for c in conversations if number < len(pieces[c.id])
         ]
         said = generate_speech(
             engine, engine, samples, folder, settings, batch_size=batch_size, seed=seed, describe=timing
@@ -155,11 +156,13 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _next_sample(
-    conversation: Conversation, pieces: Sequence[Piece], number: int, folder: Path, context: int
+    conversation: Conversation, pieces: Sequence[Piece], number: int, folder: Path, config: PieceConfig
 ) -> Sample:
-    spoken = [(piece, folder / f"{piece.id}.wav") for piece in pieces[:number]]
+    next_piece = pieces[number]
+    earlier = [piece for piece in pieces[:number] if not config.own_voice or piece.speaker == next_piece.speaker]
+    spoken = [(piece, folder / f"{piece.id}.wav") for piece in earlier]
     before = [(piece, AudioClip(path=str(path))) for piece, path in spoken if path.is_file()]
-    return piece_sample(conversation, pieces[number], before[-context:] if context else [])
+    return piece_sample(conversation, next_piece, before[-config.context :] if config.context else [], config.own_voice)
 
 
 def _join(

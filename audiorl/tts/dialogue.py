@@ -73,9 +73,14 @@ def check_voices(conversation: Conversation) -> None:
             )
 
 
-def piece_sample(conversation: Conversation, piece: Piece, before: Sequence[tuple[Piece, AudioClip]]) -> Sample:
-    """The prompt to say `piece` after the pieces `before`, each with its speech."""
-    several = len({turn.speaker for turn in conversation.turns}) > 1
+def piece_sample(
+    conversation: Conversation, piece: Piece, before: Sequence[tuple[Piece, AudioClip]], own_voice: bool = False
+) -> Sample:
+    """The prompt to say `piece` after the pieces `before`, each with its speech.
+
+    own_voice: the voice of its speaker alone, and no tags, for models that know one voice in a prompt.
+    """
+    several = not own_voice and len({turn.speaker for turn in conversation.turns}) > 1
     messages: list[Message] = []
 
     def said(speaker: str, text: str, clip: AudioClip) -> None:
@@ -83,7 +88,8 @@ def piece_sample(conversation: Conversation, piece: Piece, before: Sequence[tupl
         messages.append(Message("assistant", (clip,)))
 
     for speaker, (text, clip) in conversation.voices.items():
-        said(speaker, text, clip)
+        if not own_voice or speaker == piece.speaker:
+            said(speaker, text, clip)
     for earlier, clip in before:
         said(earlier.speaker, earlier.text, clip)
     messages.append(Message("user", (tagged(piece.speaker if several else "", piece.text),)))

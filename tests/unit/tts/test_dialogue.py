@@ -85,6 +85,14 @@ def test_turns_are_learned_as_they_are_asked_for(context: int) -> None:
         conversation_examples(conversation(("A", "x")), context)
 
 
+def test_a_prompt_with_the_voice_of_its_speaker_alone() -> None:
+    talk = conversation(("A", "Hello."), ("B", "Fine."), ("A", "Good."))
+    first, _, last = pieces_of(talk, 100)
+    spoken = AudioClip(path="said.wav")
+    sample = piece_sample(talk, last, [(first, spoken)], own_voice=True)
+    assert [m.content[0] for m in sample.messages] == ["I am A.", VOICES["A"][1], "Hello.", spoken, "Good."]
+
+
 def test_one_speaker_has_no_tag() -> None:
     talk = conversation(("A", "Hello."), voices={"A": VOICES["A"]})
     sample = piece_sample(talk, pieces_of(talk, 100)[0], [])
