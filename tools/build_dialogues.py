@@ -4,11 +4,12 @@
     audiorl train codec --data dialogues/texts.jsonl --out runs/codec
     audiorl train tts-sft --path dialogues/decoder --codec runs/codec/codec --data dialogues/texts.jsonl --clone \
         --conversations dialogues/train.jsonl --held-out dialogues/held_out.jsonl --out runs/two-voices
-    audiorl eval tts --model runs/two-voices --turns dialogues/scripts.jsonl --speaker judges/speaker --out evals/two
+    audiorl eval tts --model runs/two-voices --codec runs/codec/codec --turns dialogues/scripts.jsonl \
+        --pieces.own-voice --pieces.context 0 --asr judges/whisper-base --speaker judges/speaker --out evals/two
 
-The two speak Spanish: SPEAKER0 is a voice of the package, SPEAKER1 one of `unseen_speakers/`. With `--draw-names` it is
-drawn for each conversation who is who, so that nothing but the recordings of the voices tells. A turn is two words, its
-speech their recordings one after the other. The folder has
+The two speak Spanish: one voice of the package, one of `unseen_speakers/`. A turn is two words, its speech their
+recordings one after the other. Who of the two is SPEAKER0 is drawn for each conversation, so that nothing but the
+recordings of the voices tells. The folder has
 
     train.jsonl      conversations of six turns with their recordings
     texts.jsonl      single texts with their recordings and speakers
@@ -77,9 +78,8 @@ class Writer:
     """Draws texts and writes recordings of them below a folder. Texts that are to be measured are drawn before those to
     be learned, and are in no other place."""
 
-    def __init__(self, folder: Path, voices: Voices, seed: int, draw_names: bool):
+    def __init__(self, folder: Path, voices: Voices, seed: int):
         self.folder, self.voices, self.rng, self.number = folder, voices, random.Random(seed), 0
-        self.draw_names = draw_names
         self.measured: set[Words] = set()
         (folder / "audio").mkdir(parents=True)
 
@@ -99,8 +99,7 @@ class Writer:
         return {"text": " ".join(text), "audio": path, "duration": len(wav) / RATE}
 
     def conversation(self, id: str, turns: int, measured: bool) -> dict[str, Any]:
-        shuffled = self.rng.sample(PEOPLE, 2)
-        people = shuffled if self.draw_names else PEOPLE
+        people = self.rng.sample(PEOPLE, 2)
         voices = {f"SPEAKER{i}": self.row(person, self.text(measured)) for i, person in enumerate(people)}
         speakers = [self.rng.randrange(2) for _ in range(turns)]
         rows = [{"speaker": f"SPEAKER{i}"} | self.row(people[i], self.text(measured)) for i in speakers]
@@ -119,8 +118,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=1000, help="in texts.jsonl (default: %(default)s)")
     parser.add_argument("--held-out", type=int, default=60, help="in held_out.jsonl (default: %(default)s)")
     parser.add_argument("--scripts", type=int, default=4, help="in scripts.jsonl (default: %(default)s)")
-    parser.add_argument("--turns", type=int, default=60, help="of a script, of 2 seconds each (default: %(default)s)")
-    parser.add_argument("--draw-names", action="store_true", help="draw who is SPEAKER0 for each conversation")
+    parser.add_argument("--turns", type=int, default=56, help="of a script, of 2 seconds each (default: %(default)s)")
     parser.add_argument("--hidden", type=int, default=256, help="width of the decoder (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=4, help="layers of the decoder (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
@@ -128,7 +126,7 @@ def main() -> None:
     if args.out.exists() and any(args.out.iterdir()):
         raise ValueError(f"{args.out}: not empty; name a new folder or empty this one first")
     voices = Voices.load()
-    writer = Writer(args.out, voices, args.seed, args.draw_names)
+    writer = Writer(args.out, voices, args.seed)
 
     def singles(count: int, name: str, measured: bool) -> list[dict[str, Any]]:
         people = [writer.rng.choice(PEOPLE) for _ in range(count)]

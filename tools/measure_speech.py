@@ -67,7 +67,7 @@ ARMS = ("text", "word", "first", "cer", "guarded", *ROUNDS, "sft")
 RAFT_SAMPLES, RAFT_EPOCHS = 8, 3
 COLUMNS = {
     "accuracy": ("understood %", 100),
-    "mos": ("DNSMOS", 1),
+    "mos": ("100 x DNSMOS", 100),
     "similarity": ("100 x similarity", 100),
     "seconds": ("seconds", 1),
     "f0_range": ("F0 range", 1),
@@ -75,7 +75,7 @@ COLUMNS = {
     "pauses": ("pauses %", 100),
 }
 RATE = 16_000
-TEMPERATURES, TOP_PS = (1.0, 0.85, 0.7, 0.55, 0.4), (1.0, 0.9)
+TEMPERATURES, TOP_PS = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25), (1.0, 0.9)
 SPEECH = SamplingConfig(max_new_tokens=8, max_frames=90)
 TEXTS = ("seed", "corpus", "words", "most_words", "train_texts", "practice_texts", "test_texts")
 """Options of the start's run that its texts follow from."""
