@@ -1,6 +1,6 @@
 """Write English recordings of the package in several melodies: with a flatter and a livelier pitch than they have.
 
-    pip install pyworld                                                     # needs a C compiler
+    pip install pyworld 'setuptools<81'                                     # needs a C compiler
     python tools/build_melodies.py melodies --ranges 0.1 1 1.6
     audiorl train tts-quickstart --corpus melodies --recogniser-speakers "Allison Smith x0.1" --out runs/start
 
@@ -55,9 +55,10 @@ def main() -> None:
     for u in bundled_speech(("en",), max_seconds=args.max_seconds):
         wav = u.clip.load(RATE)
         for factor in args.ranges:
+            changed = np.clip(with_range(wav, factor), -1, 1)
             path = Path("audio") / f"{u.key.replace('/', '-')}-{factor:g}.wav"
             (args.out / path).parent.mkdir(parents=True, exist_ok=True)
-            write_wav(args.out / path, np.clip(with_range(wav, factor), -1, 1), RATE)
+            write_wav(args.out / path, changed, RATE)
             row = {"id": f"{u.id}x{factor:g}", "key": u.key, "language": u.language, "text": u.text, "audio": str(path)}
             rows.append(row | {"duration": u.duration, "speaker": f"{u.speaker} x{factor:g}", "licence": u.licence})
     write_json_lines(args.out / "manifest.jsonl", rows)
