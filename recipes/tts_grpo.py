@@ -78,7 +78,7 @@ def main(config: Config, run: Run) -> None:
         asr=tiny_part(folder, "asr", config.rewards.asr),
         speaker=tiny_part(folder, "speaker", config.rewards.speaker),
     )
-    if config.judge is not None and options.understood and config.judge == options.asr:
+    if config.judge is not None and config.judge == options.asr and (options.understood or options.likelihood):
         raise ValueError(f"--judge {config.judge}: the reward asks it, too; measure with another, or with none")
     supervised = ptx_utterances(config, config.ptx_data, config.grpo)
     policy = speaking_policy(config)

@@ -21,6 +21,11 @@ from pathlib import Path
 from audiorl.simulst.bundled import draw_streams
 from audiorl.simulst.formats import write_streams
 
+JOINED = (
+    "The audio in this folder joins these recordings: silence around them was cut off, pauses and faint noise were\n"
+    "added."
+)
+
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -39,16 +44,14 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def copy_attribution(corpus: Path, out: Path) -> None:
+def copy_attribution(corpus: Path, out: Path, changes: str = JOINED) -> None:
+    """The licences and the attribution of a corpus, with a sentence that says what was changed."""
     out.mkdir(exist_ok=True)
     for source in [corpus / "ATTRIBUTION.md", *sorted(corpus.glob("LICENSE-*.txt"))]:
         if source.exists():
             shutil.copy(source, out / source.name)
     with open(out / "ATTRIBUTION.md", "a", encoding="utf-8") as file:
-        file.write(
-            "\nThe audio in this folder joins these recordings: silence around them was cut off, pauses and faint\n"
-            "noise were added. It is under the same licences.\n"
-        )
+        file.write(f"\n{changes} It is under the same licences.\n")
 
 
 def main() -> None:

@@ -13,10 +13,12 @@ the start is understood best, chosen on texts of the practice split, in training
   word      as `text`, with the characters of each word credited to its frames
   first     as `text`, but only the codes of the first codebook are trained
   cer       the share of characters alone: nothing guards length and prosody
-  guarded   as `cer`, with prosody like that of the recordings
+  nll       as `cer`, and how probable the recogniser finds the text, which goes on rising where there are no errors
+  guarded   as `nll`, with prosody like that of the recordings
   sft       further supervised steps on recordings, for as much CPU time as the longest of the others
 
-The texts of the test split are then said once and transcribed by `--judge`, which took no part in training.
+The texts of the test split are then said once and transcribed by `--judge`, which took no part in training. Where they
+are said in several voices, `--speaker` also decides whether each is nearest to its own.
 OUT/table.md has means with 95 % bootstrap intervals over texts, and paired changes against `start`. Arms that are
 finished are not trained again. With `--best-of-arms` the best of so many samples is measured after training, too.
 """
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,20 +39,21 @@ from arms import cpu_seconds, markdown, number, timed
 from safetensors.torch import save_file
 
 from audiorl.audio import AudioClip
-from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.config import ModelConfig, OptimConfig, SamplingConfig, SFTConfig
 from audiorl.errors import Interrupted
 from audiorl.evaluation.generate import read_rows
 from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.speech import measure_speech, say
 from audiorl.evaluation.summaries import speech_measures
-from audiorl.judges import Recogniser, load_recogniser
+from audiorl.judges import Recogniser, SpeakerEncoder, load_recogniser
 from audiorl.judges.loading import load_quality_model
+from audiorl.metrics.speaker import cosine
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example
 from audiorl.models.loading import read_tensors
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.rewards import WeightedSum
-from audiorl.rewards.speech import Intelligibility, SpeechJudges
+from audiorl.rewards.speech import Intelligibility, Likelihood, SpeechJudges
 from audiorl.rl.train import train_rl
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
@@ -63,12 +66,13 @@ from tokenizers_audio import load as load_codec
 
 ROUNDS = {"raft": "", "raft2": "raft", "raft3": "raft2"}
 """The rounds of RAFT, each with the one that it goes on from."""
-ARMS = ("text", "word", "first", "cer", "guarded", *ROUNDS, "sft")
+ARMS = ("text", "word", "first", "cer", "nll", "guarded", *ROUNDS, "sft")
 RAFT_SAMPLES, RAFT_EPOCHS = 8, 3
 COLUMNS = {
     "accuracy": ("understood %", 100),
     "mos": ("100 x DNSMOS", 100),
     "similarity": ("100 x similarity", 100),
+    "own_voice": ("own voice %", 100),
     "seconds": ("seconds", 1),
     "f0_range": ("F0 range", 1),
     "energy_range": ("level range", 1),
@@ -77,8 +81,8 @@ COLUMNS = {
 RATE = 16_000
 TEMPERATURES, TOP_PS = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25), (1.0, 0.9)
 SPEECH = SamplingConfig(max_new_tokens=8, max_frames=90)
-TEXTS = ("seed", "corpus", "words", "most_words", "train_texts", "practice_texts", "test_texts")
-"""Options of the start's run that its texts follow from."""
+TEXTS = ("seed", "corpus", "clone", "words", "most_words", "train_texts", "practice_texts", "test_texts")
+"""Options of the start's run that its texts follow from, next to `unseen_speakers`."""
 
 
 class Start:
@@ -89,16 +93,27 @@ class Start:
         if "sft" not in state.finished:
             raise ValueError(f"{folder}: its phase sft is not finished; give a run of tts-quickstart that is")
         recorded = read_record(folder / "config.json", RunConfig).config
-        config = replace(quick.Config(), **{name: recorded[name] for name in TEXTS if name in recorded})
+        config = replace(
+            quick.Config(),
+            unseen_speakers=tuple(recorded.get("unseen_speakers", ())),
+            **{name: recorded[name] for name in TEXTS if name in recorded},
+        )
         self.checkpoint = folder / state.checkpoints["sft"]
         self.codec = load_codec(folder / "codec")
         self.recogniser: Recogniser = load_recogniser(folder / "recogniser")
-        voices = quick.recordings(config)
+        voices, test_voices = quick.voices_of(config)
         train, practice, test_words = quick.splits(config)
         self.speech = [(" ".join(words), quick.said(words, voices)) for words in train]
-        prompts = [quick.prompt(words, voices) for words in practice]
+        self.recorded = quick.supervised(train, voices, config.clone)
+        self.train = [quick.prompt(words, voices, config.clone) for words in train]
+        prompts = [quick.prompt(words, voices, config.clone) for words in practice]
         self.validation, self.practice = prompts[:validation], prompts[validation:]
-        self.test = [quick.prompt(words, voices, with_recording=True) for words in test_words[:test]]
+        self.test = [quick.prompt(words, test_voices, config.clone, with_recording=True) for words in test_words[:test]]
+        self.test_voices = {
+            name: {" ".join(words): quick.joined(words, recorded) for words in test_words[:test]}
+            for name, recorded in test_voices.items()
+        }
+        """Recordings [T] at RATE Hz of the test texts by speaker: each by every speaker."""
 
     def policy(self, only: tuple[str, ...] = (), checkpoint: Path | None = None) -> AudioPolicy:
         return load_policy(str(checkpoint or self.checkpoint), ModelConfig(only=only), self.codec)
@@ -118,25 +133,33 @@ class Start:
         shares = self.understood(policy, rollouts)
         return [rollouts[i + int(np.argmax(shares[i : i + n]))] for i in range(0, len(rollouts), n)]
 
-    def best_samples(self, file: Path, policy: AudioPolicy, sampling: SamplingConfig) -> list[Example]:
-        """The practice texts with the best of RAFT_SAMPLES samples, whose codes the policy is given to learn from.
+    def best_samples(
+        self, file: Path, policy: AudioPolicy, sampling: SamplingConfig, count: int | None = None
+    ) -> list[Example]:
+        """`count` texts with the best of RAFT_SAMPLES samples, whose codes the policy is given to learn from: those of
+        the practice split, then of the training split; None: all of the practice split.
 
-        Their codes are kept in `file`, which a later call reads.
+        Their codes are kept in `file`, from which a later call goes on.
         """
-        if not file.exists():
-            best = self.best_of(RAFT_SAMPLES, policy, self.practice, sampling)
-            layout = policy.speech
-            assert layout is not None
-            spoken = [
-                [codes for s in r.segments if s.codes is not None for codes in layout.spoken(s.codes)] for r in best
-            ]
-            save_file({r.sample.id: torch.cat(codes, 1) for r, codes in zip(best, spoken, strict=True) if codes}, file)
-        codes = {id: c for id, c in read_tensors(file).items() if c.shape[1]}
+        texts = self.practice if count is None else [*self.practice, *self.train][:count]
+        codes = read_tensors(file) if file.exists() else {}
+        missing = [s for s in texts if s.id not in codes]
+        layout = policy.speech
+        assert layout is not None
+        for at in range(0, len(missing), 64):
+            for r in self.best_of(RAFT_SAMPLES, policy, missing[at : at + 64], sampling):
+                spoken = [c for s in r.segments if s.codes is not None for c in layout.spoken(s.codes)]
+                codes[r.sample.id] = (
+                    torch.cat(spoken, 1) if spoken else torch.zeros(layout.codebooks, 0, dtype=torch.long)
+                )
+            save_file(codes, file)
+            print(f"best of {RAFT_SAMPLES}: {len(codes)} of {len(texts)} texts", flush=True)
+        codes = {id: c for id, c in codes.items() if c.shape[1]}
         with torch.no_grad():
             waves = {id: self.codec.decode(c[None])[0].numpy() for id, c in codes.items()}
         clips = {id: AudioClip(array=wav, sample_rate=self.codec.sample_rate) for id, wav in waves.items()}
         policy.keep_codes({clip.key: codes[id] for id, clip in clips.items()})
-        return [Example(s, speech=(clips[s.id],)) for s in self.practice if s.id in clips]
+        return [Example(s, speech=(clips[s.id],)) for s in texts if s.id in clips]
 
 
 def choose_sampling(run: Run, start: Start) -> SamplingConfig:
@@ -156,11 +179,14 @@ def choose_sampling(run: Run, start: Start) -> SamplingConfig:
 
 def reward_of(arm: str, start: Start, policy: AudioPolicy) -> Reward:
     judges = start.judges(policy)
+    understood, likelihood = Intelligibility(judges, "cer"), Likelihood(judges)
     if arm == "cer":
-        return WeightedSum.of(understood=Intelligibility(judges, "cer"))
+        return WeightedSum.of(understood=understood)
+    if arm == "nll":
+        return WeightedSum.of(understood=understood, likelihood=likelihood)
     if arm == "guarded":
         prosody = quick.usual_prosody(judges, start.speech)
-        return WeightedSum.of(understood=Intelligibility(judges, "cer"), prosody=(prosody, 0.5))
+        return WeightedSum.of(understood=understood, likelihood=likelihood, prosody=prosody)
     return quick.reward_of(quick.Config(credit="word" if arm == "word" else "text"), judges, start.speech)
 
 
@@ -175,22 +201,20 @@ def train_arm(
             if not others_cpu_s:
                 raise ValueError("sft takes as much time as the longest other arm: train another one first")
             limit = ComputeTime(max(others_cpu_s), "cpu")
-            sft(policy, quick.supervised(start.speech), run, config=config, optim=optim, seed=args.seed, limit=limit)
+            sft(policy, start.recorded, run, config=config, optim=optim, seed=args.seed, limit=limit)
             return
-        examples = start.best_samples(run.dir / f"best_samples_{arm}.safetensors", policy, sampling)
+        file = run.dir / f"best_samples_{arm}.safetensors"
+        examples = start.best_samples(file, policy, sampling, args.raft_texts)
         config = replace(config, steps=-(-RAFT_EPOCHS * len(examples) // config.batch_size))
         sft(policy, examples, run, config=config, optim=optim, seed=args.seed, phase=arm)
         return
-    rl = RLConfig(
+    rl = replace(
+        quick.Config().grpo,
         steps=args.steps,
         prompts_per_step=args.prompts,
         group_size=args.group,
         advantage="step-index" if arm == "word" else "group",
         codebook_weights=(1.0, *[0.0] * (start.codec.num_codebooks - 1)) if arm == "first" else (),
-        aggregation="token-mean",
-        kl_beta=0.005,
-        micro_batch_tokens=6000,
-        save_every=10,
     )
     train_rl(
         policy,
@@ -206,42 +230,67 @@ def train_arm(
     )
 
 
-def opinion_scores(file: Path, count: int) -> dict[str, float]:
-    """DNSMOS of the first `count` recordings of an evaluation by text; kept in a file next to `file`."""
-    scores_file = file.with_suffix(".dnsmos.json")
-    scores = read_record(scores_file, dict[str, float]) if scores_file.exists() else {}
-    missing = [row for row in read_rows(file)[:count] if row["id"] not in scores and row["seconds"]]
-    if missing:
-        clips = [AudioClip(path=str(file.parents[1] / row["spoken_audio"]["path"])) for row in missing]
-        rated = load_quality_model("dnsmos").rate([clip.load(RATE) for clip in clips], RATE)
-        write_json(scores_file, scores := scores | {row["id"]: mos for row, mos in zip(missing, rated, strict=True)})
+Rows = Sequence[Mapping[str, Any]]
+
+
+def kept(file: Path, rows: Rows, score: Callable[[Rows], list[float]]) -> dict[str, float]:
+    """What `score` gives for each row, by its id; kept in `file`, so that later calls compute only what is new."""
+    scores = read_record(file, dict[str, float]) if file.exists() else {}
+    if missing := [row for row in rows if row["id"] not in scores and row["seconds"]]:
+        write_json(file, scores := scores | dict(zip([row["id"] for row in missing], score(missing), strict=True)))
     return scores
 
 
-def measures(row: Mapping[str, Any], scores: Mapping[str, float]) -> dict[str, float]:
-    """Of a row of `measure_speech` and the opinion scores by text the columns of the table: shares in percent, the
-    ranges in semitones and dB."""
+def speech_of(folder: Path, row: Mapping[str, Any]) -> np.ndarray:
+    """[T] at RATE Hz."""
+    return AudioClip(path=str(folder / row["spoken_audio"]["path"])).load(RATE)
+
+
+def opinion_scores(folder: Path, rows: Rows) -> list[float]:
+    """DNSMOS of each."""
+    return load_quality_model("dnsmos").rate([speech_of(folder, row) for row in rows], RATE)
+
+
+def in_own_voice(folder: Path, start: Start, encoder: SpeakerEncoder, rows: Rows) -> list[float]:
+    """1 where the speech is nearer to its own speaker's recording of the text than to those of all other voices."""
+    shares = []
+    for row in rows:
+        own = quick.speaker_of(tuple(row["id"].split()), start.test_voices)
+        recordings = {name: texts[row["id"]] for name, texts in start.test_voices.items()}
+        spoken, *voices = encoder.embed([speech_of(folder, row), *recordings.values()], RATE)
+        nearness = {name: cosine(spoken, voice) for name, voice in zip(recordings, voices, strict=True)}
+        shares.append(float(max(nearness, key=nearness.__getitem__) == own))
+    return shares
+
+
+def measures(row: Mapping[str, Any], scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Of a row of `measure_speech` and the further scores by name and text the columns of the table: shares in percent,
+    the ranges in semitones and dB."""
     values = {**speech_measures(row), "seconds": row["seconds"]}
-    values |= {"mos": scores[row["id"]]} if row["id"] in scores else {}
+    values |= {name: by_text[row["id"]] for name, by_text in scores.items() if row["id"] in by_text}
     return {title: scale * values[name] for name, (title, scale) in COLUMNS.items() if name in values}
 
 
-def table(run: Run, opinions: int) -> str:
+def table(run: Run, start: Start, opinions: int, encoder: SpeakerEncoder | None) -> str:
     """What was measured of each arm, of `opinions` texts with DNSMOS, and the paired changes against `start`."""
     files = sorted((run.dir / "eval").glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
-    scores = {file: opinion_scores(file, opinions) for file in files}
-    rows_of = {
-        file.stem.removeprefix("after_"): {row["id"]: measures(row, scores[file]) for row in read_rows(file)}
-        for file in files
-    }
-    start = rows_of["start"]
-    columns = list(dict.fromkeys(name for row in start.values() for name in row))
+    rows_of = {}
+    for file in files:
+        rows, scores = list(read_rows(file)), {}
+        if opinions:
+            scores["mos"] = kept(file.with_suffix(".dnsmos.json"), rows[:opinions], partial(opinion_scores, run.dir))
+        if encoder is not None and len(start.test_voices) > 1:
+            score = partial(in_own_voice, run.dir, start, encoder)
+            scores["own_voice"] = kept(file.with_suffix(".voices.json"), rows, score)
+        rows_of[file.stem.removeprefix("after_")] = {row["id"]: measures(row, scores) for row in rows}
+    before = rows_of["start"]
+    columns = list(dict.fromkeys(name for row in before.values() for name in row))
     rows = []
     for arm, measured in rows_of.items():
         cells = [arm, f"{cpu_seconds(run.dir)[arm]:.0f}" if arm in ARMS else ""]
         for name in columns:
             values = {id: row[name] for id, row in measured.items() if name in row}
-            changes = [value - start[id][name] for id, value in values.items() if name in start[id]]
+            changes = [value - before[id][name] for id, value in values.items() if name in before[id]]
             cells.append(number(np.array(list(values.values()))) if values else "")
             cells.append(number(np.array(changes), "+") if changes and arm != "start" else "")
         rows.append(cells)
@@ -263,6 +312,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="regular expressions of the weights that GRPO trains")
     parser.add_argument("--lr", type=float, default=5e-5, help="learning rate of GRPO")
     parser.add_argument("--sft-lr", type=float, default=2e-4, help="learning rate of sft")
+    parser.add_argument("--raft-texts", type=int, help="texts of a round of RAFT (default: the practice split)")
     parser.add_argument("--validation", type=int, default=80, help="texts on which sampling is chosen")
     parser.add_argument("--test", type=int, default=160, help="texts that are measured")
     parser.add_argument("--dnsmos", type=int, default=0, help="texts that DNSMOS rates, 1 to 2 s of a core each")
@@ -291,7 +341,7 @@ def main() -> None:
                     measure(f"{arm}_best{n}", policy, sampling=sampling, speak=partial(start.best_of, n))
     except Interrupted:
         sys.exit(130)
-    text = table(run, args.dnsmos)
+    text = table(run, start, args.dnsmos, judges.encoder)
     (run.dir / "table.md").write_text(text)
     print(text)
 

@@ -21,6 +21,7 @@ from audiorl.judges.protocol import (
     Recogniser,
     SpeakerEncoder,
     SpeechDetector,
+    TextScorer,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Recogniser",
     "SpeakerEncoder",
     "SpeechDetector",
+    "TextScorer",
     "load_quality_model",
     "load_recogniser",
     "load_speaker_encoder",

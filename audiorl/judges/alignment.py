@@ -5,6 +5,7 @@ Shapes: T frames of a clip, V labels with the blank, S labels of a text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -43,6 +44,24 @@ def ctc_path(logprobs: Tensor, labels: Sequence[int], blank: int) -> list[tuple[
             spans[state // 2] = (t, max(t + 1, spans[state // 2][1]))
         state -= int(steps[t, state])
     return spans
+
+
+def ctc_log_probability(logprobs: Tensor, labels: Sequence[int], blank: int) -> float:
+    """ln p(labels) of a clip, summed over all CTC paths (Graves et al. 2006, equation 8); -inf where there is none.
+
+    logprobs: [T, V].
+    """
+    if not len(logprobs):
+        return -math.inf
+    loss = torch.nn.functional.ctc_loss(
+        logprobs.float().cpu()[:, None],
+        torch.tensor([labels]),
+        torch.tensor([len(logprobs)]),
+        torch.tensor([len(labels)]),
+        blank=blank,
+        reduction="sum",
+    )
+    return -float(loss)
 
 
 def align_words(

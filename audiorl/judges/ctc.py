@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from audiorl.config import torch_device
-from audiorl.judges.alignment import align_words
+from audiorl.judges.alignment import align_words, ctc_log_probability
 from audiorl.judges.checkpoint import load_judge, load_processor
 from audiorl.judges.protocol import AlignedWord, Waveform
 from audiorl.judges.waves import Wave, batches_by_length, padded, resampled
@@ -52,34 +53,47 @@ class CTC:
         return model, extractor, load_processor(AutoTokenizer, self.path, "tokenizer")
 
     def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
-        model, extractor, tokenizer = self.parts
-        waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
-        texts = [""] * len(waves)
-        for batch in batches_by_length(waves, batch_size(model, self.batch_size)):
-            for place, logits in zip(batch, self._logits([waves[i] for i in batch]), strict=True):
-                texts[place] = _read(tokenizer, logits)
+        texts = [""] * len(waveforms)
+        for place, logits, _ in self._logits(waveforms, sample_rate):
+            texts[place] = _read(self.parts[2], logits)
         return texts
 
     def align(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
-        model, extractor, tokenizer = self.parts
-        waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
+        tokenizer = self.parts[2]
         labels = [_word_labels(tokenizer, text, self.path) for text in texts]
-        aligned: list[list[AlignedWord]] = [[] for _ in waves]
+        aligned: list[list[AlignedWord]] = [[] for _ in waveforms]
         between, blank = tokenizer.word_delimiter_token_id, tokenizer.pad_token_id
-        for batch in batches_by_length(waves, batch_size(model, self.batch_size)):
-            for i, logits in zip(batch, self._logits([waves[i] for i in batch]), strict=True):
-                seconds, read = len(waves[i]) / extractor.sampling_rate, partial(_read, tokenizer)
-                words, ids = [w for w, _ in labels[i]], [ids for _, ids in labels[i]]
-                aligned[i] = align_words(logits.float().log_softmax(-1), words, ids, between, blank, seconds, read)
+        for i, logits, seconds in self._logits(waveforms, sample_rate):
+            words, ids = [w for w, _ in labels[i]], [ids for _, ids in labels[i]]
+            logprobs, read = logits.float().log_softmax(-1), partial(_read, tokenizer)
+            aligned[i] = align_words(logprobs, words, ids, between, blank, seconds, read)
         return aligned
 
+    def log_probabilities(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[float]:
+        tokenizer = self.parts[2]
+        between, labels = tokenizer.word_delimiter_token_id, list[list[int]]()
+        for text in texts:
+            words = [ids for _, ids in _word_labels(tokenizer, text, self.path)]
+            if not words:
+                raise ValueError(f"{self.name}: text {text!r} has no words; leave it out")
+            space = [] if between is None else [between]
+            labels.append(words[0] + [label for word in words[1:] for label in (*space, *word)])
+        values = [-math.inf] * len(waveforms)
+        for i, logits, _ in self._logits(waveforms, sample_rate):
+            values[i] = ctc_log_probability(logits.float().log_softmax(-1), labels[i], tokenizer.pad_token_id)
+        return values
+
     @torch.no_grad()
-    def _logits(self, waves: Sequence[Wave]) -> list[Tensor]:
-        """[frames, labels] for each clip."""
+    def _logits(self, waveforms: Sequence[Waveform], sample_rate: int) -> Iterator[tuple[int, Tensor, float]]:
+        """(index, [frames, labels], seconds) of each clip with samples, in any order."""
         model, extractor, _ = self.parts
-        logits = model(**inputs(model, extractor, waves, MIN_SAMPLES)).logits
-        lengths = [int(frames(model, max(len(wav), MIN_SAMPLES))) for wav in waves]
-        return [row[:n] for row, n in zip(logits, lengths, strict=True)]
+        waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
+        for batch in batches_by_length(waves, batch_size(model, self.batch_size)):
+            clips = [waves[i] for i in batch]
+            for i, wav, row in zip(
+                batch, clips, model(**inputs(model, extractor, clips, MIN_SAMPLES)).logits, strict=True
+            ):
+                yield i, row[: int(frames(model, max(len(wav), MIN_SAMPLES)))], len(wav) / extractor.sampling_rate
 
 
 def _read(tokenizer: Any, logits: Tensor) -> str:

@@ -1,5 +1,5 @@
-"""The protocols of speech judges: `Recogniser`, `Aligner`, `LanguageIdentifier`, `SpeakerEncoder`, `QualityModel`,
-`SpeechDetector`.
+"""The protocols of speech judges: `Recogniser`, `Aligner`, `TextScorer`, `LanguageIdentifier`, `SpeakerEncoder`,
+`QualityModel`, `SpeechDetector`.
 
 All take mono waveforms [T] of floats in [-1, 1] at one rate, any number and any length, resample them, and return one
 result each, in order. A result does not depend on the other waveforms (within the dtype's tolerance) nor on the call.
@@ -48,6 +48,18 @@ class Aligner(Recogniser, Protocol):
         """The words of the text of each waveform, in order; none for no samples and for a text without words.
 
         Raises ValueError for a text with a character that the recogniser does not know.
+        """
+        ...
+
+
+class TextScorer(Recogniser, Protocol):
+    """A recogniser that also says how probable a text is for a clip: one with a CTC head, and Whisper."""
+
+    def log_probabilities(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[float]:
+        """ln p(text | waveform) of each, in nats for the whole text; -inf for no samples, and for a text that is too
+        long for its clip.
+
+        Raises ValueError for a text without words or with a character that the recogniser does not know.
         """
         ...
 

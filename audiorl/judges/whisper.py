@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from audiorl.config import torch_device
 from audiorl.judges.checkpoint import load_judge, load_processor
@@ -110,6 +112,34 @@ class Whisper:
             for place, row in zip(batch, logits_NV.softmax(-1).tolist(), strict=True):
                 probabilities[place] = dict(zip(codes, row, strict=True))
         return probabilities
+
+    @torch.no_grad()
+    def log_probabilities(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[float]:
+        """As `TextScorer`, of the text's tokens after the prompt and of the end; clips are cut after 30 s.
+
+        A multilingual model needs the language. Raises ValueError without one.
+        """
+        model, extractor, tokenizer = self.parts
+        if self.multilingual and self.language is None:
+            raise ValueError(f"{self.path}: give the language of the texts, as load_recogniser(…, language='en')")
+        if empty := [text for text in texts if not text.strip()]:
+            raise ValueError(f"{self.name}: text {empty[0]!r} has no words; leave it out")
+        tokenizer.set_prefix_tokens(language=self.language, task=self.task if self.multilingual else None)
+        waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
+        window = extractor.sampling_rate * extractor.chunk_length
+        values = [-math.inf] * len(waves)
+        for batch in batches_by_length(waves, self.batch_size):
+            features = extractor(
+                [waves[i][:window] for i in batch], sampling_rate=extractor.sampling_rate, return_tensors="pt"
+            ).input_features.to(model.device, model.dtype)
+            rows = [torch.tensor(tokenizer(texts[i].strip()).input_ids) for i in batch]
+            ids_NL = pad_sequence(rows, batch_first=True, padding_value=tokenizer.eos_token_id).to(model.device)
+            logits_NLV = model(input_features=features, decoder_input_ids=ids_NL[:, :-1]).logits.float()
+            logprobs_NL = logits_NLV.log_softmax(-1).gather(-1, ids_NL[:, 1:, None])[..., 0]
+            first = len(tokenizer.prefix_tokens) - 1
+            for place, row, logprobs in zip(batch, rows, logprobs_NL, strict=True):
+                values[place] = float(logprobs[first : len(row) - 1].sum())
+        return values
 
     def _check_language(self, model: Any, language: str | None) -> None:
         tokens = getattr(model.generation_config, "lang_to_id", None) or {}

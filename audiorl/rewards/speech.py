@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audiorl.audio import AudioClip
-from audiorl.judges.protocol import AlignedWord, Aligner, QualityModel, Recogniser, SpeakerEncoder, Waveform
+from audiorl.judges.protocol import AlignedWord, Aligner, QualityModel, Recogniser, SpeakerEncoder, TextScorer, Waveform
 from audiorl.metrics.prosody import Prosody, prosody
 from audiorl.metrics.speaker import cosine
 from audiorl.metrics.speech import clipped_share, duration_ratio, silent_share
@@ -104,6 +104,23 @@ class SpeechJudges:
             return aligner.align(self.waveforms(spoken), self.sample_rate, texts)
 
         return self._ask_about("words", rollouts, align, [])
+
+    def text_log_probabilities(self, rollouts: Sequence[Rollout]) -> list[float]:
+        """ln p of the sample's first reference by the recogniser, in nats for each character; -inf for silence."""
+        recogniser = self.recogniser
+        if recogniser is None or not hasattr(recogniser, "log_probabilities"):
+            name = "no recogniser" if recogniser is None else f"the recogniser {recogniser.name}"
+            raise ValueError(
+                f"SpeechJudges: {name} gives no probabilities of texts; take Whisper or one with a CTC head"
+            )
+        scorer: TextScorer = recogniser  # type: ignore[assignment]
+
+        def ask(spoken: list[Rollout]) -> list[float]:
+            texts = [r.sample.references[0] if r.sample.references else "" for r in spoken]
+            values = scorer.log_probabilities(self.waveforms(spoken), self.sample_rate, texts)
+            return [value / len(text) for value, text in zip(values, texts, strict=True)]
+
+        return self._ask_about("log_probability", rollouts, ask, -math.inf)
 
     def speaker_embeddings(self, rollouts: Sequence[Rollout]) -> list[NDArray[Any] | None]:
         """The speaker's embedding [D]; None for silence."""
@@ -211,6 +228,23 @@ class Intelligibility:
         if not normalize(written, self.normalizer, language):
             return 1.0
         return errors(written, transcript, self.normalizer, language).rate
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """How probable the recogniser finds the sample's first reference: the geometric mean for a character, in [0, 1].
+
+    It goes on rising where a transcript has no errors left, towards the speech that suits the recogniser best: used
+    alone it makes speech monotone (arXiv 2509.18531, where ln p is the reward). Combine it with `ProsodyRange`. Needs
+    Whisper or a recogniser with a CTC head (`TextScorer`). `parts` hold ln p for a character.
+    """
+
+    judges: SpeechJudges
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        # JSON knows no -inf: silence is logged as 100 nats.
+        values = [max(value, -100.0) for value in self.judges.text_log_probabilities(rollouts)]
+        return [Score(math.exp(value), {"logprob": value}) for value in values]
 
 
 @dataclass(frozen=True)

@@ -43,14 +43,6 @@ def speech_sample(
     return Sample(id, tuple(messages), (text,), task="tts", metadata=about)
 
 
-def recorded_example(
-    id: str, text: str, clip: AudioClip, *, speaker: str = "", metadata: Mapping[str, Any] | None = None
-) -> Example:
-    """A text with its recording. The prompt's metadata holds the recording and its duration."""
-    about = {**(metadata or {}), "reference_seconds": seconds(clip), "reference_audio": clip}
-    return Example(speech_sample(id, text, speaker=speaker, metadata=about), speech=(clip,))
-
-
 def utterance_sample(utterance: Utterance, tag: bool = False) -> Sample:
     """The prompt of an utterance; `tag` puts its speaker in front of the text.
 

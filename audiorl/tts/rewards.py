@@ -15,6 +15,7 @@ from audiorl.rewards.speech import (
     Duration,
     Finished,
     Intelligibility,
+    Likelihood,
     NotClipped,
     NotSilent,
     PredictedMOS,
@@ -36,6 +37,9 @@ class SpeechRewards:
 
     understood: float = 1.0
     """Weight of 1 - WER (or CER) of the transcript by `asr`."""
+    likelihood: float = 0.0
+    """Weight of how probable `asr` finds the text (`Likelihood`); Whisper or a recogniser with a CTC head. Give prosody
+    a weight as well."""
     similarity: float = 0.5
     """Weight of the cosine between the speaker embeddings of the speech and of the reference, by `speaker`."""
     duration: float = 0.2
@@ -79,7 +83,17 @@ class SpeechRewards:
 
     def weights(self) -> dict[str, float]:
         """By the rewards' names in logs."""
-        names = ("understood", "similarity", "duration", "finished", "silence", "clipping", "quality", "prosody")
+        names = (
+            "understood",
+            "likelihood",
+            "similarity",
+            "duration",
+            "finished",
+            "silence",
+            "clipping",
+            "quality",
+            "prosody",
+        )
         return {name: getattr(self, name) for name in names}
 
 
@@ -104,7 +118,7 @@ def speech_reward(
                     raise ValueError(f"{error}; {remedy}") from error
     judges = SpeechJudges(
         voice,
-        recogniser=load_recogniser(o.asr, language) if o.understood or o.gate is not None else None,
+        recogniser=load_recogniser(o.asr, language) if o.understood or o.likelihood or o.gate is not None else None,
         encoder=load_speaker_encoder(o.speaker) if o.similarity else None,
         quality=load_quality_model("dnsmos") if o.quality else None,
     )
@@ -114,6 +128,7 @@ def speech_reward(
             if o.metric == "word-cer"
             else Intelligibility(judges, o.metric, o.normalizer)
         ),
+        "likelihood": Likelihood(judges),
         "similarity": SpeakerSimilarity(judges),
         "duration": Duration(judges),
         "finished": Finished(judges),

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from audiorl.judges.alignment import align_words
+from audiorl.judges.alignment import align_words, ctc_log_probability
 from audiorl.judges.protocol import AlignedWord, Waveform
 from audiorl.judges.waves import padded, resampled
 from audiorl.metrics.text import normalize, spell_numbers
@@ -66,27 +66,39 @@ class Head(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class CharacterCTC:
-    """An `Aligner` of English: greedy CTC, repeats and blanks removed (Graves et al. 2006)."""
+    """An `Aligner` and `TextScorer` of English: greedy CTC, repeats and blanks removed (Graves et al. 2006)."""
 
     head: Head
     name: str = "character-ctc"
 
     @torch.no_grad()
     def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
-        return [
-            _text(self.head(frames[None])[0]) if len(frames) else "" for frames in encode_clips(waveforms, sample_rate)
-        ]
+        return [_text(self._logprobs(frames)) for frames in encode_clips(waveforms, sample_rate)]
 
     @torch.no_grad()
     def align(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
         aligned = []
         for wav, frames, text in zip(waveforms, encode_clips(waveforms, sample_rate), texts, strict=True):
             words = plain(text).split() if len(frames) else []
-            labels = [[CHARACTERS.index(c) + 1 for c in word] for word in words]
-            logprobs = self.head(frames[None])[0].log_softmax(-1) if words else torch.zeros(0, len(CHARACTERS) + 1)
-            space = CHARACTERS.index(" ") + 1
-            aligned.append(align_words(logprobs, words, labels, space, BLANK, len(wav) / sample_rate, _text))
+            labels = [_labels(word) for word in words]
+            (space,) = _labels(" ")
+            aligned.append(
+                align_words(self._logprobs(frames), words, labels, space, BLANK, len(wav) / sample_rate, _text)
+            )
         return aligned
+
+    @torch.no_grad()
+    def log_probabilities(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[float]:
+        if empty := [text for text in texts if not plain(text)]:
+            raise ValueError(f"{self.name}: text {empty[0]!r} has no letters; leave it out")
+        return [
+            ctc_log_probability(self._logprobs(frames), _labels(plain(text)), BLANK)
+            for frames, text in zip(encode_clips(waveforms, sample_rate), texts, strict=True)
+        ]
+
+    def _logprobs(self, frames: Tensor) -> Tensor:
+        """[2F, V + 1] of the encoder's frames [F, 384]."""
+        return self.head(frames[None])[0].log_softmax(-1) if len(frames) else torch.zeros(0, len(CHARACTERS) + 1)
 
     def save(self, folder: str | Path) -> None:
         """config.json and head.safetensors; the encoder comes with the package."""
@@ -122,7 +134,7 @@ def train_character_ctc(
 
     Raises ValueError for a text without letters and for one that is longer than its clip allows.
     """
-    targets = [torch.tensor([CHARACTERS.index(c) + 1 for c in plain(text)]) for text in texts]
+    targets = [torch.tensor(_labels(plain(text))) for text in texts]
     frames_of_clips = encode_clips(waveforms, sample_rate)
     for text, target, frames in zip(texts, targets, frames_of_clips, strict=True):
         if not len(target):
@@ -183,7 +195,11 @@ def _encoder() -> Any:
     return _ENCODER[0]
 
 
+def _labels(text: str) -> list[int]:
+    return [CHARACTERS.index(c) + 1 for c in text]
+
+
 def _text(labels: Tensor) -> str:
     best = labels.argmax(-1)
-    collapsed = best[torch.cat([best.new_ones(1, dtype=torch.bool), best[1:] != best[:-1]])]
+    collapsed = best.unique_consecutive()
     return " ".join("".join(CHARACTERS[i - 1] for i in collapsed.tolist() if i != BLANK).split())

@@ -126,11 +126,33 @@ def test_each_text_is_given_to_a_speaker(two_ways: Path) -> None:
     assert tts_quickstart.prompt(train[0], voices).metadata["reference_seconds"] == len(given) / 16_000
 
 
+def test_a_voice_to_imitate_says_other_words(two_ways: Path) -> None:
+    """The prompt's voice is the speaker's whose recording is learned, and says no word of the text."""
+    config = replace(tts_quickstart.tiny(), corpus=str(two_ways), clone=True, unseen_speakers=("quiet",))
+    voices, test_voices = tts_quickstart.voices_of(config)
+    assert list(voices) == ["usual"] and list(test_voices) == ["quiet"]
+    train, _, test = tts_quickstart.splits(config)
+    for texts, speakers in ((train, voices), (test, test_voices)):
+        (recorded,) = speakers.values()
+        for words, example in zip(texts, tts_quickstart.supervised(texts, speakers, clone=True), strict=True):
+            (text,), (clip,) = (message.content for message in example.sample.messages[:2])
+            assert isinstance(text, str) and isinstance(clip, AudioClip) and not {*text.split()} & {*words}
+            assert np.array_equal(clip.load(16_000), tts_quickstart.joined(tuple(text.split()), recorded))
+            assert np.array_equal(example.speech[0].load(16_000), tts_quickstart.joined(words, recorded))
+
+
 def test_a_corpus_that_the_quickstart_cannot_use(two_ways: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["train", "recipes/tts_quickstart.py", "--tiny", "--corpus", str(two_ways)]
     refused = two_ways / "refused"
     assert main([*options, "--recogniser-speakers", "nobody", "--out", str(refused)]) == 2
     assert "--recogniser-speakers: no speaker 'nobody', only quiet, usual" in capsys.readouterr().err
+    assert main([*options, "--unseen-speakers", "usual", "--out", str(refused)]) == 2
+    assert "--unseen-speakers: without --clone" in capsys.readouterr().err
+    for names, complaint in ((["nobody"], "no speaker 'nobody'"), (["quiet", "usual"], "names every speaker")):
+        assert main([*options, "--clone", "--unseen-speakers", *names, "--out", str(refused)]) == 2
+        assert f"--unseen-speakers: {complaint}" in capsys.readouterr().err
+    assert main([*options, "--clone", "--words", "5", "--out", str(refused)]) == 2
+    assert "--clone: 5 words are too few" in capsys.readouterr().err
     manifest = two_ways / "manifest.jsonl"
     manifest.write_text("\n".join(manifest.read_text().splitlines()[:-1]))
     assert main([*options, "--out", str(refused)]) == 2

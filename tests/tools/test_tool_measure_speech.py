@@ -31,7 +31,7 @@ def test_arms_are_trained_once_and_compared_with_the_start(tmp_path: Path) -> No
 
     first, table = measure(), (out / "table.md").read_text()
     arms = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
-    trained = ["text", "word", "first", "cer", "guarded", "raft", "raft2", "raft3", "sft"]
+    trained = ["text", "word", "first", "cer", "nll", "guarded", "raft", "raft2", "raft3", "sft"]
     assert arms == ["start", "best3", *(name for arm in trained for name in (arm, f"{arm}_best2"))]
     assert "word 1/1" in first
     assert "1/1" not in measure() and (out / "table.md").read_text() == table

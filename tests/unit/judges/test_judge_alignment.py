@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import groupby, product
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from audiorl.judges.alignment import align_words, ctc_path
+from audiorl.judges.alignment import align_words, ctc_log_probability, ctc_path
 from audiorl.judges.ctc import CTC
 from audiorl.metrics.text import char_errors
 from audiorl.recipes.judges.character_ctc import CharacterCTC, plain
@@ -39,6 +40,31 @@ def test_the_best_path_of_all(labels: list[int]) -> None:
             if run[0][1]:
                 expected.append((run[0][0], run[-1][0] + 1))
         assert spans == expected
+
+
+@pytest.mark.parametrize("labels", [[1], [1, 2], [2, 2], [1, 2, 1]])
+def test_the_probability_of_all_paths(labels: list[int]) -> None:
+    logprobs = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    paths = [p for p in product(range(3), repeat=5) if spelled(p) == labels]
+    total = sum(math.exp(sum(float(logprobs[t, label]) for t, label in enumerate(path))) for path in paths)
+    assert ctc_log_probability(logprobs, labels, blank=0) == pytest.approx(math.log(total), abs=1e-5)
+    assert ctc_log_probability(logprobs[:1], [2, 2], blank=0) == -math.inf
+
+
+def test_the_text_that_is_said_is_the_most_probable(judge: CharacterCTC, ctc_folder: Path) -> None:
+    wavs, texts = [u.clip.load(RATE) for u in SPOKEN[:3]], [u.text for u in SPOKEN[:3]]
+    right = judge.log_probabilities(wavs, RATE, texts)
+    wrong = judge.log_probabilities(wavs, RATE, [*texts[1:], texts[0]])
+    assert all(a > b + 2 for a, b in zip(right, wrong, strict=True))
+    assert judge.log_probabilities([np.zeros(0, np.float32)], RATE, ["a"]) == [-math.inf]
+    with pytest.raises(ValueError, match="has no letters"):
+        judge.log_probabilities(wavs[:1], RATE, ["…"])
+    recogniser = CTC(str(ctc_folder), "cpu")
+    together = recogniser.log_probabilities(wavs[:2], RATE, ["A, b!", "a"])
+    (alone,) = recogniser.log_probabilities(wavs[:1], RATE, ["a b"])
+    assert together[0] == pytest.approx(alone, abs=1e-3) and all(value < 0 for value in together)
+    with pytest.raises(ValueError, match="has no words"):
+        recogniser.log_probabilities(wavs[:1], RATE, ["…"])
 
 
 def test_a_text_that_does_not_fit_shares_the_clip() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -53,6 +54,28 @@ def test_whisper_hears_long_clips_window_by_window(whisper_folder: Path, clips: 
 def test_whisper_knows_its_languages(whisper_folder: Path, clips: list[np.ndarray]) -> None:
     with pytest.raises(ValueError, match=r"no language 'fr'; it has en, es"):
         Whisper(str(whisper_folder), language="fr").transcribe(clips[:1], RATE)
+
+
+def test_whisper_scores_texts_as_transformers_does(whisper_folder: Path, clips: list[np.ndarray]) -> None:
+    """The loss of transformers is the mean of -ln p over the labels, prompt tokens included."""
+    judge = load_recogniser(whisper_folder, language="es", batch_size=3)
+    assert isinstance(judge, Whisper)
+    texts = ["hola", "uno dos tres", "sí"]
+    values = judge.log_probabilities([*clips[:3], clips[0][:0]], RATE, [*texts, "hola"])
+    assert values[3] == -math.inf
+    model = WhisperForConditionalGeneration.from_pretrained(whisper_folder)
+    extractor = WhisperFeatureExtractor.from_pretrained(whisper_folder)
+    tokenizer = WhisperTokenizer.from_pretrained(whisper_folder, language="es", task="transcribe")
+    for clip, text, value in zip(clips, texts, values, strict=False):
+        features = extractor(clip, sampling_rate=RATE, return_tensors="pt").input_features
+        ids = torch.tensor([tokenizer(text).input_ids])
+        labels = torch.where(torch.arange(ids.shape[1] - 1) < len(tokenizer.prefix_tokens) - 1, -100, ids[:, 1:])
+        loss = model(input_features=features, decoder_input_ids=ids[:, :-1], labels=labels).loss
+        assert value == pytest.approx(-float(loss) * int((labels >= 0).sum()), rel=1e-4)
+    with pytest.raises(ValueError, match="give the language"):
+        Whisper(str(whisper_folder)).log_probabilities(clips[:1], RATE, ["hola"])
+    with pytest.raises(ValueError, match="has no words"):
+        judge.log_probabilities(clips[:1], RATE, [" "])
 
 
 def test_whisper_identifies_the_language_that_transformers_detects(

@@ -18,6 +18,7 @@ from audiorl.rewards.speech import (
     Duration,
     Finished,
     Intelligibility,
+    Likelihood,
     NotClipped,
     NotSilent,
     PredictedMOS,
@@ -325,6 +326,29 @@ def test_credit_of_more_words_than_tokens_and_of_silence() -> None:
     assert short.total == 1 and short.per_token is not None and sum(short.per_token) == 1
     assert [value > 0 for value in short.per_token] == [True] * 3
     assert silent.total == 0 and silent.per_token == (0.0,) * 11 + (0.001,)
+
+
+@dataclass
+class Scored(ByLength):
+    """A recogniser to which every text has the same probability."""
+
+    log_probability: float = 0.0
+
+    def log_probabilities(self, waveforms: Sequence[np.ndarray], sample_rate: int, texts: Sequence[str]) -> list[float]:
+        return [self.log_probability for _ in texts]
+
+
+def test_the_probability_of_a_character() -> None:
+    """Four characters of probability e^-2 together have e^-0.5 each; silence and impossible texts score 0."""
+    said = Said({"a": tone(1.0), "silence": SILENT["silence"]})
+    rollouts = [rollout("a", "good"), rollout("silence", "good")]
+    spoken, silent = Likelihood(SpeechJudges(said, recogniser=Scored(log_probability=-2.0)))(rollouts)
+    assert spoken.total == pytest.approx(math.exp(-0.5)) and spoken.parts == {"logprob": -0.5}
+    assert silent.total < 1e-40 and silent.parts == {"logprob": -100.0}
+    (impossible,) = Likelihood(SpeechJudges(said, recogniser=Scored(log_probability=-math.inf)))(rollouts[:1])
+    assert impossible == silent
+    with pytest.raises(ValueError, match="gives no probabilities"):
+        Likelihood(SpeechJudges(said, recogniser=ByLength()))(rollouts)
 
 
 def test_credit_by_word_needs_a_recogniser_that_aligns() -> None:
