@@ -162,8 +162,10 @@ class Start:
         return [Example(s, speech=(clips[s.id],)) for s in texts if s.id in clips]
 
 
-def choose_sampling(run: Run, start: Start) -> SamplingConfig:
-    """The temperature and top-p at which the start is understood best."""
+def choose_sampling(run: Run, start: Start, given: tuple[float, float] | None) -> SamplingConfig:
+    """The temperature and top-p at which the start is understood best, or those that are given."""
+    if given is not None:
+        return replace(SPEECH, temperature=given[0], audio_top_p=given[1])
     if not run.finished("sampling"):
         policy, rows = start.policy(), []
         for temperature in TEMPERATURES:
@@ -285,7 +287,7 @@ def table(run: Run, start: Start, opinions: int, encoder: SpeakerEncoder | None)
         rows_of[file.stem.removeprefix("after_")] = {row["id"]: measures(row, scores) for row in rows}
     before = rows_of["start"]
     columns = list(dict.fromkeys(name for row in before.values() for name in row))
-    rows = []
+    lines = []
     for arm, measured in rows_of.items():
         cells = [arm, f"{cpu_seconds(run.dir)[arm]:.0f}" if arm in ARMS else ""]
         for name in columns:
@@ -293,8 +295,8 @@ def table(run: Run, start: Start, opinions: int, encoder: SpeakerEncoder | None)
             changes = [value - before[id][name] for id, value in values.items() if name in before[id]]
             cells.append(number(np.array(list(values.values()))) if values else "")
             cells.append(number(np.array(changes), "+") if changes and arm != "start" else "")
-        rows.append(cells)
-    return markdown(("", "CPU s", *(head for name in columns for head in (name, "change"))), rows)
+        lines.append(cells)
+    return markdown(("", "CPU s", *(head for name in columns for head in (name, "change"))), lines)
 
 
 def main() -> None:
@@ -313,6 +315,9 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=5e-5, help="learning rate of GRPO")
     parser.add_argument("--sft-lr", type=float, default=2e-4, help="learning rate of sft")
     parser.add_argument("--raft-texts", type=int, help="texts of a round of RAFT (default: the practice split)")
+    parser.add_argument(
+        "--sampling", type=float, nargs=2, metavar=("TEMPERATURE", "TOP_P"), help="instead of the best of the start"
+    )
     parser.add_argument("--validation", type=int, default=80, help="texts on which sampling is chosen")
     parser.add_argument("--test", type=int, default=160, help="texts that are measured")
     parser.add_argument("--dnsmos", type=int, default=0, help="texts that DNSMOS rates, 1 to 2 s of a core each")
@@ -325,7 +330,7 @@ def main() -> None:
     measure = partial(measure_speech, run, judges=judges, samples=start.test, baseline="start")
     try:
         with run.interruptible():
-            sampling = choose_sampling(run, start)
+            sampling = choose_sampling(run, start, args.sampling)
             measure("start", start.policy(), sampling=sampling)
             for n in args.best_of:
                 measure(f"best{n}", start.policy(), sampling=sampling, speak=partial(start.best_of, n))
