@@ -48,7 +48,7 @@ from audiorl.models import load_policy
 from audiorl.models.dual_branch import dualize
 from audiorl.models.examples import Example
 from audiorl.models.text import tiny as tiny_text
-from audiorl.recipes.judges.character_ctc import plain, train_character_ctc
+from audiorl.recipes.judges.character_ctc import Features, plain, train_character_ctc
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.prosody import ProsodyRange, prosody_norm
@@ -109,6 +109,8 @@ class Config:
     """How many of the training texts the reward's recogniser learns from."""
     recogniser_speakers: tuple[str, ...] = ()
     """Speakers that it learns from; () are all. A recogniser of one way of speaking prefers that."""
+    recogniser_features: Features = "whisper"
+    """What it reads: the encoder of Whisper tiny, or log-mel frames. The latter is bound to the speech it has met."""
     judge: str = "pocketsphinx"
     """Recogniser for the measurements, which the reward never asks: a folder, `pocketsphinx`, or `recogniser` for the
     reward's own, to try the recipe."""
@@ -360,6 +362,7 @@ def trained_recogniser(
             RATE,
             steps=config.recogniser_steps,
             seed=config.seed,
+            features=config.recogniser_features,
         )
         judge.save(folder)
         run.finish("recogniser", {"steps": config.recogniser_steps, "clips": len(fitting)})

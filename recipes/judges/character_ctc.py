@@ -1,14 +1,16 @@
 """A small recogniser that is trained in a minute: characters by CTC on the bundled encoder of Whisper tiny.
 
 For speech rewards where no recogniser is at hand, and as a second opinion next to one. Only the head learns; the
-encoder's frames are computed once for each clip::
+encoder's frames are computed once for each clip. With `features="mel"` it reads log-mel frames in their place: such a
+recogniser knows only the voices and melodies that it has met, and shows what a reward of intelligibility does then
+(docs/experiments.md)::
 
     judge = train_character_ctc(clips, texts, sample_rate=16_000, steps=400, seed=0)
     judge.transcribe([wav], sample_rate=24_000)      # ["the conference is now locked"]
     judge.save("judges/prompts");  audiorl.judges.load_recogniser("judges/prompts")
 
-Shapes: T mel frames (100 a second), F encoder frames (25 a second), V characters. Two labels a frame are read, 50 a
-second, since CTC needs more frames than characters.
+Shapes: F frames of features (25 a second), D their width, V characters. Two labels a frame are read, 50 a second, since
+CTC needs more frames than characters.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
@@ -43,6 +45,11 @@ ENCODER_BATCH = 8
 """Clips per batch of the encoder."""
 
 
+Features = Literal["whisper", "mel"]
+"""What the head reads: frames of the encoder, or four frames of log-mel side by side."""
+WIDTHS: dict[Features, int] = {"whisper": 384, "mel": 4 * 80}
+
+
 def plain(text: str) -> str:
     """The text as `CHARACTERS` say it: lower case, numbers spelled out, nothing else."""
     spelled = normalize(spell_numbers(text, "en"), "basic")
@@ -50,9 +57,9 @@ def plain(text: str) -> str:
 
 
 class Head(nn.Module):
-    """Encoder frames [B, F, 384] to labels [B, 2F, V + 1]; it sees five frames (0.2 s) to either side."""
+    """Features [B, F, D] to labels [B, 2F, V + 1]; it sees five frames (0.2 s) to either side."""
 
-    def __init__(self, width: int = 384, hidden: int = 256):
+    def __init__(self, width: int, hidden: int = 256):
         super().__init__()
         self.before = nn.Conv1d(width, hidden, 5, padding=2)
         self.between = nn.Conv1d(hidden, hidden, 7, padding=3)
@@ -70,15 +77,18 @@ class CharacterCTC:
 
     head: Head
     name: str = "character-ctc"
+    features: Features = "whisper"
 
     @torch.no_grad()
     def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
-        return [_text(self._logprobs(frames)) for frames in encode_clips(waveforms, sample_rate)]
+        return [_text(self._logprobs(frames)) for frames in encode_clips(waveforms, sample_rate, self.features)]
 
     @torch.no_grad()
     def align(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
         aligned = []
-        for wav, frames, text in zip(waveforms, encode_clips(waveforms, sample_rate), texts, strict=True):
+        for wav, frames, text in zip(
+            waveforms, encode_clips(waveforms, sample_rate, self.features), texts, strict=True
+        ):
             words = plain(text).split() if len(frames) else []
             labels = [_labels(word) for word in words]
             (space,) = _labels(" ")
@@ -93,11 +103,11 @@ class CharacterCTC:
             raise ValueError(f"{self.name}: text {empty[0]!r} has no letters; leave it out")
         return [
             ctc_log_probability(self._logprobs(frames), _labels(plain(text)), BLANK)
-            for frames, text in zip(encode_clips(waveforms, sample_rate), texts, strict=True)
+            for frames, text in zip(encode_clips(waveforms, sample_rate, self.features), texts, strict=True)
         ]
 
     def _logprobs(self, frames: Tensor) -> Tensor:
-        """[2F, V + 1] of the encoder's frames [F, 384]."""
+        """[2F, V + 1] of the features [F, D]."""
         return self.head(frames[None])[0].log_softmax(-1) if len(frames) else torch.zeros(0, len(CHARACTERS) + 1)
 
     def save(self, folder: str | Path) -> None:
@@ -105,18 +115,22 @@ class CharacterCTC:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         save_file({n: p.detach().contiguous() for n, p in self.head.named_parameters()}, folder / "head.safetensors")
-        (folder / "config.json").write_text(json.dumps({"model_type": MODEL_TYPE, "characters": CHARACTERS}) + "\n")
+        config = {"model_type": MODEL_TYPE, "characters": CHARACTERS, "features": self.features}
+        (folder / "config.json").write_text(json.dumps(config) + "\n")
 
 
 def load(folder: str | Path, device: str = "cpu") -> CharacterCTC:
     """A recogniser that was saved; on any `device` it runs on the CPU. Raises ValueError for other weights."""
-    head = Head()
+    features = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("features", "whisper")
+    if features not in WIDTHS:
+        raise ValueError(f"{folder}/config.json: features {features!r} is not one of {', '.join(WIDTHS)}")
+    head = Head(WIDTHS[features])
     weights = read_tensors(Path(folder) / "head.safetensors")
     own = dict(head.named_parameters())
     if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in own.items()}:
         raise ValueError(f"{folder}/head.safetensors: its weights are not those of this recogniser; train it again")
     head.load_state_dict(weights)
-    return CharacterCTC(head.eval().requires_grad_(False), Path(folder).name)
+    return CharacterCTC(head.eval().requires_grad_(False), Path(folder).name, features)
 
 
 def train_character_ctc(
@@ -128,6 +142,7 @@ def train_character_ctc(
     batch_size: int = 32,
     lr: float = 2e-3,
     seed: int = 0,
+    features: Features = "whisper",
     progress: Callable[[int, float], None] | None = None,
 ) -> CharacterCTC:
     """A recogniser of clips like these. `progress(step, loss)` is called after every step.
@@ -135,7 +150,7 @@ def train_character_ctc(
     Raises ValueError for a text without letters and for one that is longer than its clip allows.
     """
     targets = [torch.tensor(_labels(plain(text))) for text in texts]
-    frames_of_clips = encode_clips(waveforms, sample_rate)
+    frames_of_clips = encode_clips(waveforms, sample_rate, features)
     for text, target, frames in zip(texts, targets, frames_of_clips, strict=True):
         if not len(target):
             raise ValueError(f"text {text!r} has no letters to recognise; leave its clip out")
@@ -145,7 +160,7 @@ def train_character_ctc(
     rng = random.Random(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        head = Head(frames_of_clips[0].shape[1])
+        head = Head(WIDTHS[features])
     optimizer = torch.optim.AdamW(head.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
     for step in range(steps):
@@ -165,22 +180,26 @@ def train_character_ctc(
         schedule.step()
         if progress is not None:
             progress(step + 1, float(loss.detach()))
-    return CharacterCTC(head.eval().requires_grad_(False))
+    return CharacterCTC(head.eval().requires_grad_(False), features=features)
 
 
 @torch.no_grad()
-def encode_clips(waveforms: Sequence[Waveform], sample_rate: int) -> list[Tensor]:
-    """The encoder's frames [F, 384] of each clip; none for no samples."""
+def encode_clips(waveforms: Sequence[Waveform], sample_rate: int, features: Features = "whisper") -> list[Tensor]:
+    """The features [F, D] of each clip; none for no samples."""
     policy = _encoder()
     assert policy.extractor is not None
     wavs = resampled(waveforms, sample_rate, RATE)
-    out = [torch.zeros(0, 384)] * len(wavs)
+    out = [torch.zeros(0, WIDTHS[features])] * len(wavs)
     audible = [i for i, wav in enumerate(wavs) if len(wav)]
     for start in range(0, len(audible), ENCODER_BATCH):
         part = audible[start : start + ENCODER_BATCH]
         mels = [log_mel(policy.extractor, padded(wavs[i], MIN_SAMPLES)) for i in part]
-        for i, frames in zip(part, policy.backbone.encode_audio(policy.model, mels), strict=True):
-            out[i] = frames
+        if features == "mel":
+            frames = [mel[:, : mel.shape[1] // 4 * 4].T.reshape(-1, WIDTHS["mel"]) for mel in mels]
+        else:
+            frames = policy.backbone.encode_audio(policy.model, mels)
+        for i, frames_FD in zip(part, frames, strict=True):
+            out[i] = frames_FD
     return out
 
 

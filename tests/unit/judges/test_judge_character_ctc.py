@@ -49,6 +49,20 @@ def test_a_saved_one_is_the_same(judge: CharacterCTC, tmp_path: Path) -> None:
         assert same.name == "ear" and same.transcribe([wav], RATE) == judge.transcribe([wav], RATE)
 
 
+def test_it_learns_from_mel_frames(tmp_path: Path) -> None:
+    waves = [u.clip.load(RATE) for u in SPOKEN]
+    texts = [u.text for u in SPOKEN]
+    judge = train_character_ctc(waves, texts, RATE, steps=150, batch_size=8, seed=0, features="mel")
+    judge.save(tmp_path)
+    understood = load(tmp_path).transcribe(waves, RATE)
+    assert understood == judge.transcribe(waves, RATE)
+    assert sum(text == plain(u.text) for text, u in zip(understood, SPOKEN, strict=True)) >= 6, understood
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"mel"', '"lpc"'))
+    with pytest.raises(ValueError, match="features 'lpc' is not one of whisper, mel"):
+        load(tmp_path)
+
+
 def test_damaged_weights_are_refused(judge: CharacterCTC, tmp_path: Path) -> None:
     judge.save(tmp_path)
     whole = (tmp_path / "head.safetensors").read_bytes()
