@@ -29,7 +29,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ from audiorl.models.examples import Example
 from audiorl.models.loading import read_tensors
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.rewards import WeightedSum
+from audiorl.rewards.prosody import ProsodyNorm, ProsodyRange, prosody_norm
 from audiorl.rewards.speech import Intelligibility, Likelihood, SpeechJudges
 from audiorl.rl.train import train_rl
 from audiorl.rollout.hf import HFEngine
@@ -126,28 +127,47 @@ class Start:
         return [score.total for score in Intelligibility(self.judges(policy), "cer")(rollouts)]
 
     def best_of(
-        self, n: int, policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig
+        self,
+        n: int,
+        policy: AudioPolicy,
+        samples: Sequence[Sample],
+        sampling: SamplingConfig,
+        reward: Callable[[AudioPolicy, Sequence[Rollout]], list[float]] | None = None,
     ) -> list[Rollout]:
-        """Of n samples for each text the one that the reward's recogniser understands best."""
+        """Of n samples for each text the one with the highest reward, by default the share of characters that the
+        reward's recogniser understands."""
         rollouts = HFEngine(policy, sampling).generate([Request(s, n, seed=0) for s in samples])
-        shares = self.understood(policy, rollouts)
-        return [rollouts[i + int(np.argmax(shares[i : i + n]))] for i in range(0, len(rollouts), n)]
+        scores = (reward or self.understood)(policy, rollouts)
+        return [rollouts[i + int(np.argmax(scores[i : i + n]))] for i in range(0, len(rollouts), n)]
+
+    @cached_property
+    def prosody_norm(self) -> ProsodyNorm:
+        """The usual prosody: that of the training split."""
+        return prosody_norm([AudioClip(array=wav, sample_rate=RATE) for _, wav in self.speech], self.codec.sample_rate)
+
+    def understood_and_lively(self, policy: AudioPolicy, rollouts: Sequence[Rollout]) -> list[float]:
+        """The same share, plus how usual the prosody is."""
+        judges = self.judges(policy)
+        prosody = ProsodyRange(judges, self.prosody_norm)
+        reward = WeightedSum.of(understood=Intelligibility(judges, "cer"), prosody=prosody)
+        return [score.total for score in reward(rollouts)]
 
     def best_samples(
-        self, file: Path, policy: AudioPolicy, sampling: SamplingConfig, count: int | None = None
+        self, file: Path, policy: AudioPolicy, sampling: SamplingConfig, count: int | None = None, guard: bool = False
     ) -> list[Example]:
         """`count` texts with the best of RAFT_SAMPLES samples, whose codes the policy is given to learn from: those of
         the practice split, then of the training split; None: all of the practice split.
 
-        Their codes are kept in `file`, from which a later call goes on.
+        guard: choose by prosody, too. The codes are kept in `file`, from which a later call goes on.
         """
+        reward = self.understood_and_lively if guard else None
         texts = self.practice if count is None else [*self.practice, *self.train][:count]
         codes = read_tensors(file) if file.exists() else {}
         missing = [s for s in texts if s.id not in codes]
         layout = policy.speech
         assert layout is not None
         for at in range(0, len(missing), 64):
-            for r in self.best_of(RAFT_SAMPLES, policy, missing[at : at + 64], sampling):
+            for r in self.best_of(RAFT_SAMPLES, policy, missing[at : at + 64], sampling, reward):
                 spoken = [c for s in r.segments if s.codes is not None for c in layout.spoken(s.codes)]
                 codes[r.sample.id] = (
                     torch.cat(spoken, 1) if spoken else torch.zeros(layout.codebooks, 0, dtype=torch.long)
@@ -187,7 +207,7 @@ def reward_of(arm: str, start: Start, policy: AudioPolicy) -> Reward:
     if arm == "nll":
         return WeightedSum.of(understood=understood, likelihood=likelihood)
     if arm == "guarded":
-        prosody = quick.usual_prosody(judges, start.speech)
+        prosody = ProsodyRange(judges, start.prosody_norm)
         return WeightedSum.of(understood=understood, likelihood=likelihood, prosody=prosody)
     return quick.reward_of(quick.Config(credit="word" if arm == "word" else "text"), judges, start.speech)
 
@@ -206,7 +226,7 @@ def train_arm(
             sft(policy, start.recorded, run, config=config, optim=optim, seed=args.seed, limit=limit)
             return
         file = run.dir / f"best_samples_{arm}.safetensors"
-        examples = start.best_samples(file, policy, sampling, args.raft_texts)
+        examples = start.best_samples(file, policy, sampling, args.raft_texts, args.raft_guard)
         config = replace(config, steps=-(-RAFT_EPOCHS * len(examples) // config.batch_size))
         sft(policy, examples, run, config=config, optim=optim, seed=args.seed, phase=arm)
         return
@@ -315,6 +335,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=5e-5, help="learning rate of GRPO")
     parser.add_argument("--sft-lr", type=float, default=2e-4, help="learning rate of sft")
     parser.add_argument("--raft-texts", type=int, help="texts of a round of RAFT (default: the practice split)")
+    parser.add_argument("--raft-guard", action="store_true", help="RAFT chooses by prosody, too")
     parser.add_argument(
         "--sampling", type=float, nargs=2, metavar=("TEMPERATURE", "TOP_P"), help="instead of the best of the start"
     )
