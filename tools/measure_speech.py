@@ -14,7 +14,7 @@ the start is understood best, chosen on texts of the practice split, in training
   first     as `text`, but only the codes of the first codebook are trained
   cer       the share of characters alone: nothing guards length and prosody
   nll       as `cer`, and how probable the recogniser finds the text, which goes on rising where there are no errors
-  guarded   as `nll`, with prosody like that of the recordings
+  guarded   as `nll`, with prosody like that of the text's recording
   sft       further supervised steps on recordings, for as much CPU time as the longest of the others
 
 The texts of the test split are then said once and transcribed by `--judge`, which took no part in training. Where they
@@ -106,10 +106,12 @@ class Start:
         train, practice, test_words = quick.splits(config)
         self.speech = [(" ".join(words), quick.said(words, voices)) for words in train]
         self.recorded = quick.supervised(train, voices, config.clone)
-        self.train = [quick.prompt(words, voices, config.clone) for words in train]
-        prompts = [quick.prompt(words, voices, config.clone) for words in practice]
-        self.validation, self.practice = prompts[:validation], prompts[validation:]
-        self.test = [quick.prompt(words, test_voices, config.clone, with_recording=True) for words in test_words[:test]]
+        # The recordings of texts to practise are for `guarded` and `--raft-guard` alone, which compare prosody with them.
+        prompt = partial(quick.prompt, clone=config.clone, with_recording=True)
+        self.train = [prompt(words, voices) for words in train]
+        self.validation = [prompt(words, voices) for words in practice[:validation]]
+        self.practice = [prompt(words, voices) for words in practice[validation:]]
+        self.test = [prompt(words, test_voices) for words in test_words[:test]]
         self.test_voices = {
             name: {" ".join(words): quick.joined(words, recorded) for words in test_words[:test]}
             for name, recorded in test_voices.items()
@@ -142,15 +144,15 @@ class Start:
 
     @cached_property
     def prosody_norm(self) -> ProsodyNorm:
-        """The usual prosody: that of the training split."""
+        """How much the prosody of the training split varies."""
         return prosody_norm([AudioClip(array=wav, sample_rate=RATE) for _, wav in self.speech], self.codec.sample_rate)
 
     def understood_and_lively(self, policy: AudioPolicy, rollouts: Sequence[Rollout]) -> list[float]:
-        """The same share, plus how usual the prosody is."""
+        """The same share, plus how near the prosody is to that of the text's recording."""
         judges = self.judges(policy)
-        prosody = ProsodyRange(judges, self.prosody_norm)
-        reward = WeightedSum.of(understood=Intelligibility(judges, "cer"), prosody=prosody)
-        return [score.total for score in reward(rollouts)]
+        understood = Intelligibility(judges, "cer")(rollouts)
+        usual = ProsodyRange(judges, self.prosody_norm)(rollouts)
+        return [a.total + b.total for a, b in zip(understood, usual, strict=True)]
 
     def best_samples(
         self, file: Path, policy: AudioPolicy, sampling: SamplingConfig, count: int | None = None, guard: bool = False
@@ -335,7 +337,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=5e-5, help="learning rate of GRPO")
     parser.add_argument("--sft-lr", type=float, default=2e-4, help="learning rate of sft")
     parser.add_argument("--raft-texts", type=int, help="texts of a round of RAFT (default: the practice split)")
-    parser.add_argument("--raft-guard", action="store_true", help="RAFT chooses by prosody, too")
+    parser.add_argument("--raft-guard", action="store_true", help="RAFT chooses by prosody like the recording's, too")
     parser.add_argument(
         "--sampling", type=float, nargs=2, metavar=("TEMPERATURE", "TOP_P"), help="instead of the best of the start"
     )
