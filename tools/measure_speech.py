@@ -106,7 +106,7 @@ class Start:
         train, practice, test_words = quick.splits(config)
         self.speech = [(" ".join(words), quick.said(words, voices)) for words in train]
         self.recorded = quick.supervised(train, voices, config.clone)
-        # The recordings of texts to practise are for `guarded` and `--raft-guard` alone, which compare prosody with them.
+        # The recordings of practice texts are for `guarded` and `--raft-guard` alone, which compare prosody with them.
         prompt = partial(quick.prompt, clone=config.clone, with_recording=True)
         self.train = [prompt(words, voices) for words in train]
         self.validation = [prompt(words, voices) for words in practice[:validation]]
