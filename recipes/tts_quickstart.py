@@ -265,10 +265,11 @@ def voices_of(config: Config) -> tuple[Voices, Voices]:
     voices = recordings(config)
     if unknown := [name for name in config.unseen_speakers if name not in voices]:
         raise ValueError(f"--unseen-speakers: no speaker {unknown[0]!r}, only {', '.join(voices)}")
-    known = {name: recorded for name, recorded in voices.items() if name not in config.unseen_speakers}
-    if not known:
+    training_voices = {name: recorded for name, recorded in voices.items() if name not in config.unseen_speakers}
+    if not training_voices:
         raise ValueError("--unseen-speakers: names every speaker; leave one to train on")
-    return known, {name: voices[name] for name in config.unseen_speakers} or known
+    test_voices = {name: voices[name] for name in config.unseen_speakers}
+    return training_voices, test_voices or training_voices
 
 
 def recordings(config: Config) -> Voices:

@@ -257,7 +257,7 @@ def train_arm(
 Rows = Sequence[Mapping[str, Any]]
 
 
-def kept(file: Path, rows: Rows, score: Callable[[Rows], list[float]]) -> dict[str, float]:
+def cached_scores(file: Path, rows: Rows, score: Callable[[Rows], list[float]]) -> dict[str, float]:
     """What `score` gives for each row, by its id; kept in `file`, so that later calls compute only what is new."""
     scores = read_record(file, dict[str, float]) if file.exists() else {}
     if missing := [row for row in rows if row["id"] not in scores and row["seconds"]]:
@@ -302,10 +302,12 @@ def table(run: Run, start: Start, opinions: int, encoder: SpeakerEncoder | None)
     for file in files:
         rows, scores = list(read_rows(file)), {}
         if opinions:
-            scores["mos"] = kept(file.with_suffix(".dnsmos.json"), rows[:opinions], partial(opinion_scores, run.dir))
+            scores["mos"] = cached_scores(
+                file.with_suffix(".dnsmos.json"), rows[:opinions], partial(opinion_scores, run.dir)
+            )
         if encoder is not None and len(start.test_voices) > 1:
             score = partial(in_own_voice, run.dir, start, encoder)
-            scores["own_voice"] = kept(file.with_suffix(".voices.json"), rows, score)
+            scores["own_voice"] = cached_scores(file.with_suffix(".voices.json"), rows, score)
         rows_of[file.stem.removeprefix("after_")] = {row["id"]: measures(row, scores) for row in rows}
     before = rows_of["start"]
     columns = list(dict.fromkeys(name for row in before.values() for name in row))
