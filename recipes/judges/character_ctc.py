@@ -59,7 +59,7 @@ def plain(text: str) -> str:
 class Head(nn.Module):
     """Features [B, F, D] to labels [B, 2F, V + 1]; it sees five frames (0.2 s) to either side."""
 
-    def __init__(self, width: int, hidden: int = 256):
+    def __init__(self, width: int = WIDTHS["whisper"], hidden: int = 256):
         super().__init__()
         self.before = nn.Conv1d(width, hidden, 5, padding=2)
         self.between = nn.Conv1d(hidden, hidden, 7, padding=3)
