@@ -191,7 +191,7 @@ def tiny() -> Config:
         hidden=64,
         layers=2,
         sft=SFTConfig(steps=2, batch_size=2, save_every=1),
-        grpo=RLConfig(steps=2, prompts_per_step=2, group_size=2, eval_every=1, save_every=1),
+        grpo=RLConfig(steps=2, prompts_per_step=2, group_size=2, advantage="step-index", eval_every=1, save_every=1),
         sampling=SamplingConfig(max_new_tokens=2, max_frames=12),
     )
 

@@ -22,14 +22,14 @@ from audiorl.models import load_policy
 from audiorl.recipes import tts_quickstart
 from audiorl.recipes._tiny_speech import save_recogniser
 from audiorl.recipes.judges.character_ctc import load as load_judge
-from audiorl.recipes.judges.character_ctc import plain
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.replay import replay
-from audiorl.rewards.speech import Duration, Finished, Intelligibility, RecordedSpeech, SpeechJudges
+from audiorl.rewards.speech import Duration, Finished, RecordedSpeech, SpeechJudges, WordIntelligibility
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.sft import SFTWorker
 from tests.conftest import make_text
+from tests.support.voices import write_two_voices
 from tokenizers_audio import CodeShards, load
 
 
@@ -84,7 +84,7 @@ def test_recorded_speech_scores_the_same_again(quickstart: Path) -> None:
     policy.set_codec(load(quickstart / "codec"))
     judges = SpeechJudges(CodecSpeechDecoder.of(policy), recogniser=load_judge(quickstart / "recogniser"))
     reward = WeightedSum.of(
-        understood=Intelligibility(judges, "cer"), length=(Duration(judges), 0.2), finished=(Finished(judges), 0.1)
+        understood=WordIntelligibility(judges), length=(Duration(judges), 0.2), finished=(Finished(judges), 0.1)
     )
     result = replay(reward, str(quickstart / "rollouts" / "*.jsonl"))
     assert result.scores == result.recorded and len({s.total for s in result.scores if s}) > 1
@@ -101,17 +101,7 @@ def test_a_finished_quickstart_goes_on_to_nothing(quickstart: Path) -> None:
 
 @pytest.fixture
 def two_ways(tmp_path: Path) -> Path:
-    """A corpus of the quickstart's first six words by two speakers: as recorded, and at half the level."""
-    rows = []
-    for u in bundled_speech(("en",), max_seconds=2.0):
-        if plain(u.text) in tts_quickstart.WORDS[:6]:
-            for speaker, level in (("quiet", 0.5), ("usual", 1.0)):
-                name = f"{plain(u.text)}-{speaker}.wav"
-                write_wav(tmp_path / name, level * u.clip.load(16_000), 16_000)
-                row = {"id": name, "language": "en", "text": u.text, "audio": name, "duration": u.duration}
-                rows.append(row | {"speaker": speaker, "licence": u.licence})
-    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path
+    return write_two_voices(tmp_path)
 
 
 def test_each_text_is_given_to_a_speaker(two_ways: Path) -> None:
@@ -146,13 +136,16 @@ def test_a_corpus_that_the_quickstart_cannot_use(two_ways: Path, capsys: pytest.
     refused = two_ways / "refused"
     assert main([*options, "--recogniser-speakers", "nobody", "--out", str(refused)]) == 2
     assert "--recogniser-speakers: no speaker 'nobody', only quiet, usual" in capsys.readouterr().err
-    assert main([*options, "--unseen-speakers", "usual", "--out", str(refused)]) == 2
-    assert "--unseen-speakers: without --clone" in capsys.readouterr().err
+    for wrong, complaint in (
+        (["--unseen-speakers", "usual"], "--unseen-speakers: without --clone"),
+        (["--clone", "--words", "5"], "--clone: 5 words are too few"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main([*options, *wrong, "--out", str(refused)])
+        assert complaint in " ".join(capsys.readouterr().err.split())
     for names, complaint in ((["nobody"], "no speaker 'nobody'"), (["quiet", "usual"], "names every speaker")):
         assert main([*options, "--clone", "--unseen-speakers", *names, "--out", str(refused)]) == 2
         assert f"--unseen-speakers: {complaint}" in capsys.readouterr().err
-    assert main([*options, "--clone", "--words", "5", "--out", str(refused)]) == 2
-    assert "--clone: 5 words are too few" in capsys.readouterr().err
     manifest = two_ways / "manifest.jsonl"
     manifest.write_text("\n".join(manifest.read_text().splitlines()[:-1]))
     assert main([*options, "--out", str(refused)]) == 2

@@ -5,29 +5,55 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from audiorl.recipes import tts_quickstart
+from audiorl.recipes._tiny_speech import save_speaker_encoder
 from audiorl.run.folder import Run
+from tests.support.voices import write_two_voices
 
 ROOT = Path(__file__).parents[2]
 
 
+def trained_start(folder: Path, config: tts_quickstart.Config) -> Path:
+    run = Run.create(folder, "tts_quickstart", [], config)
+    tts_quickstart.main(config, run)
+    run.close()
+    return folder
+
+
+def measure_speech(start: Path, out: Path, *options: str) -> str:
+    command = [sys.executable, "tools/measure_speech.py", str(start), "--judge", str(start / "recogniser")]
+    command += ["--out", str(out), "--steps", "1", "--prompts", "2", "--group", "2", "--validation", "1", "--test", "2"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *options], cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_voices_are_told_apart(tmp_path: Path) -> None:
+    """With several test voices the table says how often a text is nearest to its own."""
+    corpus = write_two_voices(tmp_path / "corpus")
+    start = trained_start(tmp_path / "start", replace(tts_quickstart.tiny(), corpus=str(corpus), clone=True))
+    save_speaker_encoder(tmp_path / "speaker")
+    options = ["--speaker", str(tmp_path / "speaker"), "--sampling", "0.5", "0.9", "--best-of"]
+    measure_speech(start, tmp_path / "out", *options, "--arms", "raft", "--raft-texts", "3", "--raft-guard")
+    head, _, *rows = (tmp_path / "out" / "table.md").read_text().splitlines()
+    place = [cell.strip() for cell in head.split("|")].index("own voice %")
+    shares = [float(row.split("|")[place].split()[0]) for row in rows]
+    assert [row.split("|")[1].strip() for row in rows] == ["start", "raft"] and all(0 <= s <= 100 for s in shares)
+    assert "temperature" not in (tmp_path / "out" / "state.json").read_text()  # given, not chosen
+
+
 @pytest.mark.slow
 def test_arms_are_trained_once_and_compared_with_the_start(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "start", "tts_quickstart", [], tts_quickstart.tiny())
-    tts_quickstart.main(tts_quickstart.tiny(), run)
-    run.close()
-    judge, out = tmp_path / "start" / "recogniser", tmp_path / "out"
-    command = [sys.executable, "tools/measure_speech.py", str(tmp_path / "start"), "--judge", str(judge)]
-    command += ["--out", str(out), "--steps", "1", "--prompts", "2", "--group", "2", "--validation", "1", "--test", "2"]
-    command += ["--best-of", "3", "--best-of-arms", "2"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    start, out = trained_start(tmp_path / "start", tts_quickstart.tiny()), tmp_path / "out"
 
     def measure() -> str:
-        return subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout
+        return measure_speech(start, out, "--best-of", "3", "--best-of-arms", "2")
 
     first, table = measure(), (out / "table.md").read_text()
     arms = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
