@@ -51,7 +51,7 @@ from audiorl.models.text import tiny as tiny_text
 from audiorl.recipes.judges.character_ctc import Features, plain, train_character_ctc
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
-from audiorl.rewards.prosody import ProsodyRange, prosody_norm
+from audiorl.rewards.prosody import ProsodyNorm, ProsodyRange, prosody_norm
 from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges, WordIntelligibility
 from audiorl.rl.train import train_rl
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
@@ -250,14 +250,13 @@ def reward_of(config: Config, judges: SpeechJudges, speech: Sequence[tuple[str, 
         "finished": (Finished(judges), 0.1),
     }
     if config.prosody_weight:
-        rewards["prosody"] = (usual_prosody(judges, speech), config.prosody_weight)
+        rewards["prosody"] = (ProsodyRange(judges, usual_prosody(speech, judges.sample_rate)), config.prosody_weight)
     return WeightedSum.of(**rewards)
 
 
-def usual_prosody(judges: SpeechJudges, speech: Sequence[tuple[str, np.ndarray]]) -> ProsodyRange:
-    """The reward of prosody as in these recordings."""
-    clips = [AudioClip(array=wav, sample_rate=RATE) for _, wav in speech]
-    return ProsodyRange(judges, prosody_norm(clips, judges.sample_rate))
+def usual_prosody(speech: Sequence[tuple[str, np.ndarray]], sample_rate: int) -> ProsodyNorm:
+    """That of these recordings, as speech of `sample_rate` is compared with it."""
+    return prosody_norm([AudioClip(array=wav, sample_rate=RATE) for _, wav in speech], sample_rate)
 
 
 def voices_of(config: Config) -> tuple[Voices, Voices]:

@@ -53,7 +53,7 @@ from audiorl.models.examples import Example
 from audiorl.models.loading import read_tensors
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.rewards import WeightedSum
-from audiorl.rewards.prosody import ProsodyNorm, ProsodyRange, prosody_norm
+from audiorl.rewards.prosody import ProsodyNorm, ProsodyRange
 from audiorl.rewards.speech import Intelligibility, Likelihood, SpeechJudges
 from audiorl.rl.train import train_rl
 from audiorl.rollout.hf import HFEngine
@@ -82,8 +82,11 @@ COLUMNS = {
 RATE = 16_000
 TEMPERATURES, TOP_PS = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25), (1.0, 0.9)
 SPEECH = SamplingConfig(max_new_tokens=8, max_frames=90)
-TEXTS = ("seed", "corpus", "clone", "words", "most_words", "train_texts", "practice_texts", "test_texts")
-"""Options of the start's run that its texts follow from, next to `unseen_speakers`."""
+TEXTS = (
+    *("seed", "corpus", "clone", "unseen_speakers"),
+    *("words", "most_words", "train_texts", "practice_texts", "test_texts"),
+)
+"""Options of the start's run that its texts follow from."""
 
 
 class Start:
@@ -94,29 +97,20 @@ class Start:
         if "sft" not in state.finished:
             raise ValueError(f"{folder}: its phase sft is not finished; give a run of tts-quickstart that is")
         recorded = read_record(folder / "config.json", RunConfig).config
-        config = replace(
-            quick.Config(),
-            unseen_speakers=tuple(recorded.get("unseen_speakers", ())),
-            **{name: recorded[name] for name in TEXTS if name in recorded},
-        )
+        config = replace(quick.Config(), **{name: recorded[name] for name in TEXTS if name in recorded})
         self.checkpoint = folder / state.checkpoints["sft"]
         self.codec = load_codec(folder / "codec")
         self.recogniser: Recogniser = load_recogniser(folder / "recogniser")
-        voices, test_voices = quick.voices_of(config)
+        voices, self.test_voices = quick.voices_of(config)
         train, practice, test_words = quick.splits(config)
         self.speech = [(" ".join(words), quick.said(words, voices)) for words in train]
         self.recorded = quick.supervised(train, voices, config.clone)
         # The recordings of practice texts are for `guarded` and `--raft-guard` alone, which compare prosody with them.
         prompt = partial(quick.prompt, clone=config.clone, with_recording=True)
-        self.train = [prompt(words, voices) for words in train]
+        self.train = [example.sample for example in self.recorded]
         self.validation = [prompt(words, voices) for words in practice[:validation]]
         self.practice = [prompt(words, voices) for words in practice[validation:]]
-        self.test = [prompt(words, test_voices) for words in test_words[:test]]
-        self.test_voices = {
-            name: {" ".join(words): quick.joined(words, recorded) for words in test_words[:test]}
-            for name, recorded in test_voices.items()
-        }
-        """Recordings [T] at RATE Hz of the test texts by speaker: each by every speaker."""
+        self.test = [prompt(words, self.test_voices) for words in test_words[:test]]
 
     def policy(self, only: tuple[str, ...] = (), checkpoint: Path | None = None) -> AudioPolicy:
         return load_policy(str(checkpoint or self.checkpoint), ModelConfig(only=only), self.codec)
@@ -145,7 +139,7 @@ class Start:
     @cached_property
     def prosody_norm(self) -> ProsodyNorm:
         """How much the prosody of the training split varies."""
-        return prosody_norm([AudioClip(array=wav, sample_rate=RATE) for _, wav in self.speech], self.codec.sample_rate)
+        return quick.usual_prosody(self.speech, self.codec.sample_rate)
 
     def understood_and_lively(self, policy: AudioPolicy, rollouts: Sequence[Rollout]) -> list[float]:
         """The same share, plus how near the prosody is to that of the text's recording."""
@@ -279,8 +273,9 @@ def in_own_voice(folder: Path, start: Start, encoder: SpeakerEncoder, rows: Rows
     """1 where the speech is nearer to its own speaker's recording of the text than to those of all other voices."""
     shares = []
     for row in rows:
-        own = quick.speaker_of(tuple(row["id"].split()), start.test_voices)
-        recordings = {name: texts[row["id"]] for name, texts in start.test_voices.items()}
+        words = tuple(row["id"].split())
+        own = quick.speaker_of(words, start.test_voices)
+        recordings = {name: quick.joined(words, recorded) for name, recorded in start.test_voices.items()}
         spoken, *voices = encoder.embed([speech_of(folder, row), *recordings.values()], RATE)
         nearness = {name: cosine(spoken, voice) for name, voice in zip(recordings, voices, strict=True)}
         shares.append(float(max(nearness, key=nearness.__getitem__) == own))

@@ -101,12 +101,9 @@ class Whisper:
             )
         codes, ids = [token.strip("<|>") for token in tokens], list(tokens.values())
         waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
-        window = extractor.sampling_rate * extractor.chunk_length
         probabilities: list[dict[str, float]] = [{} for _ in waves]
         for batch in batches_by_length(waves, self.batch_size):
-            features = extractor(
-                [waves[i][:window] for i in batch], sampling_rate=extractor.sampling_rate, return_tensors="pt"
-            ).input_features.to(model.device, model.dtype)
+            features = self._features([waves[i] for i in batch])
             start = torch.full((len(batch), 1), model.config.decoder_start_token_id, device=model.device)
             logits_NV = model(input_features=features, decoder_input_ids=start).logits[:, -1, ids].float()
             for place, row in zip(batch, logits_NV.softmax(-1).tolist(), strict=True):
@@ -126,12 +123,9 @@ class Whisper:
             raise ValueError(f"{self.name}: text {empty[0]!r} has no words; leave it out")
         tokenizer.set_prefix_tokens(language=self.language, task=self.task if self.multilingual else None)
         waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
-        window = extractor.sampling_rate * extractor.chunk_length
         values = [-math.inf] * len(waves)
         for batch in batches_by_length(waves, self.batch_size):
-            features = extractor(
-                [waves[i][:window] for i in batch], sampling_rate=extractor.sampling_rate, return_tensors="pt"
-            ).input_features.to(model.device, model.dtype)
+            features = self._features([waves[i] for i in batch])
             rows = [torch.tensor(tokenizer(texts[i].strip()).input_ids) for i in batch]
             ids_NL = pad_sequence(rows, batch_first=True, padding_value=tokenizer.eos_token_id).to(model.device)
             logits_NLV = model(input_features=features, decoder_input_ids=ids_NL[:, :-1]).logits.float()
@@ -140,6 +134,14 @@ class Whisper:
             for place, row, logprobs in zip(batch, rows, logprobs_NL, strict=True):
                 values[place] = float(logprobs[first : len(row) - 1].sum())
         return values
+
+    def _features(self, waves: Sequence[Wave]) -> torch.Tensor:
+        """The input features of the first 30 s of each."""
+        model, extractor, _ = self.parts
+        window = extractor.sampling_rate * extractor.chunk_length
+        short = [wav[:window] for wav in waves]
+        features = extractor(short, sampling_rate=extractor.sampling_rate, return_tensors="pt").input_features
+        return features.to(model.device, model.dtype)
 
     def _check_language(self, model: Any, language: str | None) -> None:
         tokens = getattr(model.generation_config, "lang_to_id", None) or {}

@@ -90,33 +90,24 @@ class SpeechJudges:
     def aligned_words(self, rollouts: Sequence[Rollout]) -> list[list[AlignedWord]]:
         """The words of the sample's first reference, where they are said and what the recogniser understood there; none
         for silence."""
-        recogniser = self.recogniser
-        if recogniser is None or not hasattr(recogniser, "align"):
-            name = "no recogniser" if recogniser is None else f"the recogniser {recogniser.name}"
-            raise ValueError(
-                f"SpeechJudges: {name} cannot align words; take one with a CTC head, such as Wav2Vec2 or "
-                "recipes/judges/character_ctc.py"
-            )
-        aligner: Aligner = recogniser  # type: ignore[assignment]
+        aligner: Aligner = self._recogniser_that(
+            "align",
+            "cannot align words; take one with a CTC head, such as Wav2Vec2 or recipes/judges/character_ctc.py",
+        )
 
         def align(spoken: list[Rollout]) -> list[list[AlignedWord]]:
-            texts = [r.sample.references[0] if r.sample.references else "" for r in spoken]
-            return aligner.align(self.waveforms(spoken), self.sample_rate, texts)
+            return aligner.align(self.waveforms(spoken), self.sample_rate, _first_references(spoken))
 
         return self._ask_about("words", rollouts, align, [])
 
     def text_log_probabilities(self, rollouts: Sequence[Rollout]) -> list[float]:
         """ln p of the sample's first reference by the recogniser, in nats for each character; -inf for silence."""
-        recogniser = self.recogniser
-        if recogniser is None or not hasattr(recogniser, "log_probabilities"):
-            name = "no recogniser" if recogniser is None else f"the recogniser {recogniser.name}"
-            raise ValueError(
-                f"SpeechJudges: {name} gives no probabilities of texts; take Whisper or one with a CTC head"
-            )
-        scorer: TextScorer = recogniser  # type: ignore[assignment]
+        scorer: TextScorer = self._recogniser_that(
+            "log_probabilities", "gives no probabilities of texts; take Whisper or one with a CTC head"
+        )
 
         def ask(spoken: list[Rollout]) -> list[float]:
-            texts = [r.sample.references[0] if r.sample.references else "" for r in spoken]
+            texts = _first_references(spoken)
             values = scorer.log_probabilities(self.waveforms(spoken), self.sample_rate, texts)
             return [value / len(text) for value, text in zip(values, texts, strict=True)]
 
@@ -150,6 +141,13 @@ class SpeechJudges:
         if clip.key not in self._reference_prosodies:
             self._reference_prosodies[clip.key] = prosody(clip.load(self.sample_rate), self.sample_rate)
         return self._reference_prosodies[clip.key]
+
+    def _recogniser_that(self, method: str, complaint: str) -> Any:
+        """The recogniser, which must have that method."""
+        if self.recogniser is None or not hasattr(self.recogniser, method):
+            name = "no recogniser" if self.recogniser is None else f"the recogniser {self.recogniser.name}"
+            raise ValueError(f"SpeechJudges: {name} {complaint}")
+        return self.recogniser
 
     def _encoder(self) -> SpeakerEncoder:
         if self.encoder is None:
@@ -190,6 +188,10 @@ class SpeechJudges:
         for rollout, result in zip(new, compute(new), strict=True):
             self._cache[rollout][name] = result
         return [self._cache[r][name] for r in rollouts]
+
+
+def _first_references(rollouts: Sequence[Rollout]) -> list[str]:
+    return [r.sample.references[0] if r.sample.references else "" for r in rollouts]
 
 
 @dataclass(frozen=True)

@@ -81,20 +81,16 @@ class CharacterCTC:
 
     @torch.no_grad()
     def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
-        return [_text(self._logprobs(frames)) for frames in encode_clips(waveforms, sample_rate, self.features)]
+        return [_text(logprobs) for logprobs in self._logprobs(waveforms, sample_rate)]
 
     @torch.no_grad()
     def align(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
         aligned = []
-        for wav, frames, text in zip(
-            waveforms, encode_clips(waveforms, sample_rate, self.features), texts, strict=True
-        ):
-            words = plain(text).split() if len(frames) else []
+        (space,) = _labels(" ")
+        for wav, logprobs, text in zip(waveforms, self._logprobs(waveforms, sample_rate), texts, strict=True):
+            words = plain(text).split() if len(logprobs) else []
             labels = [_labels(word) for word in words]
-            (space,) = _labels(" ")
-            aligned.append(
-                align_words(self._logprobs(frames), words, labels, space, BLANK, len(wav) / sample_rate, _text)
-            )
+            aligned.append(align_words(logprobs, words, labels, space, BLANK, len(wav) / sample_rate, _text))
         return aligned
 
     @torch.no_grad()
@@ -102,13 +98,16 @@ class CharacterCTC:
         if empty := [text for text in texts if not plain(text)]:
             raise ValueError(f"{self.name}: text {empty[0]!r} has no letters; leave it out")
         return [
-            ctc_log_probability(self._logprobs(frames), _labels(plain(text)), BLANK)
-            for frames, text in zip(encode_clips(waveforms, sample_rate, self.features), texts, strict=True)
+            ctc_log_probability(logprobs, _labels(plain(text)), BLANK)
+            for logprobs, text in zip(self._logprobs(waveforms, sample_rate), texts, strict=True)
         ]
 
-    def _logprobs(self, frames: Tensor) -> Tensor:
-        """[2F, V + 1] of the features [F, D]."""
-        return self.head(frames[None])[0].log_softmax(-1) if len(frames) else torch.zeros(0, len(CHARACTERS) + 1)
+    def _logprobs(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[Tensor]:
+        """[2F, V + 1] of each clip."""
+        return [
+            self.head(frames[None])[0].log_softmax(-1) if len(frames) else torch.zeros(0, len(CHARACTERS) + 1)
+            for frames in encode_clips(waveforms, sample_rate, self.features)
+        ]
 
     def save(self, folder: str | Path) -> None:
         """config.json and head.safetensors; the encoder comes with the package."""
