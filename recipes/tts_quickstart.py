@@ -97,6 +97,8 @@ class Config:
     """Most words of a text."""
     train_texts: int = 4000
     """Texts of the training split, at least one for each word."""
+    voices_per_text: int = 1
+    """In how many of the speakers' voices the decoder learns to say each text."""
     practice_texts: int = 1400
     """Texts of the practice split: more than GRPO says, since a policy that meets a text again learns the text."""
     test_texts: int = 160
@@ -214,7 +216,7 @@ def main(config: Config, run: Run) -> None:
     )
     policy = dualize(writer, codec.num_codebooks, codec.codebook_size, config.seed)
     policy.set_codec(codec)
-    examples = supervised(train, voices, config.clone)
+    examples = supervised(train, voices, config.clone, config.voices_per_text)
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
 
     held_out = [prompt(words, test_voices, config.clone, with_recording=True) for words in test]
@@ -267,6 +269,10 @@ def voices_of(config: Config) -> tuple[Voices, Voices]:
     training_voices = {name: recorded for name, recorded in voices.items() if name not in config.unseen_speakers}
     if not training_voices:
         raise ValueError("--unseen-speakers: names every speaker; leave one to train on")
+    if not 1 <= config.voices_per_text <= len(training_voices):
+        raise ValueError(
+            f"--voices-per-text: {config.voices_per_text}, but there are {len(training_voices)} speakers to train on"
+        )
     test_voices = {name: voices[name] for name in config.unseen_speakers}
     return training_voices, test_voices or training_voices
 
@@ -297,14 +303,16 @@ def splits(config: Config) -> tuple[list[Words], list[Words], list[Words]]:
     return drawn_texts[:first], drawn_texts[first:last], drawn_texts[last:]
 
 
-def speaker_of(words: Words, voices: Voices) -> str:
-    """The speaker that a text is given to."""
-    return sorted(voices)[zlib.crc32(" ".join(words).encode()) % len(voices)]
+def speakers_of(words: Words, voices: Voices, count: int = 1) -> list[str]:
+    """The speakers that a text is given to: `count` different ones, the first of whom says it where one does."""
+    names = sorted(voices)
+    first = zlib.crc32(" ".join(words).encode())
+    return [names[(first + i * len(names) // count) % len(names)] for i in range(count)]
 
 
 def said(words: Words, voices: Voices) -> np.ndarray:
     """The recordings of the words one after the other, [T] at RATE Hz, by the speaker that the text is given to."""
-    return joined(words, voices[speaker_of(words, voices)])
+    return joined(words, voices[speakers_of(words, voices)[0]])
 
 
 def joined(words: Words, recorded: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -312,9 +320,8 @@ def joined(words: Words, recorded: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([part for word in words for part in (recorded[word], gap)][:-1])
 
 
-def voice_prompt(words: Words, voices: Voices) -> tuple[str, AudioClip]:
-    """Two other words of the speaker that a text is given to, and their recording."""
-    recorded = voices[speaker_of(words, voices)]
+def voice_prompt(words: Words, recorded: Mapping[str, np.ndarray]) -> tuple[str, AudioClip]:
+    """Two words that the text has not, and their recording."""
     vocabulary = sorted(recorded)
     pairs = list(zip(vocabulary[::2], vocabulary[1::2], strict=False))
     first = zlib.crc32(f"voice of {' '.join(words)}".encode()) % len(pairs)
@@ -322,19 +329,26 @@ def voice_prompt(words: Words, voices: Voices) -> tuple[str, AudioClip]:
     return " ".join(other), AudioClip(array=joined(other, recorded), sample_rate=RATE)
 
 
-def prompt(words: Words, voices: Voices, clone: bool = False, with_recording: bool = False) -> Sample:
-    """The text to say, with `clone` after a recording of the voice to say it in; how long it lasts when the person says
-    it and, to be compared with, that recording."""
-    text, wav = " ".join(words), said(words, voices)
+def prompt(
+    words: Words, voices: Voices, clone: bool = False, with_recording: bool = False, speaker: str = ""
+) -> Sample:
+    """The text to say, with `clone` after a recording of the voice to say it in; how long it lasts when the speaker
+    says it and, to be compared with, that recording. speaker: "" is the one that the text is given to."""
+    recorded = voices[speaker or speakers_of(words, voices)[0]]
+    text, wav = " ".join(words), joined(words, recorded)
     about: dict[str, object] = {"reference_seconds": len(wav) / RATE}
     if with_recording:
         about["reference_audio"] = AudioClip(array=wav, sample_rate=RATE)
-    return speech_sample(text, text, voice=voice_prompt(words, voices) if clone else None, metadata=about)
+    return speech_sample(text, text, voice=voice_prompt(words, recorded) if clone else None, metadata=about)
 
 
-def supervised(texts: Sequence[Words], voices: Voices, clone: bool = False) -> list[Example]:
+def supervised(texts: Sequence[Words], voices: Voices, clone: bool = False, voices_per_text: int = 1) -> list[Example]:
     """Texts with their recordings, as the model learns to say them."""
-    prompts = [prompt(words, voices, clone, with_recording=True) for words in texts]
+    prompts = [
+        prompt(words, voices, clone, with_recording=True, speaker=speaker)
+        for words in texts
+        for speaker in speakers_of(words, voices, voices_per_text)
+    ]
     return [Example(p, speech=(p.metadata["reference_audio"],)) for p in prompts]
 
 

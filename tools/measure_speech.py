@@ -14,7 +14,7 @@ the start is understood best, chosen on texts of the practice split, in training
   first     as `text`, but only the codes of the first codebook are trained
   cer       the share of characters alone: nothing guards length and prosody
   nll       as `cer`, and how probable the recogniser finds the text, which goes on rising where there are no errors
-  guarded   as `nll`, with prosody like that of the text's recording
+  guarded   as `cer`, with prosody distributed as in the recordings
   sft       further supervised steps on recordings, for as much CPU time as the longest of the others
 
 The texts of the test split are then said once and transcribed by `--judge`, which took no part in training. Where they
@@ -53,7 +53,7 @@ from audiorl.models.examples import Example
 from audiorl.models.loading import read_tensors
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.rewards import WeightedSum
-from audiorl.rewards.prosody import ProsodyNorm, ProsodyRange
+from audiorl.rewards.prosody import ProsodyDistribution, ProsodyNorm, ProsodyRange, prosody_bins
 from audiorl.rewards.speech import Intelligibility, Likelihood, SpeechJudges
 from audiorl.rl.train import train_rl
 from audiorl.rollout.hf import HFEngine
@@ -84,7 +84,7 @@ TEMPERATURES, TOP_PS = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25), (1.0, 0.9)
 SPEECH = SamplingConfig(max_new_tokens=8, max_frames=90)
 TEXTS = (
     *("seed", "corpus", "clone", "unseen_speakers"),
-    *("words", "most_words", "train_texts", "practice_texts", "test_texts"),
+    *("words", "most_words", "train_texts", "voices_per_text", "practice_texts", "test_texts"),
 )
 """Options of the start's run that its texts follow from."""
 
@@ -104,10 +104,10 @@ class Start:
         voices, self.test_voices = quick.voices_of(config)
         train, practice, test_words = quick.splits(config)
         self.speech = [(" ".join(words), quick.said(words, voices)) for words in train]
-        self.recorded = quick.supervised(train, voices, config.clone)
-        # The recordings of practice texts are for `guarded` and `--raft-guard` alone, which compare prosody with them.
+        self.recorded = quick.supervised(train, voices, config.clone, config.voices_per_text)
+        # The recordings of practice texts are for `--raft-guard` alone, which compares prosody with them.
         prompt = partial(quick.prompt, clone=config.clone, with_recording=True)
-        self.train = [example.sample for example in self.recorded]
+        self.train = [prompt(words, voices) for words in train]
         self.validation = [prompt(words, voices) for words in practice[:validation]]
         self.practice = [prompt(words, voices) for words in practice[validation:]]
         self.test = [prompt(words, self.test_voices) for words in test_words[:test]]
@@ -197,14 +197,15 @@ def choose_sampling(run: Run, start: Start, given: tuple[float, float] | None) -
 
 def reward_of(arm: str, start: Start, policy: AudioPolicy) -> Reward:
     judges = start.judges(policy)
-    understood, likelihood = Intelligibility(judges, "cer"), Likelihood(judges)
+    understood = Intelligibility(judges, "cer")
     if arm == "cer":
         return WeightedSum.of(understood=understood)
     if arm == "nll":
-        return WeightedSum.of(understood=understood, likelihood=likelihood)
+        return WeightedSum.of(understood=understood, likelihood=Likelihood(judges))
     if arm == "guarded":
-        prosody = ProsodyRange(judges, start.prosody_norm)
-        return WeightedSum.of(understood=understood, likelihood=likelihood, prosody=prosody)
+        recordings = [AudioClip(array=wav, sample_rate=RATE) for _, wav in start.speech]
+        prosody = ProsodyDistribution(judges, prosody_bins(recordings, judges.sample_rate))
+        return WeightedSum.of(understood=understood, prosody=prosody)
     return quick.reward_of(quick.Config(credit="word" if arm == "word" else "text"), judges, start.speech)
 
 
@@ -274,7 +275,7 @@ def in_own_voice(folder: Path, start: Start, encoder: SpeakerEncoder, rows: Rows
     shares = []
     for row in rows:
         words = tuple(row["id"].split())
-        own = quick.speaker_of(words, start.test_voices)
+        own = quick.speakers_of(words, start.test_voices)[0]
         recordings = {name: quick.joined(words, recorded) for name, recorded in start.test_voices.items()}
         spoken, *voices = encoder.embed([speech_of(folder, row), *recordings.values()], RATE)
         nearness = {name: cosine(spoken, voice) for name, voice in zip(recordings, voices, strict=True)}

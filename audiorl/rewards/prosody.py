@@ -9,8 +9,11 @@ WeightedSum.of(understood=understood, prosody=(Gated(ProsodyRange(judges, norm),
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from audiorl.audio import AudioClip
 from audiorl.metrics.prosody import MEASURES, Prosody, prosody
@@ -38,6 +41,47 @@ def prosody_norm(recordings: Sequence[AudioClip], sample_rate: int, most: int = 
     Of more than `most` every n-th counts; a second of speech takes a few milliseconds. Raises ValueError where no
     recording has 0.1 s of voice.
     """
+    moments = {}
+    for name, values in _values(recordings, sample_rate, most).items():
+        mean = sum(values) / len(values)
+        deviation = math.sqrt(sum((x - mean) ** 2 for x in values) / len(values))
+        moments[name] = (mean, max(deviation, LEAST_DEVIATION[name]))
+    return ProsodyNorm(**moments)
+
+
+@dataclass(frozen=True)
+class ProsodyBins:
+    """Of each measure of recordings the edges between its bins, and the share of recordings in each bin."""
+
+    edges: Mapping[str, tuple[float, ...]]
+    shares: Mapping[str, tuple[float, ...]]
+
+    def places(self, name: str, values: Sequence[float]) -> NDArray[np.int64]:
+        """The bin of each value."""
+        return np.searchsorted(self.edges[name], values, side="right")
+
+
+def prosody_bins(recordings: Sequence[AudioClip], sample_rate: int, bins: int = 5, most: int = 500) -> ProsodyBins:
+    """Bins with equally many recordings each, as far as their measures differ; otherwise as `prosody_norm`."""
+    if bins < 2:
+        raise ValueError(f"prosody_bins: bins must be at least 2, got {bins}")
+    edges, shares = {}, {}
+    for name, values in _values(recordings, sample_rate, most).items():
+        inner = np.quantile(values, np.arange(1, bins) / bins, method="higher")
+        edges[name] = tuple(float(edge) for edge in np.unique(inner) if edge > min(values))
+        places = np.searchsorted(edges[name], values, side="right")
+        shares[name] = _smoothed_shares(places, len(edges[name]) + 1)
+    return ProsodyBins(edges, shares)
+
+
+def _smoothed_shares(places: NDArray[np.int64], bins: int) -> tuple[float, ...]:
+    """Of each bin, with one added to every count, so that none is 0."""
+    counts = np.bincount(places, minlength=bins) + 1
+    return tuple(float(share) for share in counts / counts.sum())
+
+
+def _values(recordings: Sequence[AudioClip], sample_rate: int, most: int) -> dict[str, list[float]]:
+    """The measures of recordings with voice, on the scale of `ProsodyNorm`."""
     step = -(-len(recordings) // most)
     chosen = recordings[::step] if recordings else []
     measured = [p for clip in chosen if (p := prosody(clip.load(sample_rate), sample_rate)) is not None]
@@ -45,13 +89,7 @@ def prosody_norm(recordings: Sequence[AudioClip], sample_rate: int, most: int = 
         raise ValueError(
             f"the usual prosody: none of {len(recordings)} recordings has 0.1 s of voice; give recordings of speech"
         )
-    moments = {}
-    for name in MEASURES:
-        values = [_scaled(name, p) for p in measured]
-        mean = sum(values) / len(values)
-        deviation = math.sqrt(sum((x - mean) ** 2 for x in values) / len(values))
-        moments[name] = (mean, max(deviation, LEAST_DEVIATION[name]))
-    return ProsodyNorm(**moments)
+    return {name: [_scaled(name, p) for p in measured] for name in MEASURES}
 
 
 def own_recording(sample: Sample) -> AudioClip | None:
@@ -81,7 +119,7 @@ class ProsodyRange:
 
     def _score(self, rollout: Rollout, spoken: Prosody | None) -> Score:
         if spoken is None:
-            return Score(0.0, dict(zip(MEASURES, (0.0, 0.0, 1.0), strict=True)))
+            return Score(0.0, _parts(None))
         clip = self.reference(rollout.sample)
         usual = None if clip is None else self.judges.reference_prosody(clip)
         product = 1.0
@@ -89,7 +127,42 @@ class ProsodyRange:
             mean, deviation = getattr(self.norm, name)
             centre = mean if usual is None else _scaled(name, usual)
             product *= 1 / max(abs(_scaled(name, spoken) - centre) / deviation, 1.0)
-        return Score(product ** (1 / len(MEASURES)), {name: getattr(spoken, name) for name in MEASURES})
+        return Score(product ** (1 / len(MEASURES)), _parts(spoken))
+
+
+@dataclass(frozen=True)
+class ProsodyDistribution:
+    """How seldom the batch speaks like this rollout, next to recordings: it keeps a batch's distribution like theirs.
+
+    For each measure p / (p + q), where p is the share of recordings in the rollout's bin and q that of the batch: 1/2
+    where both are alike, more for what is said too seldom, less for what is said too often. That is the optimal
+    discriminator between the two (Goodfellow et al. 2014, equation 2), which a policy that is rewarded for it makes 1/2
+    everywhere. The total is the mean of the three; `parts` as in `ProsodyRange`. Silence, and less than 0.1 s of voice,
+    scores 0 and is not counted.
+
+    `ProsodyRange` scores each rollout alone, and lets a batch become monotone where both flat and lively speech are
+    usual. This one needs a batch: all rollouts of a step, a hundred or more.
+    """
+
+    judges: SpeechJudges
+    bins: ProsodyBins
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        measured = self.judges.prosodies(rollouts)
+        spoken = [i for i, p in enumerate(measured) if p is not None]
+        totals = np.zeros(len(rollouts))
+        for name in MEASURES if spoken else ():
+            places = self.bins.places(name, [_scaled(name, p) for p in measured if p is not None])
+            recorded = np.array(self.bins.shares[name])
+            said = np.array(_smoothed_shares(places, len(recorded)))
+            totals[spoken] += (recorded / (recorded + said))[places] / len(MEASURES)
+        return [Score(float(total), _parts(p)) for total, p in zip(totals, measured, strict=True)]
+
+
+def _parts(measured: Prosody | None) -> dict[str, float]:
+    if measured is None:
+        return dict(zip(MEASURES, (0.0, 0.0, 1.0), strict=True))
+    return {name: getattr(measured, name) for name in MEASURES}
 
 
 def _scaled(name: str, measured: Prosody) -> float:

@@ -131,6 +131,22 @@ def test_a_voice_to_imitate_says_other_words(two_ways: Path) -> None:
             assert np.array_equal(example.speech[0].load(16_000), tts_quickstart.joined(words, recorded))
 
 
+def test_a_text_can_be_said_in_several_voices(two_ways: Path) -> None:
+    config = replace(tts_quickstart.tiny(), corpus=str(two_ways), clone=True)
+    voices, _ = tts_quickstart.voices_of(config)
+    train, _, _ = tts_quickstart.splits(config)
+    once, twice = (tts_quickstart.supervised(train, voices, clone=True, voices_per_text=n) for n in (1, 2))
+    assert len(twice) == 2 * len(once)
+    for words, own, first, second in zip(train, once, twice[::2], twice[1::2], strict=True):
+        said = [example.speech[0].load(16_000) for example in (first, second)]
+        assert np.array_equal(own.speech[0].load(16_000), said[0])
+        assert np.abs(said[0]).max() != np.abs(said[1]).max() and {e.sample.id for e in (first, second)} == {
+            own.sample.id
+        }
+        for name in tts_quickstart.speakers_of(words, voices, 2):
+            assert any(np.array_equal(tts_quickstart.joined(words, voices[name]), wav) for wav in said)
+
+
 def test_a_corpus_that_the_quickstart_cannot_use(two_ways: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["train", "recipes/tts_quickstart.py", "--tiny", "--corpus", str(two_ways)]
     refused = two_ways / "refused"
@@ -146,6 +162,8 @@ def test_a_corpus_that_the_quickstart_cannot_use(two_ways: Path, capsys: pytest.
     for names, complaint in ((["nobody"], "no speaker 'nobody'"), (["quiet", "usual"], "names every speaker")):
         assert main([*options, "--clone", "--unseen-speakers", *names, "--out", str(refused)]) == 2
         assert f"--unseen-speakers: {complaint}" in capsys.readouterr().err
+    assert main([*options, "--voices-per-text", "3", "--out", str(refused)]) == 2
+    assert "--voices-per-text: 3, but there are 2 speakers" in capsys.readouterr().err
     manifest = two_ways / "manifest.jsonl"
     manifest.write_text("\n".join(manifest.read_text().splitlines()[:-1]))
     assert main([*options, "--out", str(refused)]) == 2

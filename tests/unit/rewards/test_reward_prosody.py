@@ -11,7 +11,14 @@ import torch
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import bundled_speech
 from audiorl.metrics.prosody import MEASURES, prosody
-from audiorl.rewards.prosody import ProsodyNorm, ProsodyRange, prosody_norm
+from audiorl.rewards.prosody import (
+    ProsodyBins,
+    ProsodyDistribution,
+    ProsodyNorm,
+    ProsodyRange,
+    prosody_bins,
+    prosody_norm,
+)
 from audiorl.rewards.speech import SpeechJudges
 from audiorl.types import Message, Rollout, Sample, Segment
 from tests.support.prosody import glide, melody_scaled
@@ -112,3 +119,43 @@ def test_the_norm_of_recordings(clips: list[AudioClip], norm: ProsodyNorm) -> No
     for recordings in ([], [silence]):
         with pytest.raises(ValueError, match=f"none of {len(recordings)} recordings has 0.1 s of voice"):
             prosody_norm(recordings, RATE)
+
+
+# -- the distribution of a batch ---------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_speaks_too_flatly_is_paid_for_lively_speech(clips: list[AudioClip]) -> None:
+    recordings = {str(i): clip.load(RATE) for i, clip in enumerate(clips)}
+    flat = {id: melody_scaled(wav, RATE, 0.2) if int(id) % 4 else wav for id, wav in recordings.items()}
+    bins = prosody_bins(clips, RATE)
+    as_recorded = ProsodyDistribution(SpeechJudges(Says(recordings)), bins)([rollout(id) for id in recordings])
+    assert [s.total for s in as_recorded] == pytest.approx([0.5] * len(clips))
+    scores = ProsodyDistribution(SpeechJudges(Says(flat)), bins)([rollout(id) for id in flat])
+    lively, monotone = ([s.total for id, s in zip(flat, scores, strict=True) if int(id) % 4 == r] for r in (0, 1))
+    assert np.mean(lively) > 0.5 > np.mean(monotone) + 0.05
+    lively_f0, monotone_f0 = (
+        np.mean([s.parts["f0_range"] for id, s in zip(flat, scores, strict=True) if int(id) % 4 == r]) for r in (0, 1)
+    )
+    assert lively_f0 > 2 * monotone_f0
+
+
+def test_the_score_of_a_batch_in_numbers() -> None:
+    """Two thirds of the recordings in the upper bin of the F0 range, one of three rollouts: one is added to counts."""
+    low, high = glide(1, RATE), glide(10, RATE)
+    edges = {"f0_range": (np.log(4),), "energy_range": (), "pauses": ()}
+    bins = ProsodyBins(edges, {"f0_range": (0.25, 0.75), "energy_range": (1.0,), "pauses": (1.0,)})
+    voice = Says({"a": low, "b": low, "c": high, "silence": np.zeros(RATE, np.float32)})
+    scores = ProsodyDistribution(SpeechJudges(voice), bins)([rollout(id) for id in voice.waves])
+    often, seldom = 0.25 / (0.25 + 3 / 5), 0.75 / (0.75 + 2 / 5)
+    expected = [(often + 1) / 3, (often + 1) / 3, (seldom + 1) / 3, 0]
+    assert [s.total for s in scores] == pytest.approx(expected)
+    assert ProsodyDistribution(SpeechJudges(voice), bins)([rollout("silence")])[0].parts["pauses"] == 1
+
+
+def test_bins_hold_equally_many_recordings(clips: list[AudioClip]) -> None:
+    bins = prosody_bins(clips, RATE, bins=4)
+    assert len(bins.edges["f0_range"]) == 3 and [*bins.edges["f0_range"]] == sorted(bins.edges["f0_range"])
+    assert bins.shares["f0_range"] == pytest.approx([0.25] * 4, abs=0.03)
+    assert prosody_bins(clips[:1], RATE).shares["pauses"] == (1.0,)  # one value, one bin
+    with pytest.raises(ValueError, match="bins must be at least 2, got 1"):
+        prosody_bins(clips, RATE, bins=1)
