@@ -53,7 +53,7 @@ from audiorl.models.examples import Example
 from audiorl.models.loading import read_tensors
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.rewards import WeightedSum
-from audiorl.rewards.prosody import ProsodyDistribution, ProsodyNorm, ProsodyRange, prosody_bins
+from audiorl.rewards.prosody import ProsodyBins, ProsodyDistribution, balanced_choice, prosody_bins
 from audiorl.rewards.speech import Intelligibility, Likelihood, SpeechJudges
 from audiorl.rl.train import train_rl
 from audiorl.rollout.hf import HFEngine
@@ -105,7 +105,6 @@ class Start:
         train, practice, test_words = quick.splits(config)
         self.speech = [(" ".join(words), quick.said(words, voices)) for words in train]
         self.recorded = quick.supervised(train, voices, config.clone, config.voices_per_text)
-        # The recordings of practice texts are for `--raft-guard` alone, which compares prosody with them.
         prompt = partial(quick.prompt, clone=config.clone, with_recording=True)
         self.train = [prompt(words, voices) for words in train]
         self.validation = [prompt(words, voices) for words in practice[:validation]]
@@ -128,42 +127,40 @@ class Start:
         policy: AudioPolicy,
         samples: Sequence[Sample],
         sampling: SamplingConfig,
-        reward: Callable[[AudioPolicy, Sequence[Rollout]], list[float]] | None = None,
+        guard: bool = False,
+        seed: int = 0,
     ) -> list[Rollout]:
-        """Of n samples for each text the one with the highest reward, by default the share of characters that the
-        reward's recogniser understands."""
-        rollouts = HFEngine(policy, sampling).generate([Request(s, n, seed=0) for s in samples])
-        scores = (reward or self.understood)(policy, rollouts)
-        return [rollouts[i + int(np.argmax(scores[i : i + n]))] for i in range(0, len(rollouts), n)]
+        """Of n samples for each text the one of which the reward's recogniser understands most characters; with `guard`
+        under the condition that all together have the prosody of the recordings."""
+        rollouts = HFEngine(policy, sampling).generate([Request(s, n, seed=seed) for s in samples])
+        shares = np.reshape(self.understood(policy, rollouts), (len(samples), n))
+        if guard:
+            kept = balanced_choice(shares, self.judges(policy).prosodies(rollouts), self.prosody_bins)
+        else:
+            kept = shares.argmax(1)
+        return [rollouts[i * n + k] for i, k in enumerate(kept)]
 
     @cached_property
-    def prosody_norm(self) -> ProsodyNorm:
-        """How much the prosody of the training split varies."""
-        return quick.usual_prosody(self.speech, self.codec.sample_rate)
-
-    def understood_and_lively(self, policy: AudioPolicy, rollouts: Sequence[Rollout]) -> list[float]:
-        """The same share, plus how near the prosody is to that of the text's recording."""
-        judges = self.judges(policy)
-        understood = Intelligibility(judges, "cer")(rollouts)
-        usual = ProsodyRange(judges, self.prosody_norm)(rollouts)
-        return [a.total + b.total for a, b in zip(understood, usual, strict=True)]
+    def prosody_bins(self) -> ProsodyBins:
+        """The prosody of the recordings of the training split."""
+        recordings = [AudioClip(array=wav, sample_rate=RATE) for _, wav in self.speech]
+        return prosody_bins(recordings, self.codec.sample_rate)
 
     def best_samples(
-        self, file: Path, policy: AudioPolicy, sampling: SamplingConfig, count: int | None = None, guard: bool = False
+        self, file: Path, policy: AudioPolicy, sampling: SamplingConfig, count: int | None, guard: bool, seed: int
     ) -> list[Example]:
         """`count` texts with the best of RAFT_SAMPLES samples, whose codes the policy is given to learn from: those of
         the practice split, then of the training split; None: all of the practice split.
 
-        guard: choose by prosody, too. The codes are kept in `file`, from which a later call goes on.
+        The codes are kept in `file`, from which a later call goes on.
         """
-        reward = self.understood_and_lively if guard else None
         texts = self.practice if count is None else [*self.practice, *self.train][:count]
         codes = read_tensors(file) if file.exists() else {}
         missing = [s for s in texts if s.id not in codes]
         layout = policy.speech
         assert layout is not None
         for at in range(0, len(missing), 64):
-            for r in self.best_of(RAFT_SAMPLES, policy, missing[at : at + 64], sampling, reward):
+            for r in self.best_of(RAFT_SAMPLES, policy, missing[at : at + 64], sampling, guard, seed):
                 spoken = [c for s in r.segments if s.codes is not None for c in layout.spoken(s.codes)]
                 codes[r.sample.id] = (
                     torch.cat(spoken, 1) if spoken else torch.zeros(layout.codebooks, 0, dtype=torch.long)
@@ -203,9 +200,7 @@ def reward_of(arm: str, start: Start, policy: AudioPolicy) -> Reward:
     if arm == "nll":
         return WeightedSum.of(understood=understood, likelihood=Likelihood(judges))
     if arm == "guarded":
-        recordings = [AudioClip(array=wav, sample_rate=RATE) for _, wav in start.speech]
-        prosody = ProsodyDistribution(judges, prosody_bins(recordings, judges.sample_rate))
-        return WeightedSum.of(understood=understood, prosody=prosody)
+        return WeightedSum.of(understood=understood, prosody=ProsodyDistribution(judges, start.prosody_bins))
     return quick.reward_of(quick.Config(credit="word" if arm == "word" else "text"), judges, start.speech)
 
 
@@ -223,7 +218,7 @@ def train_arm(
             sft(policy, start.recorded, run, config=config, optim=optim, seed=args.seed, limit=limit)
             return
         file = run.dir / f"best_samples_{arm}.safetensors"
-        examples = start.best_samples(file, policy, sampling, args.raft_texts, args.raft_guard)
+        examples = start.best_samples(file, policy, sampling, args.raft_texts, args.raft_guard, args.seed)
         config = replace(config, steps=-(-RAFT_EPOCHS * len(examples) // config.batch_size))
         sft(policy, examples, run, config=config, optim=optim, seed=args.seed, phase=arm)
         return
@@ -335,7 +330,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=5e-5, help="learning rate of GRPO")
     parser.add_argument("--sft-lr", type=float, default=2e-4, help="learning rate of sft")
     parser.add_argument("--raft-texts", type=int, help="texts of a round of RAFT (default: the practice split)")
-    parser.add_argument("--raft-guard", action="store_true", help="RAFT chooses by prosody like the recording's, too")
+    parser.add_argument("--raft-guard", action="store_true", help="RAFT keeps the prosody of the recordings")
     parser.add_argument(
         "--sampling", type=float, nargs=2, metavar=("TEMPERATURE", "TOP_P"), help="instead of the best of the start"
     )

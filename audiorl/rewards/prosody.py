@@ -56,9 +56,15 @@ class ProsodyBins:
     edges: Mapping[str, tuple[float, ...]]
     shares: Mapping[str, tuple[float, ...]]
 
-    def places(self, name: str, values: Sequence[float]) -> NDArray[np.int64]:
-        """The bin of each value."""
-        return np.searchsorted(self.edges[name], values, side="right")
+    def of(self, measured: Sequence[Prosody | None]) -> dict[str, NDArray[np.int64]]:
+        """Of each measure the bin of each recording; -1 where there is no voice."""
+        return {
+            name: np.array(
+                [-1 if p is None else np.searchsorted(edges, _scaled(name, p), side="right") for p in measured],
+                np.int64,
+            )
+            for name, edges in self.edges.items()
+        }
 
 
 def prosody_bins(recordings: Sequence[AudioClip], sample_rate: int, bins: int = 5, most: int = 500) -> ProsodyBins:
@@ -149,14 +155,48 @@ class ProsodyDistribution:
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         measured = self.judges.prosodies(rollouts)
-        spoken = [i for i, p in enumerate(measured) if p is not None]
         totals = np.zeros(len(rollouts))
-        for name in MEASURES if spoken else ():
-            places = self.bins.places(name, [_scaled(name, p) for p in measured if p is not None])
+        for name, places in self.bins.of(measured).items():
+            spoken = places >= 0
             recorded = np.array(self.bins.shares[name])
-            said = np.array(_smoothed_shares(places, len(recorded)))
-            totals[spoken] += (recorded / (recorded + said))[places] / len(MEASURES)
+            said = np.array(_smoothed_shares(places[spoken], len(recorded)))
+            totals[spoken] += (recorded / (recorded + said))[places[spoken]] / len(MEASURES)
         return [Score(float(total), _parts(p)) for total, p in zip(totals, measured, strict=True)]
+
+
+def balanced_choice(
+    rewards: NDArray[np.float64], measured: Sequence[Prosody | None], bins: ProsodyBins, rounds: int = 400
+) -> NDArray[np.int64]:
+    """Which of the K samples of each of N texts to keep, [N]: rewards as high as possible, while the kept ones have the
+    prosody of the recordings as a whole.
+
+    rewards [N, K]; measured: of the N * K samples, text by text. If only the best were kept, a batch would become
+    monotone as soon as flat speech is understood a little better. Here each bin has a price, which rises while too few
+    samples of it are kept and falls while too many are, and each text keeps the sample with the highest sum of reward
+    and prices: dual ascent on the linear programme whose constraints are the shares of the recordings. Of all rounds
+    the one that comes nearest to these shares counts. Speech without voice has no bin and no price. Raises ValueError
+    for other shapes.
+    """
+    if rewards.ndim != 2 or rewards.size != len(measured):
+        raise ValueError(f"balanced_choice: rewards {rewards.shape} for {len(measured)} samples")
+    texts = np.arange(len(rewards))
+    places = [b.reshape(rewards.shape) for b in bins.of(measured).values()]
+    # One price more than bins, which stays 0: that of speech without voice, whose place is -1.
+    wanted = [np.array([*shares, 0.0]) for shares in bins.shares.values()]
+    prices = [np.zeros(len(shares)) for shares in wanted]
+    best, smallest = rewards.argmax(1), math.inf
+    for step in range(1, rounds + 1):
+        values = rewards + sum(price[place] for price, place in zip(prices, places, strict=True))
+        kept = values.argmax(1)
+        distance = 0.0
+        for price, place, shares in zip(prices, places, wanted, strict=True):
+            counts = np.bincount(place[texts, kept] % len(shares), minlength=len(shares))
+            excess = counts[:-1] / max(counts[:-1].sum(), 1) - shares[:-1]
+            price[:-1] -= excess / math.sqrt(step)
+            distance += float(np.abs(excess).sum())
+        if distance < smallest:
+            best, smallest = kept, distance
+    return best
 
 
 def _parts(measured: Prosody | None) -> dict[str, float]:

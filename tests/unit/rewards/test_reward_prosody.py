@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,12 +11,13 @@ import torch
 
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import bundled_speech
-from audiorl.metrics.prosody import MEASURES, prosody
+from audiorl.metrics.prosody import MEASURES, Prosody, prosody
 from audiorl.rewards.prosody import (
     ProsodyBins,
     ProsodyDistribution,
     ProsodyNorm,
     ProsodyRange,
+    balanced_choice,
     prosody_bins,
     prosody_norm,
 )
@@ -159,3 +161,51 @@ def test_bins_hold_equally_many_recordings(clips: list[AudioClip]) -> None:
     assert prosody_bins(clips[:1], RATE).shares["pauses"] == (1.0,)  # one value, one bin
     with pytest.raises(ValueError, match="bins must be at least 2, got 1"):
         prosody_bins(clips, RATE, bins=1)
+
+
+# -- choosing among samples --------------------------------------------------------------------------------------------
+
+
+def spoken(f0_range: float) -> Prosody:
+    return Prosody(f0_range, 1.0, 200.0, 0.8, 20.0, 0.0, 0)
+
+
+def one_edge(lively: float) -> ProsodyBins:
+    """F0 ranges above 4 semitones are lively, and that share of the recordings is."""
+    edges = {"f0_range": (np.log(4),), "energy_range": (), "pauses": ()}
+    return ProsodyBins(edges, {"f0_range": (1 - lively, lively), "energy_range": (1.0,), "pauses": (1.0,)})
+
+
+@pytest.mark.parametrize("lively", [0.0, 0.25, 0.5, 1.0])
+def test_the_kept_samples_have_the_share_of_the_recordings_where_it_costs_least(lively: float) -> None:
+    """Each text has a flat sample and a lively one, which is understood worse by 0.1, 0.2, 0.3 or 0.4."""
+    rewards = np.array([[1.0, 0.9], [1.0, 0.7], [0.8, 0.6], [0.9, 0.5]])
+    measured = [spoken(1.0), spoken(9.0)] * 4
+    kept = balanced_choice(rewards, measured, one_edge(lively))
+    by_cost = [0, 2, 1, 3]
+    assert sorted(np.flatnonzero(kept == 1)) == sorted(by_cost[: round(4 * lively)])
+
+
+def test_the_choice_is_the_best_of_all_that_have_these_shares() -> None:
+    """Against all 3^5 choices; samples of three bins, rewards at random."""
+    rng = np.random.default_rng(0)
+    edges = {"f0_range": (np.log(4), np.log(8)), "energy_range": (), "pauses": ()}
+    bins = ProsodyBins(edges, {"f0_range": (0.4, 0.2, 0.4), "energy_range": (1.0,), "pauses": (1.0,)})
+    for _ in range(20):
+        rewards, ranges = rng.random((5, 3)), np.stack([rng.permutation([2.0, 6.0, 10.0]) for _ in range(5)])
+        kept = balanced_choice(rewards, [spoken(x) for x in ranges.ravel()], bins, rounds=2000)
+
+        def counts(choice: np.ndarray, ranges: np.ndarray = ranges) -> list[int]:
+            return [int((ranges[range(5), choice] == x).sum()) for x in (2.0, 6.0, 10.0)]
+
+        choices = [np.array(c) for c in itertools.product(range(3), repeat=5)]
+        best = max(rewards[range(5), c].sum() for c in choices if counts(c) == [2, 1, 2])
+        assert counts(kept) == [2, 1, 2]
+        assert rewards[range(5), kept].sum() == pytest.approx(best)
+
+
+def test_without_voice_a_sample_is_kept_for_its_reward_alone() -> None:
+    kept = balanced_choice(np.array([[0.2, 0.9], [0.1, 0.0]]), [None, None, spoken(1.0), None], one_edge(1.0))
+    assert [*kept] == [1, 0]
+    with pytest.raises(ValueError, match=r"rewards \(2, 2\) for 3 samples"):
+        balanced_choice(np.zeros((2, 2)), [None] * 3, one_edge(1.0))
