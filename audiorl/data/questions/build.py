@@ -78,9 +78,9 @@ def build_questions(
     """
     if out.exists() and any(out.iterdir()) and not (out / "audio").is_dir():
         raise ValueError(f"{out}: not empty; name a new folder or empty this one first")
+    splits = dict(zip(SPLITS, split_speech(corpus(speech), seed), strict=True))
     if render is None:
         require_fluidsynth()  # before the packages are downloaded
-    splits = dict(zip(SPLITS, split_speech(corpus(speech), seed), strict=True))
     questions: dict[str, list[Question]] = {}
     with package_files(PACKAGES, packages, tree) as root:
         play = render or FluidSynth(root / SOUND_FONT)

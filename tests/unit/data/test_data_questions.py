@@ -164,13 +164,15 @@ def test_fluidsynth_plays_the_notes() -> None:
         assert np.argmax(spectrum) * RATE / 8000 == pytest.approx(hz, rel=0.02)
 
 
-def test_without_fluidsynth_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_fluidsynth_the_error_says_what_to_install(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", "")
     needed = pytest.raises(ValueError, match="fluidsynth: not installed; get it with `apt-get install fluidsynth`")
     with needed:
         FluidSynth(SOUND_FONT)([])
-    with needed:  # before it reads the corpus or downloads a package
-        build_questions(tmp_path / "out", tmp_path / "no corpus")
+    with needed:  # before it downloads a package
+        build_questions(tmp_path / "out", folders[0])
 
 
 # -- sounds ------------------------------------------------------------------------------------------------------------

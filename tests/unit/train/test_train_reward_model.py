@@ -89,7 +89,7 @@ def test_loss_and_gradient_are_the_formula(samples: list[Sample], case: str, bud
     config = RewardModelConfig(micro_batch_tokens=budget, **options)
     metrics = RewardModelWorker(model, config, UNCLIPPED).train(pairs)
     assert metrics["reward_model/loss"] == pytest.approx(expected.item(), rel=1e-5)
-    assert_same_gradients(all_gradients(model), grads, 1e-5)
+    assert_same_gradients(all_gradients(model), grads, 2e-5)  # float32: 1.2e-5 on CPUs without AVX-512
 
 
 def test_length_debias_leaves_to_the_expert_what_length_explains(samples: list[Sample]) -> None:
@@ -108,7 +108,7 @@ def test_length_debias_leaves_to_the_expert_what_length_explains(samples: list[S
     config = RewardModelConfig(length_debias=True, micro_batch_tokens=150)
     metrics = RewardModelWorker(model, config, UNCLIPPED, (slope, scale)).train(pairs)
     assert metrics["reward_model/loss"] == pytest.approx(expected.item(), rel=1e-5)
-    assert_same_gradients(all_gradients(model), grads, 1e-5)
+    assert_same_gradients(all_gradients(model), grads, 2e-5)  # float32: 1.2e-5 on CPUs without AVX-512
 
 
 def test_a_debiased_reward_model_does_not_learn_length(samples: list[Sample], tmp_path: Path) -> None:
