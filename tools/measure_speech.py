@@ -135,10 +135,10 @@ class Start:
         rollouts = HFEngine(policy, sampling).generate([Request(s, n, seed=seed) for s in samples])
         shares = np.reshape(self.understood(policy, rollouts), (len(samples), n))
         if guard:
-            kept = balanced_choice(shares, self.judges(policy).prosodies(rollouts), self.prosody_bins)
+            chosen = balanced_choice(shares, self.judges(policy).prosodies(rollouts), self.prosody_bins)
         else:
-            kept = shares.argmax(1)
-        return [rollouts[i * n + k] for i, k in enumerate(kept)]
+            chosen = shares.argmax(1)
+        return [rollouts[i * n + k] for i, k in enumerate(chosen)]
 
     @cached_property
     def prosody_bins(self) -> ProsodyBins:

@@ -167,12 +167,12 @@ class ProsodyDistribution:
 def balanced_choice(
     rewards: NDArray[np.float64], measured: Sequence[Prosody | None], bins: ProsodyBins, rounds: int = 400
 ) -> NDArray[np.int64]:
-    """Which of the K samples of each of N texts to keep, [N]: rewards as high as possible, while the kept ones have the
-    prosody of the recordings as a whole.
+    """Which of the K samples of each of N texts to keep, [N]: rewards as high as possible, while all that are chosen
+    together have the prosody of the recordings.
 
-    rewards [N, K]; measured: of the N * K samples, text by text. If only the best were kept, a batch would become
+    rewards [N, K]; measured: of the N * K samples, text by text. If only the best were chosen, a batch would become
     monotone as soon as flat speech is understood a little better. Here each bin has a price, which rises while too few
-    samples of it are kept and falls while too many are, and each text keeps the sample with the highest sum of reward
+    samples of it are chosen and falls while too many are, and each text keeps the sample with the highest sum of reward
     and prices: dual ascent on the linear programme whose constraints are the shares of the recordings. Of all rounds
     the one that comes nearest to these shares counts. Speech without voice has no bin and no price. Raises ValueError
     for other shapes.
@@ -187,15 +187,15 @@ def balanced_choice(
     best, smallest = rewards.argmax(1), math.inf
     for step in range(1, rounds + 1):
         values = rewards + sum(price[place] for price, place in zip(prices, places, strict=True))
-        kept = values.argmax(1)
+        chosen = values.argmax(1)
         distance = 0.0
         for price, place, shares in zip(prices, places, wanted, strict=True):
-            counts = np.bincount(place[texts, kept] % len(shares), minlength=len(shares))
+            counts = np.bincount(place[texts, chosen] % len(shares), minlength=len(shares))
             excess = counts[:-1] / max(counts[:-1].sum(), 1) - shares[:-1]
             price[:-1] -= excess / math.sqrt(step)
             distance += float(np.abs(excess).sum())
         if distance < smallest:
-            best, smallest = kept, distance
+            best, smallest = chosen, distance
     return best
 
 

@@ -41,7 +41,9 @@ def assert_same_gradients(found: Gradients, expected: Gradients, atol: float) ->
     nothing = torch.zeros(())
     for name in found.keys() | expected.keys():
         a, b = (grads.get(name, nothing) / scale for grads in (found, expected))
-        torch.testing.assert_close(*torch.broadcast_tensors(a, b), atol=atol, rtol=0, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            *torch.broadcast_tensors(a, b), atol=atol, rtol=0, msg=lambda m, name=name: f"{name}: {m}"
+        )
 
 
 def alone(policy: AudioPolicy, sample: Sample, text: str) -> Tensor:

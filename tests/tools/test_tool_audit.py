@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.tools import load_tool
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def audit() -> Any:
-    spec = importlib.util.spec_from_file_location("audit_tool", ROOT / "tools" / "audit.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def audit() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield load_tool("audit", patch)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from audiorl.audio import seconds
 from audiorl.data.seedtts import Conversation, read_conversations
 from audiorl.models import load_policy
@@ -27,6 +29,7 @@ def texts(conversations: list[Conversation]) -> set[str]:
     return turns | {text for c in conversations for text, _ in c.voices.values()}
 
 
+@pytest.mark.slow
 def test_texts_to_be_said_are_not_learned(tmp_path: Path) -> None:
     out = tmp_path / "dialogues"
     assert build(out).returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from audiorl.data.corpus import corpus
 from audiorl.metrics.prosody import prosody
+from tests.support.tools import load_tool
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,10 +32,16 @@ def test_without_the_vocoder(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("voice", ["1:1", "a:1:1", "9:1:1", "1:0.1:1", "1:1:-1"])
-def test_a_voice_that_is_none(voice: str, tmp_path: Path) -> None:
-    result = build(tmp_path / "out", voice)
-    assert result.returncode == 2 and f"'{voice}'" in result.stderr and not (tmp_path / "out").exists()
+def test_a_voice_that_is_none(tmp_path: Path) -> None:
+    result = build(tmp_path / "out", "1:1:1", "1:1")
+    assert result.returncode == 2 and "'1:1' is not PITCH:FORMANTS:RANGE" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("voice", ["a:1:1", "9:1:1", "1:0.1:1", "1:1:-1"])
+def test_numbers_that_are_no_voice(voice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=f"'{voice}'"):
+        load_tool("build_voices", monkeypatch).Voice.parse(voice)
 
 
 @pytest.mark.skipif(find_spec("pyworld") is None, reason="needs pyworld")

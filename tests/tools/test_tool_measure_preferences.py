@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 
 from audiorl.types import Sample
-
-FILE = Path(__file__).parents[2] / "tools" / "measure_preferences.py"
+from tests.support.tools import load_tool
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("measure_preferences", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["measure_preferences"] = module
-    spec.loader.exec_module(module)
-    return module
+def tool() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield load_tool("measure_preferences", patch)
 
 
 def answers(tool: ModuleType, count: int) -> list[tuple[Sample, list[object]]]:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.tools import load_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def structure():
-    spec = importlib.util.spec_from_file_location("structure", ROOT / "tools/structure.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["structure"] = module  # dataclasses look their module up by name
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["structure"]
+    with pytest.MonkeyPatch.context() as patch:
+        yield load_tool("structure", patch)
 
 
 def test_the_repository_has_no_circle_and_no_upward_import(structure, capsys):

@@ -216,6 +216,7 @@ def test_errors_name_file_and_question(mmau, tmp_path) -> None:
         mmau.run(mmau.Options())
 
 
+@pytest.mark.slow
 def test_runs_as_a_module(tmp_path) -> None:
     file = tmp_path / "predictions.json"
     file.write_text(json.dumps([question("1", model_output="dog")]))

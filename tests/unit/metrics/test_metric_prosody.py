@@ -39,6 +39,7 @@ def test_high_and_low_voices_in_noise() -> None:
         assert np.isnan(f0).mean() < 0.05
 
 
+@pytest.mark.slow  # pYIN
 def test_yin_agrees_with_pyin_on_speech() -> None:
     pytest.importorskip("librosa")
     wav = next(u.clip.load(RATE) for u in bundled_speech(("en",), min_seconds=0.8))
