@@ -9,6 +9,7 @@ the start is understood best, chosen on texts of the practice split, in training
   start     nothing is trained; best4, best16: of so many samples the one that the reward's recogniser prefers
   text      GRPO: the share of characters that the reward's recogniser understands, length, finishing
   raft      supervised steps on the best of 8 samples for each practice text (RAFT, Dong et al. 2023, arXiv 2304.06767)
+  balanced  the same samples, chosen under the condition that all together have the prosody of the recordings
   raft2     a second round, on samples of `raft`; raft3: a third
   word      as `text`, with the characters of each word credited to its frames
   first     as `text`, but only the codes of the first codebook are trained
@@ -47,6 +48,7 @@ from audiorl.evaluation.speech import measure_speech, say
 from audiorl.evaluation.summaries import speech_measures
 from audiorl.judges import Recogniser, SpeakerEncoder, load_recogniser
 from audiorl.judges.loading import load_quality_model
+from audiorl.metrics.prosody import Prosody, prosody
 from audiorl.metrics.speaker import cosine
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example
@@ -65,7 +67,7 @@ from audiorl.train.sft import sft
 from audiorl.types import Request, Reward, Rollout, Sample
 from tokenizers_audio import load as load_codec
 
-ROUNDS = {"raft": "", "raft2": "raft", "raft3": "raft2"}
+ROUNDS = {"raft": "", "balanced": "", "raft2": "raft", "raft3": "raft2"}
 """The rounds of RAFT, each with the one that it goes on from."""
 ARMS = ("text", "word", "first", "cer", "nll", "guarded", *ROUNDS, "sft")
 RAFT_SAMPLES, RAFT_EPOCHS = 8, 3
@@ -121,24 +123,17 @@ class Start:
         """The share of characters of each that the reward's recogniser understands."""
         return [score.total for score in Intelligibility(self.judges(policy), "cer")(rollouts)]
 
-    def best_of(
-        self,
-        n: int,
-        policy: AudioPolicy,
-        samples: Sequence[Sample],
-        sampling: SamplingConfig,
-        guard: bool = False,
-        seed: int = 0,
-    ) -> list[Rollout]:
-        """Of n samples for each text the one of which the reward's recogniser understands most characters; with `guard`
-        under the condition that all together have the prosody of the recordings."""
-        rollouts = HFEngine(policy, sampling).generate([Request(s, n, seed=seed) for s in samples])
-        shares = np.reshape(self.understood(policy, rollouts), (len(samples), n))
-        if guard:
-            chosen = balanced_choice(shares, self.judges(policy).prosodies(rollouts), self.prosody_bins)
-        else:
-            chosen = shares.argmax(1)
-        return [rollouts[i * n + k] for i, k in enumerate(chosen)]
+    def samples(
+        self, n: int, policy: AudioPolicy, texts: Sequence[Sample], sampling: SamplingConfig, seed: int = 0
+    ) -> tuple[list[Rollout], np.ndarray]:
+        """n samples for each text, one text after the other, and how much of each is understood [texts, n]."""
+        rollouts = HFEngine(policy, sampling).generate([Request(s, n, seed=seed) for s in texts])
+        return rollouts, np.reshape(self.understood(policy, rollouts), (len(texts), n))
+
+    def best_of(self, n: int, policy: AudioPolicy, texts: Sequence[Sample], sampling: SamplingConfig) -> list[Rollout]:
+        """Of n samples for each text the one of which the reward's recogniser understands most characters."""
+        rollouts, understood = self.samples(n, policy, texts, sampling)
+        return [rollouts[i * n + k] for i, k in enumerate(understood.argmax(1))]
 
     @cached_property
     def prosody_bins(self) -> ProsodyBins:
@@ -146,33 +141,60 @@ class Start:
         recordings = [AudioClip(array=wav, sample_rate=RATE) for _, wav in self.speech]
         return prosody_bins(recordings, self.codec.sample_rate)
 
-    def best_samples(
-        self, file: Path, policy: AudioPolicy, sampling: SamplingConfig, count: int | None, guard: bool, seed: int
-    ) -> list[Example]:
-        """`count` texts with the best of RAFT_SAMPLES samples, whose codes the policy is given to learn from: those of
-        the practice split, then of the training split; None: all of the practice split.
+    def stored_samples(
+        self, file: Path, policy: AudioPolicy, texts: Sequence[Sample], sampling: SamplingConfig, seed: int
+    ) -> dict[str, torch.Tensor]:
+        """{"TEXT/K": codes [codebooks, frames]} of RAFT_SAMPLES samples for each text, {"TEXT/understood": [samples]}.
 
-        The codes are kept in `file`, from which a later call goes on.
+        They are kept in `file`, from which a later call goes on.
         """
-        texts = self.practice if count is None else [*self.practice, *self.train][:count]
-        codes = read_tensors(file) if file.exists() else {}
-        missing = [s for s in texts if s.id not in codes]
+        stored = read_tensors(file) if file.exists() else {}
+        missing = [s for s in texts if f"{s.id}/understood" not in stored]
         layout = policy.speech
         assert layout is not None
         for at in range(0, len(missing), 64):
-            for r in self.best_of(RAFT_SAMPLES, policy, missing[at : at + 64], sampling, guard, seed):
+            block = missing[at : at + 64]
+            rollouts, understood = self.samples(RAFT_SAMPLES, policy, block, sampling, seed)
+            for i, r in enumerate(rollouts):
                 spoken = [c for s in r.segments if s.codes is not None for c in layout.spoken(s.codes)]
-                codes[r.sample.id] = (
-                    torch.cat(spoken, 1) if spoken else torch.zeros(layout.codebooks, 0, dtype=torch.long)
-                )
-            save_file(codes, file)
-            print(f"best of {RAFT_SAMPLES}: {len(codes)} of {len(texts)} texts", flush=True)
-        codes = {id: c for id, c in codes.items() if c.shape[1]}
-        with torch.no_grad():
-            waves = {id: self.codec.decode(c[None])[0].numpy() for id, c in codes.items()}
-        clips = {id: AudioClip(array=wav, sample_rate=self.codec.sample_rate) for id, wav in waves.items()}
+                codes = torch.cat(spoken, 1) if spoken else torch.zeros(layout.codebooks, 0, dtype=torch.long)
+                stored[f"{r.sample.id}/{i % RAFT_SAMPLES}"] = codes
+            stored |= {f"{s.id}/understood": torch.tensor(u) for s, u in zip(block, understood, strict=True)}
+            save_file(stored, file)
+            print(f"samples of {at + len(block)} of {len(missing)} texts", flush=True)
+        return stored
+
+    def best_samples(
+        self, file: Path, policy: AudioPolicy, sampling: SamplingConfig, count: int | None, balanced: bool, seed: int
+    ) -> list[Example]:
+        """`count` texts, of the practice split and then of the training split (None: all of the practice split), with
+        the best of their `stored_samples`, whose codes the policy is given to learn from.
+
+        balanced: the best that together have the prosody of the recordings.
+        """
+        texts = self.practice if count is None else [*self.practice, *self.train][:count]
+        stored = self.stored_samples(file, policy, texts, sampling, seed)
+        understood = np.stack([stored[f"{s.id}/understood"].numpy() for s in texts])
+        places = understood.argmax(1)
+        if balanced:
+            measured = [self._prosody(stored[f"{s.id}/{k}"]) for s in texts for k in range(RAFT_SAMPLES)]
+            places = balanced_choice(understood, measured, self.prosody_bins)
+        codes = {s.id: stored[f"{s.id}/{k}"] for s, k in zip(texts, places, strict=True)}
+        clips = {
+            id: AudioClip(array=self._waveform(c), sample_rate=self.codec.sample_rate)
+            for id, c in codes.items()
+            if c.shape[1]
+        }
         policy.keep_codes({clip.key: codes[id] for id, clip in clips.items()})
         return [Example(s, speech=(clips[s.id],)) for s in texts if s.id in clips]
+
+    @torch.no_grad()
+    def _waveform(self, codes: torch.Tensor) -> np.ndarray:
+        """[T] of codes [codebooks, frames]."""
+        return self.codec.decode(codes[None])[0].numpy()
+
+    def _prosody(self, codes: torch.Tensor) -> Prosody | None:
+        return prosody(self._waveform(codes), self.codec.sample_rate) if codes.shape[1] else None
 
 
 def choose_sampling(run: Run, start: Start, given: tuple[float, float] | None) -> SamplingConfig:
@@ -217,8 +239,8 @@ def train_arm(
             limit = ComputeTime(max(others_cpu_s), "cpu")
             sft(policy, start.recorded, run, config=config, optim=optim, seed=args.seed, limit=limit)
             return
-        file = run.dir / f"best_samples_{arm}.safetensors"
-        examples = start.best_samples(file, policy, sampling, args.raft_texts, args.raft_guard, args.seed)
+        file = run.dir / f"samples_{ROUNDS[arm] or 'start'}.safetensors"
+        examples = start.best_samples(file, policy, sampling, args.raft_texts, arm == "balanced", args.seed)
         config = replace(config, steps=-(-RAFT_EPOCHS * len(examples) // config.batch_size))
         sft(policy, examples, run, config=config, optim=optim, seed=args.seed, phase=arm)
         return
@@ -330,7 +352,6 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=5e-5, help="learning rate of GRPO")
     parser.add_argument("--sft-lr", type=float, default=2e-4, help="learning rate of sft")
     parser.add_argument("--raft-texts", type=int, help="texts of a round of RAFT (default: the practice split)")
-    parser.add_argument("--raft-guard", action="store_true", help="RAFT keeps the prosody of the recordings")
     parser.add_argument(
         "--sampling", type=float, nargs=2, metavar=("TEMPERATURE", "TOP_P"), help="instead of the best of the start"
     )

@@ -40,11 +40,12 @@ def test_voices_are_told_apart(tmp_path: Path) -> None:
     start = trained_start(tmp_path / "start", replace(tts_quickstart.tiny(), corpus=str(corpus), clone=True))
     save_speaker_encoder(tmp_path / "speaker")
     options = ["--speaker", str(tmp_path / "speaker"), "--sampling", "0.5", "0.9", "--best-of"]
-    measure_speech(start, tmp_path / "out", *options, "--arms", "raft", "--raft-texts", "3", "--raft-guard")
+    measure_speech(start, tmp_path / "out", *options, "--arms", "raft", "balanced", "--raft-texts", "3")
     head, _, *rows = (tmp_path / "out" / "table.md").read_text().splitlines()
     place = [cell.strip() for cell in head.split("|")].index("own voice %")
     shares = [float(row.split("|")[place].split()[0]) for row in rows]
-    assert [row.split("|")[1].strip() for row in rows] == ["start", "raft"] and all(0 <= s <= 100 for s in shares)
+    assert [row.split("|")[1].strip() for row in rows] == ["start", "raft", "balanced"]
+    assert all(0 <= s <= 100 for s in shares)
     assert "temperature" not in (tmp_path / "out" / "state.json").read_text()  # given, not chosen
 
 
@@ -57,7 +58,7 @@ def test_arms_are_trained_once_and_compared_with_the_start(tmp_path: Path) -> No
 
     first, table = measure(), (out / "table.md").read_text()
     arms = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
-    trained = ["text", "word", "first", "cer", "nll", "guarded", "raft", "raft2", "raft3", "sft"]
+    trained = ["text", "word", "first", "cer", "nll", "guarded", "raft", "balanced", "raft2", "raft3", "sft"]
     assert arms == ["start", "best3", *(name for arm in trained for name in (arm, f"{arm}_best2"))]
     assert "word 1/1" in first
     assert "1/1" not in measure() and (out / "table.md").read_text() == table
