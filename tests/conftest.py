@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait by spinning starve each other on a busy machine
+# Two processes that compile a function at once leave code in numba's cache whose names do not fit each other, and who
+# loads it dies. So each worker has a cache of its own.
+os.environ.setdefault(
+    "NUMBA_CACHE_DIR",
+    str(Path(__file__).parents[1] / ".pytest_cache" / "numba" / os.environ.get("PYTEST_XDIST_WORKER", "main")),
+)
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch

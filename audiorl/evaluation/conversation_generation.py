@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,7 @@ class Generated:
     usual_level_step: float
     """The same in the middle of pieces, where nothing was joined."""
     pitch_step: float
-    """As `level_step`, of the median F0 in semitones; NaN without librosa, too."""
+    """As `level_step`, of the median F0 in semitones."""
     usual_pitch_step: float
     """The same in the middle of pieces."""
 
@@ -111,8 +110,7 @@ def generate_conversations(
 
     FOLDER/conversations.jsonl has the turns with their places in these recordings. Conversations are generated side by
     side, each piece after the ones before it. A later call goes on as that of `generate_speech` does. Raises
-    ValueError for a voice that cannot be read or is too short, and as `generate_speech` does. The pitch needs librosa
-    (the extra `speech`) and about a quarter of a second for every joint and piece.
+    ValueError for a voice that cannot be read or is too short, and as `generate_speech` does.
     """
     folder = Path(folder)
     for conversation in conversations:
@@ -134,7 +132,7 @@ def generate_conversations(
         )
         rows |= {row["id"]: row for row in said}
     levels, pitches = _Steps(), _Steps()
-    steps: dict[Measure, _Steps] = {level_steps: levels} | ({pitch_steps: pitches} if find_spec("librosa") else {})
+    steps: dict[Measure, _Steps] = {level_steps: levels, pitch_steps: pitches}
     joined = [_join(c, pieces[c.id], folder, config.pause, engine.sample_rate, steps) for c in conversations]
     write_json_lines(folder / SAID, joined)
     return Generated(

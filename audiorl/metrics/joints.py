@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audiorl.metrics.f0 import pyin
+from audiorl.metrics.f0 import yin
 
 SIDE = 0.5
 """Seconds on either side of a joint whose levels are compared."""
@@ -31,17 +31,16 @@ def level_steps(before: NDArray[Any], after: NDArray[Any], rate: int) -> list[fl
 
 
 def pitch_steps(before: NDArray[Any], after: NDArray[Any], rate: int) -> list[float]:
-    """|difference| in semitones of the median F0 of the last and first `SIDE` s that are not silent, by librosa's pYIN.
+    """|difference| in semitones of the median F0 of the last and first `SIDE` s that are not silent, by `f0.yin`.
 
-    F0 between 65 and 500 Hz. Empty where a side has less than half of `SIDE` left, or less than 0.1 s of voice. Raises
-    ImportError without librosa. Source: Mauch and Dixon 2014.
+    F0 between 65 and 500 Hz. Empty where a side has less than half of `SIDE` left, or less than 0.1 s of voice.
     """
     side = round(SIDE * rate)
     medians = []
     for wav in (_speech(before)[-side:], _speech(after)[:side]):
         if len(wav) < side / 2:
             return []
-        f0 = pyin(wav, rate)
+        f0 = yin(wav, rate)
         voiced = f0[~np.isnan(f0)]
         if len(voiced) < 10:
             return []

@@ -613,7 +613,12 @@ def test_every_kind_of_corpus_trains(source: str, tmp_path: Path, monkeypatch: p
     (tmp_path / "corpus").mkdir()
     path = SOURCES[source](tmp_path / "corpus")
     columns = ("--columns", "text=sentence", "language=lang") if source == "hub" else ()
-    held_out = ("--held-out", "bundled", "--retention", "bundled", "--no-speech", "0", "--max-steps", "1")
+    text, language = ("sentence", "lang") if columns else ("text", "language")
+    (u, *_) = bundled_speech(("en",), max_seconds=2)
+    four = tmp_path / "four.jsonl"
+    rows = [{"id": str(i), "audio": u.clip.path, text: u.text, language: "en"} for i in range(4)]
+    four.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held_out = ("--held-out", str(four), "--retention", str(four), "--no-speech", "0", "--max-steps", "1")
     run = train("asr_grpo", tmp_path / "run", "--data", str(path), *columns, *held_out)
     (first, *_) = rows_of(run / "rollouts" / "step_000001.jsonl")
     assert first["sample"]["metadata"]["speaker"] in ("jane", "joe")

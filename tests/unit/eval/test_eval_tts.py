@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -394,13 +393,10 @@ def test_steps_at_joints_of_known_pieces(tts: ModuleType, checkpoint: Path, tmp_
     assert scores["usual_level_step"] == pytest.approx(0, abs=0.3)
     assert "level step at joints, dB: 6.0 (0.0 in the middle of pieces)" in shown[0]
     assert "level step at joints, dB" in shown[1]
-    if find_spec("librosa"):
-        assert scores["pitch_step"] == pytest.approx(4, abs=0.3)
-        assert scores["usual_pitch_step"] == pytest.approx(0, abs=0.3)
-        assert "pitch step at joints, semitones: 4.0 (0.0 in the middle of pieces)" in shown[0]
-        assert "pitch step at joints, semitones" in shown[1]
-    else:
-        assert "pitch_step" not in scores
+    assert scores["pitch_step"] == pytest.approx(4, abs=0.3)
+    assert scores["usual_pitch_step"] == pytest.approx(0, abs=0.3)
+    assert "pitch step at joints, semitones: 4.0 (0.0 in the middle of pieces)" in shown[0]
+    assert "pitch step at joints, semitones" in shown[1]
 
 
 def test_texts_of_a_plain_file(tts: ModuleType, checkpoint: Path, tmp_path: Path) -> None:

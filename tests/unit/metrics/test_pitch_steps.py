@@ -17,7 +17,6 @@ def tone(hertz: float, seconds: float = 0.6) -> np.ndarray:
 
 
 def test_steps_in_semitones() -> None:
-    pytest.importorskip("librosa")
     assert pitch_steps(tone(120), tone(120), RATE)[0] < 0.15
     assert pitch_steps(tone(120), tone(120 * 2 ** (4 / 12)), RATE)[0] == pytest.approx(4, abs=0.2)
     assert pitch_steps(tone(240), tone(120), RATE)[0] == pytest.approx(12, abs=0.2)
