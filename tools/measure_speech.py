@@ -9,13 +9,13 @@ the start is understood best, chosen on texts of the practice split, in training
   start     nothing is trained; best4, best16: of so many samples the one that the reward's recogniser prefers
   text      GRPO: the share of characters that the reward's recogniser understands, length, finishing
   raft      supervised steps on the best of 8 samples for each practice text (RAFT, Dong et al. 2023, arXiv 2304.06767)
-  balanced  the same samples, chosen under the condition that all together have the prosody of the recordings
+  balanced  the same, but the best under the condition that all together have the prosody of all samples
   raft2     a second round, on samples of `raft`; raft3: a third
   word      as `text`, with the characters of each word credited to its frames
   first     as `text`, but only the codes of the first codebook are trained
   cer       the share of characters alone: nothing guards length and prosody
   nll       as `cer`, and how probable the recogniser finds the text, which goes on rising where there are no errors
-  guarded   as `cer`, with prosody distributed as in the recordings
+  guarded   as `cer`, with prosody distributed as in the start's samples
   sft       further supervised steps on recordings, for as much CPU time as the longest of the others
 
 The texts of the test split are then said once and transcribed by `--judge`, which took no part in training. Where they
@@ -30,7 +30,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ from audiorl.models.examples import Example
 from audiorl.models.loading import read_tensors
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.rewards import WeightedSum
-from audiorl.rewards.prosody import ProsodyBins, ProsodyDistribution, balanced_choice, prosody_bins
+from audiorl.rewards.prosody import ProsodyBins, ProsodyDistribution, balanced_choice, bins_of
 from audiorl.rewards.speech import Intelligibility, Likelihood, SpeechJudges
 from audiorl.rl.train import train_rl
 from audiorl.rollout.hf import HFEngine
@@ -135,12 +135,6 @@ class Start:
         rollouts, understood = self.samples(n, policy, texts, sampling)
         return [rollouts[i * n + k] for i, k in enumerate(understood.argmax(1))]
 
-    @cached_property
-    def prosody_bins(self) -> ProsodyBins:
-        """The prosody of the recordings of the training split."""
-        recordings = [AudioClip(array=wav, sample_rate=RATE) for _, wav in self.speech]
-        return prosody_bins(recordings, self.codec.sample_rate)
-
     def stored_samples(
         self, file: Path, policy: AudioPolicy, texts: Sequence[Sample], sampling: SamplingConfig, seed: int
     ) -> dict[str, torch.Tensor]:
@@ -170,15 +164,15 @@ class Start:
         """`count` texts, of the practice split and then of the training split (None: all of the practice split), with
         the best of their `stored_samples`, whose codes the policy is given to learn from.
 
-        balanced: the best that together have the prosody of the recordings.
+        balanced: the best that together have the prosody of all samples.
         """
         texts = self.practice if count is None else [*self.practice, *self.train][:count]
         stored = self.stored_samples(file, policy, texts, sampling, seed)
         understood = np.stack([stored[f"{s.id}/understood"].numpy() for s in texts])
         places = understood.argmax(1)
         if balanced:
-            measured = [self._prosody(stored[f"{s.id}/{k}"]) for s in texts for k in range(RAFT_SAMPLES)]
-            places = balanced_choice(understood, measured, self.prosody_bins)
+            measured = self._prosody(stored, texts)
+            places = balanced_choice(understood, measured, bins_of(measured))
         codes = {s.id: stored[f"{s.id}/{k}"] for s, k in zip(texts, places, strict=True)}
         clips = {
             id: AudioClip(array=self._waveform(c), sample_rate=self.codec.sample_rate)
@@ -193,8 +187,16 @@ class Start:
         """[T] of codes [codebooks, frames]."""
         return self.codec.decode(codes[None])[0].numpy()
 
-    def _prosody(self, codes: torch.Tensor) -> Prosody | None:
-        return prosody(self._waveform(codes), self.codec.sample_rate) if codes.shape[1] else None
+    def _prosody(self, stored: Mapping[str, torch.Tensor], texts: Sequence[Sample]) -> list[Prosody | None]:
+        """Of all stored samples of these texts."""
+        samples = [stored[f"{s.id}/{k}"] for s in texts for k in range(RAFT_SAMPLES)]
+        rate = self.codec.sample_rate
+        return [prosody(self._waveform(codes), rate) if codes.shape[1] else None for codes in samples]
+
+    def spoken_bins(self, file: Path, policy: AudioPolicy, sampling: SamplingConfig, seed: int) -> ProsodyBins:
+        """The prosody of the policy's `stored_samples` for the first texts of the practice split."""
+        texts = self.practice[:80]
+        return bins_of(self._prosody(self.stored_samples(file, policy, texts, sampling, seed), texts))
 
 
 def choose_sampling(run: Run, start: Start, given: tuple[float, float] | None) -> SamplingConfig:
@@ -214,7 +216,8 @@ def choose_sampling(run: Run, start: Start, given: tuple[float, float] | None) -
     return replace(SPEECH, temperature=best["temperature"], audio_top_p=best["audio_top_p"])
 
 
-def reward_of(arm: str, start: Start, policy: AudioPolicy) -> Reward:
+def reward_of(arm: str, start: Start, policy: AudioPolicy, spoken: Callable[[], ProsodyBins]) -> Reward:
+    """The reward of an arm; `spoken`: the prosody of the start."""
     judges = start.judges(policy)
     understood = Intelligibility(judges, "cer")
     if arm == "cer":
@@ -222,7 +225,7 @@ def reward_of(arm: str, start: Start, policy: AudioPolicy) -> Reward:
     if arm == "nll":
         return WeightedSum.of(understood=understood, likelihood=Likelihood(judges))
     if arm == "guarded":
-        return WeightedSum.of(understood=understood, prosody=ProsodyDistribution(judges, start.prosody_bins))
+        return WeightedSum.of(understood=understood, prosody=ProsodyDistribution(judges, spoken()))
     return quick.reward_of(quick.Config(credit="word" if arm == "word" else "text"), judges, start.speech)
 
 
@@ -244,6 +247,7 @@ def train_arm(
         config = replace(config, steps=-(-RAFT_EPOCHS * len(examples) // config.batch_size))
         sft(policy, examples, run, config=config, optim=optim, seed=args.seed, phase=arm)
         return
+    spoken = partial(start.spoken_bins, run.dir / "samples_start.safetensors", policy, sampling, args.seed)
     rl = replace(
         quick.Config().grpo,
         steps=args.steps,
@@ -255,7 +259,7 @@ def train_arm(
     train_rl(
         policy,
         start.practice,
-        reward_of(arm, start, policy),
+        reward_of(arm, start, policy, spoken),
         run,
         config=rl,
         optim=OptimConfig(lr=args.lr, betas=(0.9, 0.95), warmup_steps=3),

@@ -42,7 +42,9 @@ def prosody_norm(recordings: Sequence[AudioClip], sample_rate: int, most: int = 
     recording has 0.1 s of voice.
     """
     moments = {}
-    for name, values in _values(recordings, sample_rate, most).items():
+    measured = _measured(recordings, sample_rate, most)
+    for name in MEASURES:
+        values = [_scaled(name, p) for p in measured]
         mean = sum(values) / len(values)
         deviation = math.sqrt(sum((x - mean) ** 2 for x in values) / len(values))
         moments[name] = (mean, max(deviation, LEAST_DEVIATION[name]))
@@ -51,7 +53,7 @@ def prosody_norm(recordings: Sequence[AudioClip], sample_rate: int, most: int = 
 
 @dataclass(frozen=True)
 class ProsodyBins:
-    """Of each measure of recordings the edges between its bins, and the share of recordings in each bin."""
+    """Of each measure of speech the edges between its bins, and the share of the speech in each bin."""
 
     edges: Mapping[str, tuple[float, ...]]
     shares: Mapping[str, tuple[float, ...]]
@@ -68,11 +70,23 @@ class ProsodyBins:
 
 
 def prosody_bins(recordings: Sequence[AudioClip], sample_rate: int, bins: int = 5, most: int = 500) -> ProsodyBins:
-    """Bins with equally many recordings each, as far as their measures differ; otherwise as `prosody_norm`."""
+    """Those of `bins_of` for recordings that are chosen as by `prosody_norm`."""
+    return bins_of(_measured(recordings, sample_rate, most), bins)
+
+
+def bins_of(measured: Sequence[Prosody | None], bins: int = 5) -> ProsodyBins:
+    """Bins with equally many of these each, as far as their measures differ; None is left out.
+
+    Raises ValueError where all are None.
+    """
     if bins < 2:
-        raise ValueError(f"prosody_bins: bins must be at least 2, got {bins}")
+        raise ValueError(f"bins_of: bins must be at least 2, got {bins}")
+    voiced = [p for p in measured if p is not None]
+    if not voiced:
+        raise ValueError(f"bins_of: none of {len(measured)} recordings has 0.1 s of voice")
     edges, shares = {}, {}
-    for name, values in _values(recordings, sample_rate, most).items():
+    for name in MEASURES:
+        values = [_scaled(name, p) for p in voiced]
         inner = np.quantile(values, np.arange(1, bins) / bins, method="higher")
         edges[name] = tuple(float(edge) for edge in np.unique(inner) if edge > min(values))
         places = np.searchsorted(edges[name], values, side="right")
@@ -86,8 +100,8 @@ def _smoothed_shares(places: NDArray[np.int64], bins: int) -> tuple[float, ...]:
     return tuple(float(share) for share in counts / counts.sum())
 
 
-def _values(recordings: Sequence[AudioClip], sample_rate: int, most: int) -> dict[str, list[float]]:
-    """The measures of recordings with voice, on the scale of `ProsodyNorm`."""
+def _measured(recordings: Sequence[AudioClip], sample_rate: int, most: int) -> list[Prosody]:
+    """The measures of recordings with voice."""
     step = -(-len(recordings) // most)
     chosen = recordings[::step] if recordings else []
     measured = [p for clip in chosen if (p := prosody(clip.load(sample_rate), sample_rate)) is not None]
@@ -95,7 +109,7 @@ def _values(recordings: Sequence[AudioClip], sample_rate: int, most: int) -> dic
         raise ValueError(
             f"the usual prosody: none of {len(recordings)} recordings has 0.1 s of voice; give recordings of speech"
         )
-    return {name: [_scaled(name, p) for p in measured] for name in MEASURES}
+    return measured
 
 
 def own_recording(sample: Sample) -> AudioClip | None:
@@ -168,13 +182,13 @@ def balanced_choice(
     rewards: NDArray[np.float64], measured: Sequence[Prosody | None], bins: ProsodyBins, rounds: int = 400
 ) -> NDArray[np.int64]:
     """Which of the K samples of each of N texts to keep, [N]: rewards as high as possible, while all that are chosen
-    together have the prosody of the recordings.
+    together have the prosody of `bins`: of recordings, or of the samples themselves, so that choosing moves nothing.
 
     rewards [N, K]; measured: of the N * K samples, text by text. If only the best were chosen, a batch would become
     monotone as soon as flat speech is understood a little better. Here each bin has a price, which rises while too few
     samples of it are chosen and falls while too many are, and each text keeps the sample with the highest sum of reward
-    and prices: dual ascent on the linear programme whose constraints are the shares of the recordings. Of all rounds
-    the one that comes nearest to these shares counts. Speech without voice has no bin and no price. Raises ValueError
+    and prices: dual ascent on the linear programme whose constraints are the shares of `bins`. Of all rounds the one
+    that comes nearest to these shares counts. Speech without voice has no bin and no price. Raises ValueError
     for other shapes.
     """
     if rewards.ndim != 2 or rewards.size != len(measured):

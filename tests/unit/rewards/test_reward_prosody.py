@@ -18,6 +18,7 @@ from audiorl.rewards.prosody import (
     ProsodyNorm,
     ProsodyRange,
     balanced_choice,
+    bins_of,
     prosody_bins,
     prosody_norm,
 )
@@ -161,6 +162,8 @@ def test_bins_hold_equally_many_recordings(clips: list[AudioClip]) -> None:
     assert prosody_bins(clips[:1], RATE).shares["pauses"] == (1.0,)  # one value, one bin
     with pytest.raises(ValueError, match="bins must be at least 2, got 1"):
         prosody_bins(clips, RATE, bins=1)
+    with pytest.raises(ValueError, match="none of 2 recordings"):
+        bins_of([None, None])
 
 
 # -- choosing among samples --------------------------------------------------------------------------------------------
