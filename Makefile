@@ -7,8 +7,9 @@ GPU := $(shell command -v nvidia-smi)
 CONSTRAINTS := $(if $(GPU),,--constraint constraints-cpu.txt)
 VLLM := $(if $(GPU),gpu,rollout-cpu)
 PIP := $(PY) -m pip install --quiet $(CONSTRAINTS)
-# Test files run in parallel, the longest first.
-PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Test files run in parallel, the longest first. A worker that dies ends the run: with another in its place the run would
+# wait for the dead one's tests forever.
+PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 OUT ?= runs/quickstart
 SEED ?= 0
 

@@ -20,8 +20,9 @@ the start is understood best, chosen on texts of the practice split, in training
 
 The texts of the test split are then said once and transcribed by `--judge`, which took no part in training. Where they
 are said in several voices, `--speaker` also decides whether each is nearest to its own.
-OUT/table.md has means with 95 % bootstrap intervals over texts, and paired changes against `start`. Arms that are
-finished are not trained again. With `--best-of-arms` the best of so many samples is measured after training, too.
+OUT/table.md has means with 95 % bootstrap intervals over texts, and paired changes against `start`; OUT/listen.html
+plays some texts as every arm says them, with their pitch. Arms that are finished are not trained again. With
+`--best-of-arms` the best of so many samples is measured after training, too.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example
 from audiorl.models.loading import read_tensors
 from audiorl.recipes import tts_quickstart as quick
+from audiorl.report.listening import Card, Take, listening_page
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.prosody import ProsodyBins, ProsodyDistribution, balanced_choice, bins_of
 from audiorl.rewards.speech import Intelligibility, Likelihood, SpeechJudges
@@ -82,6 +84,8 @@ COLUMNS = {
     "pauses": ("pauses %", 100),
 }
 RATE = 16_000
+PLAYED = 12
+"""Texts on the page."""
 TEMPERATURES, TOP_PS = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25), (1.0, 0.9)
 SPEECH = SamplingConfig(max_new_tokens=8, max_frames=90)
 TEXTS = (
@@ -312,10 +316,16 @@ def measures(row: Mapping[str, Any], scores: Mapping[str, Mapping[str, float]]) 
     return {title: scale * values[name] for name, (title, scale) in COLUMNS.items() if name in values}
 
 
-def table(run: Run, start: Start, opinions: int, encoder: SpeakerEncoder | None) -> str:
-    """What was measured of each arm, of `opinions` texts with DNSMOS, and the paired changes against `start`."""
+Measured = Mapping[str, Mapping[str, float]]
+"""The columns of the table by text."""
+
+
+def measured_arms(
+    run: Run, start: Start, opinions: int, encoder: SpeakerEncoder | None
+) -> tuple[dict[str, list[Mapping[str, Any]]], dict[str, Measured]]:
+    """The rows of `measure_speech` by arm, in the order of measuring, and the columns; `opinions` texts have DNSMOS."""
     files = sorted((run.dir / "eval").glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
-    rows_of = {}
+    rows_of, columns_of = {}, {}
     for file in files:
         rows, scores = list(read_rows(file)), {}
         if opinions:
@@ -325,19 +335,46 @@ def table(run: Run, start: Start, opinions: int, encoder: SpeakerEncoder | None)
         if encoder is not None and len(start.test_voices) > 1:
             score = partial(in_own_voice, run.dir, start, encoder)
             scores["own_voice"] = cached_scores(file.with_suffix(".voices.json"), rows, score)
-        rows_of[file.stem.removeprefix("after_")] = {row["id"]: measures(row, scores) for row in rows}
-    before = rows_of["start"]
+        arm = file.stem.removeprefix("after_")
+        rows_of[arm], columns_of[arm] = rows, {row["id"]: measures(row, scores) for row in rows}
+    return rows_of, columns_of
+
+
+def table(arms: Mapping[str, Measured], seconds: Mapping[str, float]) -> tuple[tuple[str, ...], list[list[str]]]:
+    """The head and a line for each arm: CPU seconds of training, means, and the paired changes against `start`."""
+    before = arms["start"]
     columns = list(dict.fromkeys(name for row in before.values() for name in row))
     lines = []
-    for arm, measured in rows_of.items():
-        cells = [arm, f"{cpu_seconds(run.dir)[arm]:.0f}" if arm in ARMS else ""]
+    for arm, measured in arms.items():
+        cells = [arm, f"{seconds[arm]:.0f}" if arm in ARMS else ""]
         for name in columns:
             values = {id: row[name] for id, row in measured.items() if name in row}
             changes = [value - before[id][name] for id, value in values.items() if name in before[id]]
             cells.append(number(np.array(list(values.values()))) if values else "")
             cells.append(number(np.array(changes), "+") if changes and arm != "start" else "")
         lines.append(cells)
-    return markdown(("", "CPU s", *(head for name in columns for head in (name, "change"))), lines)
+    return ("", "CPU s", *(head for name in columns for head in (name, "change"))), lines
+
+
+def page(
+    rows_of: Mapping[str, Sequence[Mapping[str, Any]]],
+    columns_of: Mapping[str, Measured],
+    head: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    folder: Path,
+) -> str:
+    """The table, and the first `PLAYED` texts as every arm says them, after the recording."""
+    cards = []
+    for row in rows_of["start"][:PLAYED]:
+        takes = [Take("recording", row["reference_audio"]["path"])] if "reference_audio" in row else []
+        for arm, rows in rows_of.items():
+            said = next((r for r in rows if r["id"] == row["id"]), None)
+            if said is not None:
+                path = said["spoken_audio"]["path"] if said["seconds"] else None
+                takes.append(Take(arm, path, columns_of[arm][row["id"]], said["transcript"]))
+        cards.append(Card(row["text"], "", tuple(takes)))
+    lead = f"The first {len(cards)} texts of the test split, by every arm."
+    return listening_page("Speech before and after training", lead, head, lines, cards, folder)
 
 
 def main() -> None:
@@ -387,9 +424,11 @@ def main() -> None:
                     measure(f"{arm}_best{n}", policy, sampling=sampling, speak=partial(start.best_of, n))
     except Interrupted:
         sys.exit(130)
-    text = table(run, start, args.dnsmos, judges.encoder)
-    (run.dir / "table.md").write_text(text)
-    print(text)
+    rows_of, columns_of = measured_arms(run, start, args.dnsmos, judges.encoder)
+    head, lines = table(columns_of, cpu_seconds(run.dir))
+    (run.dir / "table.md").write_text(markdown(head, lines))
+    (run.dir / "listen.html").write_text(page(rows_of, columns_of, head, lines, run.dir), encoding="utf-8")
+    print(markdown(head, lines))
 
 
 if __name__ == "__main__":

@@ -60,5 +60,7 @@ def test_arms_are_trained_once_and_compared_with_the_start(tmp_path: Path) -> No
     arms = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
     trained = ["text", "word", "first", "cer", "nll", "guarded", "raft", "balanced", "raft2", "raft3", "sft"]
     assert arms == ["start", "best3", *(name for arm in trained for name in (arm, f"{arm}_best2"))]
+    page = (out / "listen.html").read_text()
+    assert page.count("<audio") >= 2 * len(arms) and all(f"<th>{arm}</th>" in page for arm in ("recording", *arms))
     assert "word 1/1" in first
     assert "1/1" not in measure() and (out / "table.md").read_text() == table
