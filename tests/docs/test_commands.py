@@ -258,6 +258,7 @@ def test_reward_files_of_the_text_give_scores(tmp_path: Path, monkeypatch: pytes
 # ------------------------------------------------------------------------------------------------------ running them
 
 
+@pytest.mark.slow
 def test_the_notebook_runs() -> None:
     import nbformat
     from nbclient import NotebookClient

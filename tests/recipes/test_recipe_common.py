@@ -242,6 +242,7 @@ def test_a_reward_file_is_one_more_part(tmp_path: Path, kind: Any) -> None:
         pytest.param("tts_grpo", "grpo", ("--grpo.ptx-coef", "0.5"), marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_ptx_through_the_command_line(tmp_path: Path, recipe: str, phase: str, options: tuple[str, ...]) -> None:
     data = "bundled:en" if recipe == "tts_grpo" else "bundled"
     command = ["train", f"recipes/{recipe}.py", "--tiny", "--ptx-data", data, *options, "--out", str(tmp_path / "run")]

@@ -175,7 +175,7 @@ def test_report_again(quickstart: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert (copy / "report.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("think", [pytest.param("True", marks=pytest.mark.smoke), "False"])
+@pytest.mark.parametrize("think", ["True", "False"])
 def test_mmau_grpo_with_a_reward_of_ones_own(tmp_path: Path, think: str) -> None:
     (tmp_path / "mine.py").write_text(REWARD)
     run = train(

@@ -91,6 +91,7 @@ def test_only_what_runs_is_reported():
     assert "sdpa in float32" in text
 
 
+@pytest.mark.slow
 def test_bf16_of_a_cpu_is_advised_only_where_it_is_fast():
     fast = check_cpu_bf16({"amx_bf16": True, "avx512_bf16": True})
     assert "--model.autocast is faster" in fast.advice and re.search(r"takes \d+\.\d\d× the time", fast.detail)

@@ -190,6 +190,7 @@ def test_mlflow(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert logged.info.status == "FINISHED"
 
 
+@pytest.mark.slow
 def test_the_command_line_logs_a_run_and_its_resumption(tmp_path: Path) -> None:
     """Two supervised and two RL steps, then the last of them again, as after a crash."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

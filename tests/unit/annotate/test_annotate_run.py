@@ -107,6 +107,7 @@ def vars_of(settings: Annotate) -> dict[str, Any]:
     return {name: value for name, value in vars(settings).items()}
 
 
+@pytest.mark.slow
 def test_pocketsphinx_reads_the_prompts(options: Options, english: list[Utterance]) -> None:
     settings = options(asr=("pocketsphinx",), speeds=(1.0, 0.9), language=None, inputs=options().inputs)
     run(settings)

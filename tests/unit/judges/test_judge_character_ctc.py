@@ -49,6 +49,7 @@ def test_a_saved_one_is_the_same(judge: CharacterCTC, tmp_path: Path) -> None:
         assert same.name == "ear" and same.transcribe([wav], RATE) == judge.transcribe([wav], RATE)
 
 
+@pytest.mark.slow
 def test_it_learns_from_mel_frames(tmp_path: Path) -> None:
     waves = [u.clip.load(RATE) for u in SPOKEN]
     texts = [u.text for u in SPOKEN]

@@ -111,6 +111,7 @@ def test_length_debias_leaves_to_the_expert_what_length_explains(samples: list[S
     assert_same_gradients(all_gradients(model), grads, 2e-5)  # float32: 1.2e-5 on CPUs without AVX-512
 
 
+@pytest.mark.slow
 def test_a_debiased_reward_model_does_not_learn_length(samples: list[Sample], tmp_path: Path) -> None:
     """Three in four chosen answers are the longer one, and nothing else tells them: the best score gap is log 3."""
     gaps = []
