@@ -236,10 +236,10 @@ def test_a_reward_file_is_one_more_part(tmp_path: Path, kind: Any) -> None:
     ("recipe", "phase", "options"),
     [
         ("mmau_grpo", "grpo", ("--grpo.ptx-coef", "0.5")),
-        pytest.param("asr_grpo", "grpo", ("--grpo.ptx-coef", "0.5"), marks=pytest.mark.slow),
-        pytest.param("ppo_audio_qa", "ppo", ("--ppo.ptx-coef", "0.5"), marks=pytest.mark.slow),
-        pytest.param("simul_ppo", "stage2", ("--stage2.ptx-coef", "0.5"), marks=pytest.mark.slow),
-        pytest.param("tts_grpo", "grpo", ("--grpo.ptx-coef", "0.5"), marks=pytest.mark.slow),
+        ("asr_grpo", "grpo", ("--grpo.ptx-coef", "0.5")),
+        ("ppo_audio_qa", "ppo", ("--ppo.ptx-coef", "0.5")),
+        ("simul_ppo", "stage2", ("--stage2.ptx-coef", "0.5")),
+        ("tts_grpo", "grpo", ("--grpo.ptx-coef", "0.5")),
     ],
 )
 @pytest.mark.slow
