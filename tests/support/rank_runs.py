@@ -59,7 +59,10 @@ def rows(run: Path, phase: str) -> list[dict[str, Any]]:
 
 
 def assert_equal_runs(one: Path, two: Path, phases: Sequence[str] = ("sft", "rl")) -> None:
-    """Every metric that is no time, and the weights and optimizer state of every checkpoint, to 1e-5."""
+    """Every metric that is no time to 1e-5, and the weights and optimizer state of every checkpoint to 3e-5.
+
+    The order of a sum decides the last bits of a gradient, and Adam divides by its size.
+    """
     for phase in phases:
         for a, b in zip(rows(one, phase), rows(two, phase), strict=True):
             assert a.keys() == b.keys()
@@ -73,7 +76,7 @@ def assert_equal_runs(one: Path, two: Path, phases: Sequence[str] = ("sft", "rl"
     for folder in folders:
         tensors, others = saved_tensors(one / folder), saved_tensors(two / folder)
         for name, tensor in tensors.items():
-            torch.testing.assert_close(others[name], tensor, atol=1e-5, rtol=0)
+            torch.testing.assert_close(others[name], tensor, atol=3e-5, rtol=0)
 
 
 def saved_tensors(folder: Path) -> dict[str, Tensor]:
