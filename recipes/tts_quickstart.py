@@ -51,7 +51,7 @@ from audiorl.models.text import tiny as tiny_text
 from audiorl.recipes.judges.character_ctc import Features, plain, train_character_ctc
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
-from audiorl.rewards.prosody import ProsodyNorm, ProsodyRange, prosody_norm
+from audiorl.rewards.prosody import ProsodyRange, prosody_norm
 from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges, WordIntelligibility
 from audiorl.rl.train import train_rl
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
@@ -219,12 +219,12 @@ def main(config: Config, run: Run) -> None:
     examples = supervised(train, voices, config.clone, config.voices_per_text)
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
 
-    held_out = [prompt(words, test_voices, config.clone, with_recording=True) for words in test]
+    held_out = prompts(test, test_voices, config.clone)
     outside = config.judge != "recogniser"
     measure_speech(run, "before", policy, held_out, config.sampling, Judges(judge), outside=outside)
     policy = load_policy(run.checkpoint("sft"), ModelConfig(only=config.only), codec)
     speech_decoder = CodecSpeechDecoder.of(policy)
-    reward = reward_of(config, SpeechJudges(speech_decoder, recogniser=recogniser), speech)
+    reward = reward_of(config, SpeechJudges(speech_decoder, recogniser=recogniser), [wav for _, wav in speech])
     train_rl(
         policy,
         [prompt(words, voices, config.clone) for words in practice],
@@ -243,8 +243,8 @@ def main(config: Config, run: Run) -> None:
     print(write_report(run.dir))
 
 
-def reward_of(config: Config, judges: SpeechJudges, speech: Sequence[tuple[str, np.ndarray]]) -> WeightedSum:
-    """The reward of GRPO. speech: texts with their recordings [T] at RATE Hz, whose prosody is the usual one."""
+def reward_of(config: Config, judges: SpeechJudges, speech: Sequence[np.ndarray] = ()) -> WeightedSum:
+    """The reward of GRPO. speech: recordings [T] at RATE Hz whose prosody is the usual one, for `prosody_weight`."""
     understood = WordIntelligibility(judges) if config.credit == "word" else Intelligibility(judges, "cer")
     rewards: dict[str, tuple[Reward, float]] = {
         "understood": (understood, 1.0),
@@ -252,13 +252,9 @@ def reward_of(config: Config, judges: SpeechJudges, speech: Sequence[tuple[str, 
         "finished": (Finished(judges), 0.1),
     }
     if config.prosody_weight:
-        rewards["prosody"] = (ProsodyRange(judges, usual_prosody(speech, judges.sample_rate)), config.prosody_weight)
+        usual = prosody_norm([AudioClip(array=wav, sample_rate=RATE) for wav in speech], judges.sample_rate)
+        rewards["prosody"] = (ProsodyRange(judges, usual), config.prosody_weight)
     return WeightedSum.of(**rewards)
-
-
-def usual_prosody(speech: Sequence[tuple[str, np.ndarray]], sample_rate: int) -> ProsodyNorm:
-    """That of these recordings, as speech of `sample_rate` is compared with it."""
-    return prosody_norm([AudioClip(array=wav, sample_rate=RATE) for _, wav in speech], sample_rate)
 
 
 def voices_of(config: Config) -> tuple[Voices, Voices]:
@@ -333,23 +329,30 @@ def prompt(
     words: Words, voices: Voices, clone: bool = False, with_recording: bool = False, speaker: str = ""
 ) -> Sample:
     """The text to say, with `clone` after a recording of the voice to say it in; how long it lasts when the speaker
-    says it and, to be compared with, that recording. speaker: "" is the one that the text is given to."""
+    says it and, to be compared with, that recording. speaker: "" is the one that the text is given to, any other
+    stands in the sample's id."""
     recorded = voices[speaker or speakers_of(words, voices)[0]]
     text, wav = " ".join(words), joined(words, recorded)
+    id = f"{text} / {speaker}" if speaker else text
     about: dict[str, object] = {"reference_seconds": len(wav) / RATE}
     if with_recording:
         about["reference_audio"] = AudioClip(array=wav, sample_rate=RATE)
-    return speech_sample(text, text, voice=voice_prompt(words, recorded) if clone else None, metadata=about)
+    return speech_sample(id, text, voice=voice_prompt(words, recorded) if clone else None, metadata=about)
+
+
+def prompts(texts: Sequence[Words], voices: Voices, clone: bool = False, voices_per_text: int = 1) -> list[Sample]:
+    """Each text in so many voices, with the recording of it. Where there are several, ids have the speaker, too."""
+    return [
+        prompt(words, voices, clone, with_recording=True, speaker=speaker)
+        for words in texts
+        for speaker in (speakers_of(words, voices, voices_per_text) if voices_per_text > 1 else ("",))
+    ]
 
 
 def supervised(texts: Sequence[Words], voices: Voices, clone: bool = False, voices_per_text: int = 1) -> list[Example]:
     """Texts with their recordings, as the model learns to say them."""
-    prompts = [
-        prompt(words, voices, clone, with_recording=True, speaker=speaker)
-        for words in texts
-        for speaker in speakers_of(words, voices, voices_per_text)
-    ]
-    return [Example(p, speech=(p.metadata["reference_audio"],)) for p in prompts]
+    recorded = prompts(texts, voices, clone, voices_per_text)
+    return [Example(p, speech=(p.metadata["reference_audio"],)) for p in recorded]
 
 
 def trained_codec(run: Run, waves: Sequence[np.ndarray], config: Config) -> UnifiedTokenizer:

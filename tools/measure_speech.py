@@ -38,41 +38,36 @@ from typing import Any
 import numpy as np
 import torch
 from arms import cpu_seconds, markdown, number, timed
-from safetensors.torch import save_file
+from speech_start import Start, StoredSamples
 
 from audiorl.audio import AudioClip
-from audiorl.config import ModelConfig, OptimConfig, SamplingConfig, SFTConfig
+from audiorl.config import OptimConfig, SamplingConfig, SFTConfig
 from audiorl.errors import Interrupted
 from audiorl.evaluation.generate import read_rows
 from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.speech import measure_speech, say
 from audiorl.evaluation.summaries import speech_measures
-from audiorl.judges import Recogniser, SpeakerEncoder, load_recogniser
+from audiorl.judges import SpeakerEncoder
 from audiorl.judges.loading import load_quality_model
-from audiorl.metrics.prosody import Prosody, prosody
 from audiorl.metrics.speaker import cosine
-from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.examples import Example
-from audiorl.models.loading import read_tensors
+from audiorl.models import AudioPolicy
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.report.listening import Card, Take, listening_page
 from audiorl.rewards import WeightedSum
-from audiorl.rewards.prosody import ProsodyBins, ProsodyDistribution, balanced_choice, bins_of
-from audiorl.rewards.speech import Intelligibility, Likelihood, SpeechJudges
+from audiorl.rewards.prosody import ProsodyBins, ProsodyDistribution
+from audiorl.rewards.speech import Intelligibility, Likelihood
 from audiorl.rl.train import train_rl
-from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.checkpoint import write_json
 from audiorl.run.folder import ComputeTime, Run
-from audiorl.run.records import RunConfig, RunState, read_record
+from audiorl.run.records import read_record
 from audiorl.train.sft import sft
-from audiorl.types import Request, Reward, Rollout, Sample
-from tokenizers_audio import load as load_codec
+from audiorl.types import Reward
 
 ROUNDS = {"raft": "", "balanced": "", "raft2": "raft", "raft3": "raft2"}
 """The rounds of RAFT, each with the one that it goes on from."""
 ARMS = ("text", "word", "first", "cer", "nll", "guarded", *ROUNDS, "sft")
-RAFT_SAMPLES, RAFT_EPOCHS = 8, 3
+RAFT_EPOCHS = 3
 COLUMNS = {
     "accuracy": ("understood %", 100),
     "mos": ("100 x DNSMOS", 100),
@@ -88,119 +83,6 @@ PLAYED = 12
 """Texts on the page."""
 TEMPERATURES, TOP_PS = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25), (1.0, 0.9)
 SPEECH = SamplingConfig(max_new_tokens=8, max_frames=90)
-TEXTS = (
-    *("seed", "corpus", "clone", "unseen_speakers"),
-    *("words", "most_words", "train_texts", "voices_per_text", "practice_texts", "test_texts"),
-)
-"""Options of the start's run that its texts follow from."""
-
-
-class Start:
-    """The supervised model of a run of `tts-quickstart`, its texts, and the recogniser of its reward."""
-
-    def __init__(self, folder: Path, validation: int, test: int):
-        state = read_record(folder / "state.json", RunState)
-        if "sft" not in state.finished:
-            raise ValueError(f"{folder}: its phase sft is not finished; give a run of tts-quickstart that is")
-        recorded = read_record(folder / "config.json", RunConfig).config
-        config = replace(quick.Config(), **{name: recorded[name] for name in TEXTS if name in recorded})
-        self.checkpoint = folder / state.checkpoints["sft"]
-        self.codec = load_codec(folder / "codec")
-        self.recogniser: Recogniser = load_recogniser(folder / "recogniser")
-        voices, self.test_voices = quick.voices_of(config)
-        train, practice, test_words = quick.splits(config)
-        self.speech = [(" ".join(words), quick.said(words, voices)) for words in train]
-        self.recorded = quick.supervised(train, voices, config.clone, config.voices_per_text)
-        prompt = partial(quick.prompt, clone=config.clone, with_recording=True)
-        self.train = [prompt(words, voices) for words in train]
-        self.validation = [prompt(words, voices) for words in practice[:validation]]
-        self.practice = [prompt(words, voices) for words in practice[validation:]]
-        self.test = [prompt(words, self.test_voices) for words in test_words[:test]]
-
-    def policy(self, only: tuple[str, ...] = (), checkpoint: Path | None = None) -> AudioPolicy:
-        return load_policy(str(checkpoint or self.checkpoint), ModelConfig(only=only), self.codec)
-
-    def judges(self, policy: AudioPolicy) -> SpeechJudges:
-        return SpeechJudges(CodecSpeechDecoder.of(policy), self.recogniser)
-
-    def understood(self, policy: AudioPolicy, rollouts: Sequence[Rollout]) -> list[float]:
-        """The share of characters of each that the reward's recogniser understands."""
-        return [score.total for score in Intelligibility(self.judges(policy), "cer")(rollouts)]
-
-    def samples(
-        self, n: int, policy: AudioPolicy, texts: Sequence[Sample], sampling: SamplingConfig, seed: int = 0
-    ) -> tuple[list[Rollout], np.ndarray]:
-        """n samples for each text, one text after the other, and how much of each is understood [texts, n]."""
-        rollouts = HFEngine(policy, sampling).generate([Request(s, n, seed=seed) for s in texts])
-        return rollouts, np.reshape(self.understood(policy, rollouts), (len(texts), n))
-
-    def best_of(self, n: int, policy: AudioPolicy, texts: Sequence[Sample], sampling: SamplingConfig) -> list[Rollout]:
-        """Of n samples for each text the one of which the reward's recogniser understands most characters."""
-        rollouts, understood = self.samples(n, policy, texts, sampling)
-        return [rollouts[i * n + k] for i, k in enumerate(understood.argmax(1))]
-
-    def stored_samples(
-        self, file: Path, policy: AudioPolicy, texts: Sequence[Sample], sampling: SamplingConfig, seed: int
-    ) -> dict[str, torch.Tensor]:
-        """{"TEXT/K": codes [codebooks, frames]} of RAFT_SAMPLES samples for each text, {"TEXT/understood": [samples]}.
-
-        They are kept in `file`, from which a later call goes on.
-        """
-        stored = read_tensors(file) if file.exists() else {}
-        missing = [s for s in texts if f"{s.id}/understood" not in stored]
-        layout = policy.speech
-        assert layout is not None
-        for at in range(0, len(missing), 64):
-            block = missing[at : at + 64]
-            rollouts, understood = self.samples(RAFT_SAMPLES, policy, block, sampling, seed)
-            for i, r in enumerate(rollouts):
-                spoken = [c for s in r.segments if s.codes is not None for c in layout.spoken(s.codes)]
-                codes = torch.cat(spoken, 1) if spoken else torch.zeros(layout.codebooks, 0, dtype=torch.long)
-                stored[f"{r.sample.id}/{i % RAFT_SAMPLES}"] = codes
-            stored |= {f"{s.id}/understood": torch.tensor(u) for s, u in zip(block, understood, strict=True)}
-            save_file(stored, file)
-            print(f"samples of {at + len(block)} of {len(missing)} texts", flush=True)
-        return stored
-
-    def best_samples(
-        self, file: Path, policy: AudioPolicy, sampling: SamplingConfig, count: int | None, balanced: bool, seed: int
-    ) -> list[Example]:
-        """`count` texts, of the practice split and then of the training split (None: all of the practice split), with
-        the best of their `stored_samples`, whose codes the policy is given to learn from.
-
-        balanced: the best that together have the prosody of all samples.
-        """
-        texts = self.practice if count is None else [*self.practice, *self.train][:count]
-        stored = self.stored_samples(file, policy, texts, sampling, seed)
-        understood = np.stack([stored[f"{s.id}/understood"].numpy() for s in texts])
-        places = understood.argmax(1)
-        if balanced:
-            measured = self._prosody(stored, texts)
-            places = balanced_choice(understood, measured, bins_of(measured))
-        codes = {s.id: stored[f"{s.id}/{k}"] for s, k in zip(texts, places, strict=True)}
-        clips = {
-            id: AudioClip(array=self._waveform(c), sample_rate=self.codec.sample_rate)
-            for id, c in codes.items()
-            if c.shape[1]
-        }
-        policy.keep_codes({clip.key: codes[id] for id, clip in clips.items()})
-        return [Example(s, speech=(clips[s.id],)) for s in texts if s.id in clips]
-
-    @torch.no_grad()
-    def _waveform(self, codes: torch.Tensor) -> np.ndarray:
-        """[T] of codes [codebooks, frames]."""
-        return self.codec.decode(codes[None])[0].numpy()
-
-    def _prosody(self, stored: Mapping[str, torch.Tensor], texts: Sequence[Sample]) -> list[Prosody | None]:
-        """Of all stored samples of these texts."""
-        samples = [stored[f"{s.id}/{k}"] for s in texts for k in range(RAFT_SAMPLES)]
-        rate = self.codec.sample_rate
-        return [prosody(self._waveform(codes), rate) if codes.shape[1] else None for codes in samples]
-
-    def spoken_bins(self, file: Path, policy: AudioPolicy, sampling: SamplingConfig, seed: int) -> ProsodyBins:
-        """The prosody of the policy's `stored_samples` for the first texts of the practice split."""
-        texts = self.practice[:80]
-        return bins_of(self._prosody(self.stored_samples(file, policy, texts, sampling, seed), texts))
 
 
 def choose_sampling(run: Run, start: Start, given: tuple[float, float] | None) -> SamplingConfig:
@@ -212,7 +94,7 @@ def choose_sampling(run: Run, start: Start, given: tuple[float, float] | None) -
         for temperature in TEMPERATURES:
             for top_p in TOP_PS:
                 sampling = replace(SPEECH, temperature=temperature, audio_top_p=top_p)
-                shares = start.understood(policy, say(policy, start.validation, sampling))
+                shares = start.understood(policy, say(policy, start.validation_prompts, sampling))
                 rows.append({"temperature": temperature, "audio_top_p": top_p, "understood": float(np.mean(shares))})
                 print(rows[-1], flush=True)
         run.finish("sampling", rows)
@@ -230,12 +112,16 @@ def reward_of(arm: str, start: Start, policy: AudioPolicy, spoken: Callable[[], 
         return WeightedSum.of(understood=understood, likelihood=Likelihood(judges))
     if arm == "guarded":
         return WeightedSum.of(understood=understood, prosody=ProsodyDistribution(judges, spoken()))
-    return quick.reward_of(quick.Config(credit="word" if arm == "word" else "text"), judges, start.speech)
+    return quick.reward_of(quick.Config(credit="word" if arm == "word" else "text"), judges)
 
 
 def train_arm(
     arm: str, start: Start, policy: AudioPolicy, run: Run, sampling: SamplingConfig, args: argparse.Namespace
 ) -> None:
+
+    def stored_samples(of: str) -> StoredSamples:
+        return StoredSamples(run.dir / f"samples_{of}.safetensors", start, policy, sampling, args.seed)
+
     if arm == "sft" or arm in ROUNDS:
         optim = OptimConfig(lr=args.sft_lr, warmup_steps=3)
         config = SFTConfig(steps=100_000, batch_size=32, micro_batch_tokens=4000, save_every=50)
@@ -244,14 +130,14 @@ def train_arm(
             if not others_cpu_s:
                 raise ValueError("sft takes as much time as the longest other arm: train another one first")
             limit = ComputeTime(max(others_cpu_s), "cpu")
-            sft(policy, start.recorded, run, config=config, optim=optim, seed=args.seed, limit=limit)
+            sft(policy, start.supervised(), run, config=config, optim=optim, seed=args.seed, limit=limit)
             return
-        file = run.dir / f"samples_{ROUNDS[arm] or 'start'}.safetensors"
-        examples = start.best_samples(file, policy, sampling, args.raft_texts, arm == "balanced", args.seed)
+        samples = stored_samples(ROUNDS[arm] or "start")
+        examples = samples.best(start.raft_prompts(args.raft_texts, args.raft_voices), balanced=arm == "balanced")
         config = replace(config, steps=-(-RAFT_EPOCHS * len(examples) // config.batch_size))
         sft(policy, examples, run, config=config, optim=optim, seed=args.seed, phase=arm)
         return
-    spoken = partial(start.spoken_bins, run.dir / "samples_start.safetensors", policy, sampling, args.seed)
+    spoken = partial(stored_samples("start").prosody_bins, start.practice_prompts[:80])
     rl = replace(
         quick.Config().grpo,
         steps=args.steps,
@@ -262,7 +148,7 @@ def train_arm(
     )
     train_rl(
         policy,
-        start.practice,
+        start.practice_prompts,
         reward_of(arm, start, policy, spoken),
         run,
         config=rl,
@@ -393,6 +279,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=5e-5, help="learning rate of GRPO")
     parser.add_argument("--sft-lr", type=float, default=2e-4, help="learning rate of sft")
     parser.add_argument("--raft-texts", type=int, help="texts of a round of RAFT (default: the practice split)")
+    parser.add_argument("--raft-voices", type=int, default=1, help="voices in which a round of RAFT says each text")
     parser.add_argument(
         "--sampling", type=float, nargs=2, metavar=("TEMPERATURE", "TOP_P"), help="instead of the best of the start"
     )
@@ -405,7 +292,7 @@ def main() -> None:
     start = Start(args.run, args.validation, args.test)
     run = Run.open(args.out) if args.out.exists() else Run.create(args.out, "measure_speech", sys.argv[1:], vars(args))
     judges = Judges.load(args.judge, args.speaker, "en")
-    measure = partial(measure_speech, run, judges=judges, samples=start.test, baseline="start")
+    measure = partial(measure_speech, run, judges=judges, samples=start.test_prompts, baseline="start")
     try:
         with run.interruptible():
             sampling = choose_sampling(run, start, args.sampling)

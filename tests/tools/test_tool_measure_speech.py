@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from audiorl.recipes import tts_quickstart
 from audiorl.recipes._tiny_speech import save_speaker_encoder
@@ -40,7 +41,12 @@ def test_voices_are_told_apart(tmp_path: Path) -> None:
     start = trained_start(tmp_path / "start", replace(tts_quickstart.tiny(), corpus=str(corpus), clone=True))
     save_speaker_encoder(tmp_path / "speaker")
     options = ["--speaker", str(tmp_path / "speaker"), "--sampling", "0.5", "0.9", "--best-of"]
-    measure_speech(start, tmp_path / "out", *options, "--arms", "raft", "balanced", "--raft-texts", "3")
+    measure_speech(
+        start, tmp_path / "out", *options, "--arms", "raft", "balanced", "--raft-texts", "3", "--raft-voices", "2"
+    )
+    samples = load_file(tmp_path / "out" / "samples_start.safetensors")
+    texts = [name.split(" / ")[0] for name in samples if name.endswith("/understood")]
+    assert len(texts) == 6 and len(set(texts)) == 3, "each of three texts is said in both voices"
     head, _, *rows = (tmp_path / "out" / "table.md").read_text().splitlines()
     place = [cell.strip() for cell in head.split("|")].index("own voice %")
     shares = [float(row.split("|")[place].split()[0]) for row in rows]
