@@ -36,8 +36,8 @@ def bars(run: Run) -> str:
     evaluations = measures(run.evals)
     if not evaluations:
         return ""
-    figure = Figure(figsize=(5.0, 0.45 + 0.52 * len(evaluations)))
-    draw_bars(figure.add_axes((0.17, 0.03, 0.81, 0.94)), evaluations, headline(run.evals) or "", PAGE)
+    figure = Figure(figsize=(5.0, 0.45 + 0.52 * len(evaluations)), layout="constrained")  # room for long names
+    draw_bars(figure.subplots(), evaluations, headline(run.evals) or "", PAGE)
     lines = "; lines are 95% intervals" if any(m.low is not None for m in evaluations) else ""
     metric = escape(metric_name(headline(run.evals) or ""))
     return f"<figure class='card bars'><h3>Held-out {metric}{lines}</h3>{svg(figure)}</figure>"

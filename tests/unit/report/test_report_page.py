@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from audiorl.report import plot_result
+from audiorl.report import evaluation, plot_result
 from audiorl.report.audio import Players, allowed_audio
+from audiorl.report.figures import svg
 from audiorl.report.rollouts import timeline
 from audiorl.report.text import chip, marked, prompt
 from tests.support.reports import EVIL, Checker, report, rollout, write_lines
@@ -27,6 +28,18 @@ def test_a_complete_run(run_dir):
         assert words in text
     assert "Not in this report" not in text
     assert f"audiorl train recipes/think_qa.py --grpo.lr 2e-5 --title 'it'\"'\"'s' --out {run_dir}" in unescape(text)
+
+
+def test_long_names_of_evaluations_stay_inside_the_chart(run_dir, monkeypatch):
+    evals = json.loads((run_dir / "eval.json").read_text())
+    evals["unseen_after every stage of training"] = evals["after"]
+    (run_dir / "eval.json").write_text(json.dumps(evals))
+    charts = []
+    monkeypatch.setattr(evaluation, "svg", lambda figure: charts.append(figure) or svg(figure))
+    report(run_dir)
+    (chart,) = charts
+    labels = [label.get_window_extent() for label in chart.axes[0].get_yticklabels()]
+    assert len(labels) == len(evals) and all(box.x0 >= 0 for box in labels)
 
 
 def test_the_table_marks_what_got_worse(run_dir):
