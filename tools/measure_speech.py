@@ -9,7 +9,8 @@ the start is understood best, chosen on texts of the practice split, in training
   start     nothing is trained; best4, best16: of so many samples the one that the reward's recogniser prefers
   text      GRPO: the share of characters that the reward's recogniser understands, length, finishing
   raft      supervised steps on the best of 8 samples for each practice text (RAFT, Dong et al. 2023, arXiv 2304.06767)
-  balanced  the same, but the best under the condition that all together have the prosody of all samples
+  voices    the same, with each text in several voices (`--raft-voices`)
+  balanced  as `raft`, but the best under the condition that all together have the prosody of all samples
   raft2     a second round, on samples of `raft`; raft3: a third
   word      as `text`, with the characters of each word credited to its frames
   first     as `text`, but only the codes of the first codebook are trained
@@ -64,7 +65,7 @@ from audiorl.run.records import read_record
 from audiorl.train.sft import sft
 from audiorl.types import Reward
 
-ROUNDS = {"raft": "", "balanced": "", "raft2": "raft", "raft3": "raft2"}
+ROUNDS = {"raft": "", "voices": "", "balanced": "", "raft2": "raft", "raft3": "raft2"}
 """The rounds of RAFT, each with the one that it goes on from."""
 ARMS = ("text", "word", "first", "cer", "nll", "guarded", *ROUNDS, "sft")
 RAFT_EPOCHS = 3
@@ -133,7 +134,9 @@ def train_arm(
             sft(policy, start.supervised(), run, config=config, optim=optim, seed=args.seed, limit=limit)
             return
         samples = stored_samples(ROUNDS[arm] or "start")
-        examples = samples.best(start.raft_prompts(args.raft_texts, args.raft_voices), balanced=arm == "balanced")
+        examples = samples.best(
+            start.raft_prompts(args.raft_texts, args.raft_voices if arm == "voices" else 1), balanced=arm == "balanced"
+        )
         config = replace(config, steps=-(-RAFT_EPOCHS * len(examples) // config.batch_size))
         sft(policy, examples, run, config=config, optim=optim, seed=args.seed, phase=arm)
         return
@@ -269,7 +272,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="run folder of all arms, and of table.md")
     parser.add_argument("--judge", required=True, help="recogniser of the measurements: a folder or hub id")
     parser.add_argument("--speaker", help="speaker encoder: the cosine with the recordings of the words")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="arms to train; sft needs another")
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, help="arms to train (default: all that the start has voices for)"
+    )
     parser.add_argument("--best-of", type=int, nargs="*", default=(4, 16), help="samples to choose from, of the start")
     parser.add_argument("--best-of-arms", type=int, nargs="*", default=(), help="the same, of the trained arms")
     parser.add_argument("--steps", type=int, default=60, help="steps of GRPO")
@@ -279,7 +284,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=5e-5, help="learning rate of GRPO")
     parser.add_argument("--sft-lr", type=float, default=2e-4, help="learning rate of sft")
     parser.add_argument("--raft-texts", type=int, help="texts of a round of RAFT (default: the practice split)")
-    parser.add_argument("--raft-voices", type=int, default=1, help="voices in which a round of RAFT says each text")
+    parser.add_argument("--raft-voices", type=int, default=4, help="voices in which the arm `voices` says each text")
     parser.add_argument(
         "--sampling", type=float, nargs=2, metavar=("TEMPERATURE", "TOP_P"), help="instead of the best of the start"
     )
@@ -290,6 +295,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     start = Start(args.run, args.validation, args.test)
+    enough_voices = 1 < args.raft_voices <= len(start.voices)
+    arms = args.arms or [arm for arm in ARMS if arm != "voices" or enough_voices]
+    if "voices" in arms and not enough_voices:
+        raise ValueError(f"--arms voices: --raft-voices {args.raft_voices}, but the start has {len(start.voices)}")
     run = Run.open(args.out) if args.out.exists() else Run.create(args.out, "measure_speech", sys.argv[1:], vars(args))
     judges = Judges.load(args.judge, args.speaker, "en")
     measure = partial(measure_speech, run, judges=judges, samples=start.test_prompts, baseline="start")
@@ -299,7 +308,7 @@ def main() -> None:
             measure("start", start.policy(), sampling=sampling)
             for n in args.best_of:
                 measure(f"best{n}", start.policy(), sampling=sampling, speak=partial(start.best_of, n))
-            for arm in args.arms:
+            for arm in arms:
                 before = ROUNDS.get(arm)
                 if before and not run.finished(before):
                     raise ValueError(f"--arms: {arm} goes on from {before}, which is not trained; put it before {arm}")
