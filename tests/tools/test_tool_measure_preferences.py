@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from audiorl.types import Sample
-from tests.support.tools import load_tool
+from tests.support.tools import TOOLS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scripts() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(TOOLS))
+        yield
 
 
 @pytest.fixture(scope="module")
-def tool() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield load_tool("measure_preferences", patch)
+def tool() -> ModuleType:
+    return import_module("preferences.pairs")
 
 
 def answers(tool: ModuleType, count: int) -> list[tuple[Sample, list[object]]]:
@@ -46,10 +57,30 @@ def test_which_questions_are_biased_is_drawn(tool: ModuleType) -> None:
     assert drawn[0] == drawn[1] != drawn[2] and len(drawn[0]) == len(drawn[2]) == 20
 
 
-def test_words_that_a_thought_repeats(tool: ModuleType) -> None:
+def test_words_that_a_thought_repeats() -> None:
+    tool = import_module("preferences.tables")
     assert tool.repeated("<think>one two one two</think><answer>English</answer>") == pytest.approx(0.5)
     assert tool.repeated("<think>one two</think><answer>English</answer>") == 0
     sample = Sample("a", (), metadata={"text": "Call forward on."})
     assert tool.all_said(sample, "<think>forward call</think><answer>English</answer>") == 1
     assert tool.all_said(sample, "<think>call back</think><answer>English</answer>") == 0
     assert tool.all_said(sample, "<answer>English</answer>") == 0
+
+
+@pytest.mark.slow
+def test_a_quick_run_ends_with_its_tables_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    def run(*parts: str) -> str:
+        command = [sys.executable, "tools/measure_preferences.py", "--quick", "--out", str(tmp_path), *parts]
+        environment = os.environ | {"PYTHONPATH": str(TOOLS.parent), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=TOOLS.parent, env=environment, check=True, capture_output=True, text=True)
+        return done.stdout
+
+    run("--only", "losses", "--losses", "DPO", "KTO")
+    printed = run("--only", "losses", "reward", "--losses", "DPO")
+    assert "losses/dpo/0" not in printed and "reward/debiased/0: " in printed
+    sections = dict(part.split("\n\n", 1) for part in (tmp_path / "table.md").read_text().split("## ")[1:])
+    rows = {
+        title: [row.split("|")[1].strip() for row in text.splitlines()[2:] if row] for title, text in sections.items()
+    }
+    assert rows["Preference losses"] == ["start", "DPO", "KTO"] and rows["Reward models"] == ["plain", "debiased"]
+    assert not rows["OPA-DPO"]
