@@ -49,17 +49,8 @@ def supervised_start(out: Path, quick: bool) -> Path:
     folder = out / "start"
     command = ["train", "quickstart", "--control", "False", "--grpo.steps", "1", "--threads", "1", "--out", str(folder)]
     if quick:  # as short as a start can be whose answers are right now and then
-        command += [
-            "--tiny",
-            "--max-phrases",
-            "12",
-            "--sft.steps",
-            "60",
-            "--sft-optim.lr",
-            "3e-3",
-            "--sft-optim.warmup-steps",
-            "0",
-        ]
+        short_training = "--sft.steps 60 --sft-optim.lr 3e-3 --sft-optim.warmup-steps 0"
+        command += f"--tiny --max-phrases 12 {short_training}".split()
     if (folder / "state.json").exists():
         command = ["resume", str(folder)]
     if not (folder / "eval.json").exists():
