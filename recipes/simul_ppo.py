@@ -73,8 +73,9 @@ class Config(PtxOptions, RewardOptions, RecipeConfig):
     """Most steps of each stage, whatever `stage1.steps` and `stage2.steps` give; None: no limit."""
     sft_epochs: float = 0.0
     """Passes over the streams in the supervised start; 0: none."""
-    lag: int = 2
-    """The supervised interpreter says a unit 0 to `lag` chunks after it could be said."""
+    lag: int = 0
+    """The supervised interpreter says a unit 0 to `lag` chunks after it could be said. Lags that vary are learned far
+    worse (docs/experiments.md)."""
     sft: SFTConfig = SFTConfig(batch_size=16, save_every=50)
     """The supervised start. Its steps follow from `sft_epochs`."""
     sft_optim: OptimConfig = OptimConfig(lr=1e-5, warmup_steps=20, schedule="cosine")

@@ -5,8 +5,9 @@ parameters whose audio encoder is that of Whisper tiny.en, gets them in chunks o
 writes a piece of Spanish. From Spanish or French into English, unseen speakers say the same prompts; but this
 encoder learned from English alone, and the supervised start understands little of Spanish (docs/experiments.md).
 
-  sft      supervised start on interpreted streams whose interpreter lags behind by up to three chunks: mostly robot
-           voices, which say all prompts, and a person, who says those of the training split
+  sft      supervised start on interpreted streams, each unit said as soon as it can be: mostly robot voices, which say
+           all prompts, and a person, who says those of the training split. An interpreter whose lag varies (`--lag 3`)
+           is a far worse teacher (docs/experiments.md)
   stage1   PPO on the same streams with the rewards of single turns: listening, initiative, quality, format
   stage2   PPO with those and the latency and the quality of the whole stream
   wait-k   a baseline of its own: the same start trained on wait-k schedules for random k, then decoded by them
@@ -103,8 +104,10 @@ class Config:
     unseen: tuple[str, ...] = ()
     """Folders of recordings as `audiorl data build` writes them: streams of speakers who are not in training, saying
     the same prompts, are measured too; of held-out prompts alone where these last as long as a stream."""
-    lag: int = 3
-    """The supervised interpreter says a unit 0 to `lag` chunks after it could be said."""
+    lag: int = 0
+    """The supervised interpreter says a unit `least_lag` to `lag` chunks after it could be said."""
+    least_lag: int = 0
+    """See `lag`; as much as it, every unit is as late as every other."""
     codec: str | None = None
     """A codec's folder, such as `runs/tts/codec`: the interpreter speaks what it writes, in the recordings' voice."""
     ks: tuple[int, ...] = (1, 2, 3, 5, 8)
@@ -137,6 +140,10 @@ class Config:
     """The policy's optimizer in both stages."""
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=24, max_frames=100, max_batch_tokens=60_000)
     """How the interpreter is sampled after each chunk; held-out streams are interpreted greedily."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least_lag <= self.lag:
+            raise ValueError(f"need 0 <= least_lag <= lag, got --least-lag {self.least_lag} and --lag {self.lag}")
 
 
 def tiny() -> Config:
@@ -190,7 +197,7 @@ def main(config: Config, run: Run) -> None:
 
     streams = [*on_disk(run, robot_streams(config), "robots"), *train]
     rng = random.Random(config.seed)
-    lagging = [Example(interpretation_sample(s, config.chunks, _lags(s, config.lag, rng))) for s in streams]
+    lagging = [Example(interpretation_sample(s, config.chunks, _lags(s, config, rng))) for s in streams]
     sft(policy, lagging, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     measured("before")
 
@@ -326,8 +333,8 @@ def _robots(prompts: Sequence[Utterance], config: Config) -> Callable[[Utterance
     return speak
 
 
-def _lags(stream: Stream, most: int, rng: random.Random) -> list[int]:
-    return [rng.randint(0, most) for _ in stream.units]
+def _lags(stream: Stream, config: Config, rng: random.Random) -> list[int]:
+    return [rng.randint(config.least_lag, config.lag) for _ in stream.units]
 
 
 if __name__ == "__main__":
