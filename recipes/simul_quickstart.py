@@ -2,8 +2,7 @@
 
 English prompts, recorded by a person, are laid out as streams of 6 to 12 s. The model, a Qwen2.5-Omni thinker of 11 M
 parameters whose audio encoder is that of Whisper tiny.en, gets them in chunks of 960 ms. After each one it waits or
-writes a piece of Spanish. From Spanish or French into English, unseen speakers say the same prompts; but this
-encoder learned from English alone, and the supervised start understands little of Spanish (docs/experiments.md).
+writes a piece of Spanish. From Spanish or French into English, unseen speakers say the same prompts.
 
   sft      supervised start on interpreted streams, each unit said as soon as it can be: mostly robot voices, which say
            all prompts, and a person, who says those of the training split. An interpreter whose lag varies (`--lag 3`)
