@@ -119,7 +119,6 @@ def reward_of(arm: str, start: Start, policy: AudioPolicy, spoken: Callable[[], 
 def train_arm(
     arm: str, start: Start, policy: AudioPolicy, run: Run, sampling: SamplingConfig, args: argparse.Namespace
 ) -> None:
-
     def stored_samples(of: str) -> StoredSamples:
         return StoredSamples(run.dir / f"samples_{of}.safetensors", start, policy, sampling, args.seed)
 
@@ -298,7 +297,9 @@ def main() -> None:
     enough_voices = 1 < args.raft_voices <= len(start.voices)
     arms = args.arms or [arm for arm in ARMS if arm != "voices" or enough_voices]
     if "voices" in arms and not enough_voices:
-        raise ValueError(f"--arms voices: --raft-voices {args.raft_voices}, but the start has {len(start.voices)}")
+        raise ValueError(
+            f"--arms voices: --raft-voices is {args.raft_voices}; the start has {len(start.voices)} voices"
+        )
     run = Run.open(args.out) if args.out.exists() else Run.create(args.out, "measure_speech", sys.argv[1:], vars(args))
     judges = Judges.load(args.judge, args.speaker, "en")
     measure = partial(measure_speech, run, judges=judges, samples=start.test_prompts, baseline="start")
