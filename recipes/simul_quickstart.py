@@ -5,8 +5,8 @@ parameters whose audio encoder is that of Whisper tiny.en, gets them in chunks o
 writes a piece of Spanish. From Spanish or French into English, unseen speakers say the same prompts.
 
   sft      supervised start on interpreted streams, each unit said as soon as it can be: mostly robot voices, which say
-           all prompts, and a person, who says those of the training split. An interpreter whose lag varies (`--lag 3`)
-           is a far worse teacher (docs/experiments.md)
+           all prompts, and a person, who says those of the training split. An interpreter whose lag varies from unit
+           to unit (`--lag.most 3 --lag.per unit`) is a far worse teacher (docs/experiments.md)
   stage1   PPO on the same streams with the rewards of single turns: listening, initiative, quality, format
   stage2   PPO with those and the latency and the quality of the whole stream
   wait-k   a baseline of its own: the same start trained on wait-k schedules for random k, then decoded by them
@@ -44,7 +44,7 @@ from audiorl.run.folder import Run
 from audiorl.simulst.bundled import Split, bundled_streams, prompt_pairs
 from audiorl.simulst.formats import write_streams
 from audiorl.simulst.schedules import Offline, WaitK, delay_references, words_per_chunk
-from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
+from audiorl.simulst.streams import ChunkConfig, LagConfig, Stream, interpretation_sample
 from audiorl.train.sft import sft
 from audiorl.types import Schedule
 
@@ -103,10 +103,8 @@ class Config:
     unseen: tuple[str, ...] = ()
     """Folders of recordings as `audiorl data build` writes them: streams of speakers who are not in training, saying
     the same prompts, are measured too; of held-out prompts alone where these last as long as a stream."""
-    lag: int = 0
-    """The supervised interpreter says a unit `least_lag` to `lag` chunks after it could be said."""
-    least_lag: int = 0
-    """See `lag`; as much as it, every unit is as late as every other."""
+    lag: LagConfig = LagConfig()
+    """How late the supervised interpreter is."""
     codec: str | None = None
     """A codec's folder, such as `runs/tts/codec`: the interpreter speaks what it writes, in the recordings' voice."""
     ks: tuple[int, ...] = (1, 2, 3, 5, 8)
@@ -139,10 +137,6 @@ class Config:
     """The policy's optimizer in both stages."""
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=24, max_frames=100, max_batch_tokens=60_000)
     """How the interpreter is sampled after each chunk; held-out streams are interpreted greedily."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.least_lag <= self.lag:
-            raise ValueError(f"need 0 <= least_lag <= lag, got --least-lag {self.least_lag} and --lag {self.lag}")
 
 
 def tiny() -> Config:
@@ -196,7 +190,7 @@ def main(config: Config, run: Run) -> None:
 
     streams = [*on_disk(run, robot_streams(config), "robots"), *train]
     rng = random.Random(config.seed)
-    lagging = [Example(interpretation_sample(s, config.chunks, _lags(s, config, rng))) for s in streams]
+    lagging = [Example(interpretation_sample(s, config.chunks, config.lag.draw(s, rng))) for s in streams]
     sft(policy, lagging, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     measured("before")
 
@@ -330,10 +324,6 @@ def _robots(prompts: Sequence[Utterance], config: Config) -> Callable[[Utterance
         return augment(takes[utterance.id][int(rng.integers(config.voices))], rng)
 
     return speak
-
-
-def _lags(stream: Stream, config: Config, rng: random.Random) -> list[int]:
-    return [rng.randint(config.least_lag, config.lag) for _ in stream.units]
 
 
 if __name__ == "__main__":

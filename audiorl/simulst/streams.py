@@ -10,9 +10,10 @@ chunk, y*_t, holds the translations of the units that ended in it::
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from audiorl.audio import AudioClip
 from audiorl.audio import seconds as clip_seconds
@@ -158,6 +159,29 @@ def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[in
         )
         start, begun = end, begun or bool(text)
     return tuple(out)
+
+
+@dataclass(frozen=True)
+class LagConfig:
+    """How late the interpreter of supervised references is, in chunks after a unit could be said."""
+
+    least: int = 0
+    """Least lag, in chunks."""
+    most: int = 0
+    """Most lag, in chunks; it is drawn evenly from `least` to `most`."""
+    per: Literal["unit", "stream"] = "stream"
+    """How often it is drawn: once a stream, as of interpreters with different habits, or for each unit. Lags that vary
+    within a stream are learned far worse (docs/experiments.md)."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least <= self.most:
+            raise ValueError(f"lag: need 0 <= least <= most, got {self.least} and {self.most}")
+
+    def draw(self, stream: Stream, rng: random.Random) -> list[int]:
+        """The lag of each unit."""
+        if self.per == "unit":
+            return [rng.randint(self.least, self.most) for _ in stream.units]
+        return [rng.randint(self.least, self.most)] * len(stream.units)
 
 
 def interpretation_sample(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> Sample:

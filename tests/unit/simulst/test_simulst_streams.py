@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from audiorl.data.corpus import Utterance
 from audiorl.metrics.latency import join_texts
 from audiorl.simulst.streams import (
     ChunkConfig,
+    LagConfig,
     Stream,
     Unit,
     chunk_ends,
@@ -89,6 +91,22 @@ def test_lags_delay_units_but_never_reorder_them() -> None:
 def test_lags_that_do_not_fit(lags: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"stream 's': lags \[.*\] for 3 units; give one a unit, 0 or more"):
         turns(TALK, ChunkConfig(1.0, 0.0), lags)
+
+
+def test_an_interpreter_is_late_by_one_lag_a_stream_or_one_a_unit() -> None:
+    rng = random.Random(0)
+    of_streams = [LagConfig(1, 3).draw(TALK, rng) for _ in range(50)]
+    assert {tuple(lags) for lags in of_streams} == {(1, 1, 1), (2, 2, 2), (3, 3, 3)}
+    of_units = [LagConfig(0, 3, "unit").draw(TALK, rng) for _ in range(50)]
+    assert any(len(set(lags)) > 1 for lags in of_units)
+    assert {lag for lags in of_units for lag in lags} == {0, 1, 2, 3}
+    assert LagConfig().draw(TALK, rng) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("least", "most"), [(2, 1), (-1, 0)])
+def test_lags_that_are_no_range(least: int, most: int) -> None:
+    with pytest.raises(ValueError, match=f"lag: need 0 <= least <= most, got {least} and {most}"):
+        LagConfig(least, most)
 
 
 def test_no_spaces_where_the_language_has_none() -> None:
