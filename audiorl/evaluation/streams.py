@@ -257,13 +257,13 @@ def outside_quality(
             change = estimate(counts, quality, baseline_NK=before[0])
             changes[metric] = [change.value, change.low, change.high]
     if paired and all(any(i.delays for i in log) for log in (later, earlier)):
-        after_NK, before_NK = (_laal_counts(log, language) for log in (later, earlier))
+        after_NK, before_NK = (laal_counts(log, language) for log in (later, earlier))
         change = estimate(after_NK, ratio, baseline_NK=before_NK)
         changes["laal"] = [change.value, change.low, change.high]
     return {"outside": outside} | ({"changes": changes} if changes else {})
 
 
-def _laal_counts(instances: Sequence[Instance], language: str) -> NDArray[np.float64]:
+def laal_counts(instances: Sequence[Instance], language: str) -> NDArray[np.float64]:
     """[N, 2]: LAAL in seconds and 1; zeros where nothing was written."""
     unit = latency_unit(language)
     lags = [

@@ -1,0 +1,47 @@
+"""Arms from a run of simul-quickstart to their tables, and a second call that trains nothing again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from audiorl.cli import main
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--tiny", "--ks", "--source", "es", "--target", "en", "--unseen", "unseen_speakers", "--lag.most", "2"]
+
+
+def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "tools/measure_interpretation.py", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False, capture_output=True, text=True
+    )
+
+
+@pytest.mark.slow
+def test_an_arm_is_trained_once_and_measured_on_strangers(tmp_path: Path) -> None:
+    run, out = str(tmp_path / "run"), tmp_path / "arms"
+    assert main(["train", "simul-quickstart", *SMALL, "--out", run]) == 0
+    first = measure(run, "--out", str(out), "--arms", "hpo")
+    assert first.returncode == 0, first.stderr
+    second = measure(run, "--out", str(out), "--arms", "hpo", "on-time")
+    assert second.returncode == 0, second.stderr
+    assert "stage2 1/4" in first.stdout and "stage2 1/4" not in second.stdout and "sft 1/" in second.stdout
+    known, unseen = (out / "table.md").read_text().split("## ")[1:]
+    assert known.startswith("test\n") and unseen.startswith("unseen\n")
+    for part in (known, unseen):
+        names = [line.split(" | ")[0].removeprefix("| ") for line in part.splitlines() if line.startswith("| ")]
+        rows = [name for name in names[2:] if name]
+        assert rows == ["before", *(f"{arm}, 1 runs" for arm in ("after stage1", "after", "hpo", "on-time"))]
+
+
+def test_runs_of_other_recipes_are_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text('{"recipe": "recipes/grpo.py", "argv": [], "config": {}}')
+    result = measure(str(run), "--out", str(tmp_path / "arms"))
+    assert result.returncode == 1 and f"{run}: a run of recipes/grpo.py; give runs of simul-quickstart" in result.stderr

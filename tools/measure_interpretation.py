@@ -1,0 +1,225 @@
+"""What PPO, HPO and supervised training make of the same interpreter: arms from the start of simul-quickstart runs.
+
+    for seed in 0 1 2; do
+      audiorl train simul-quickstart --seed $seed --threads 1 --ks --lag.most 3 --source es --target en \\
+          --unseen unseen_speakers --out runs/simul-$seed
+    done
+    python tools/measure_interpretation.py runs/simul-0 runs/simul-1 runs/simul-2 --out runs/interpretation
+
+The runs have the supervised start and both stages of PPO. From the start each arm trains as many steps as both stages
+together, with as many rollouts a step, or supervised for as much CPU time:
+
+  stage1    PPO with the rewards of single turns
+  stage2    PPO with those and the latency and quality of the whole stream
+  hpo       HPO's objective (arXiv 2604.21045): quality and hinged promptness, each normalised in a group of 8 rollouts
+  sft       supervised training with the lag of the start
+  on-time   supervised training without lag
+
+OUT/table.md: of known and of unseen speakers all runs taken together, and the changes from the start with 95 %
+intervals; streams are drawn, each with the translations of all runs. It continues where it stopped. `--arms` without
+a name only writes the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from arms import markdown
+from numpy.typing import NDArray
+
+from audiorl.config import RLConfig
+from audiorl.errors import Interrupted
+from audiorl.evaluation.phases import UNSEEN
+from audiorl.evaluation.streams import laal_counts, measure_streams
+from audiorl.metrics.corpus import Score, estimate, ratio
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.examples import Example
+from audiorl.recipe.loader import parse_config
+from audiorl.recipe.stages import Stage, train_stages
+from audiorl.run.folder import Run
+from audiorl.run.records import RunConfig, read_record
+from audiorl.simulst.formats import read_streams
+from audiorl.simulst.logs import read_log
+from audiorl.simulst.quality import NAMES, Quality, default_quality, quality_counts
+from audiorl.simulst.streams import LagConfig, Stream, interpretation_sample
+from audiorl.train.sft import sft
+from recipes import simul_quickstart
+
+TOOL = "measure_interpretation"
+START = "before"
+OF_THE_RUNS = ("after stage1", "after")
+"""Evaluations of the runs themselves."""
+AFTER = "after"
+"""The evaluation of an arm."""
+GROUP_SIZE = 8
+"""Rollouts of a stream in HPO."""
+
+Config = simul_quickstart.Config
+
+
+def reinforce(arm: str, policy: AudioPolicy, run: Run, start: Run, config: Config, streams: Sequence[Stream]) -> None:
+    """As many steps of one stage as the run has in both."""
+    single, both = config.rewards.of_stages()
+    reward, training = {
+        "stage1": (single, config.stage1),
+        "stage2": (both, config.stage2),
+        "hpo": (replace(config.rewards, hpo=True).of_stages()[1], in_groups(config.stage2)),
+    }[arm]
+    steps = config.stage1.steps + config.stage2.steps
+    name: Literal["stage1", "stage2"] = "stage1" if arm == "stage1" else "stage2"
+    train_stages(
+        policy,
+        streams,
+        [],
+        run,
+        [Stage(name, reward, replace(training, steps=steps, eval_every=0), AFTER)],
+        chunks=config.chunks,
+        optim=config.optim,
+        sampling=config.sampling,
+        measure=lambda name: None,
+        seed=config.seed,
+    )
+
+
+def in_groups(ppo: RLConfig) -> RLConfig:
+    """HPO's advantages, of about as many rollouts a step."""
+    prompts = -(-ppo.prompts_per_step * ppo.group_size // GROUP_SIZE)
+    return replace(
+        ppo, advantage="decoupled", prompts_per_step=prompts, group_size=GROUP_SIZE, kl_in="loss", kl_kind="k3"
+    )
+
+
+def supervise(arm: str, policy: AudioPolicy, run: Run, start: Run, config: Config, streams: Sequence[Stream]) -> None:
+    """As many steps as the start takes in the CPU time of both stages."""
+    lag, rng = config.lag if arm == "sft" else LagConfig(), random.Random(config.seed + 1)
+    examples = [Example(interpretation_sample(s, config.chunks, lag.draw(s, rng))) for s in streams]
+    seconds = sum(start.compute_time(phase).seconds for phase in ("stage1", "stage2"))
+    steps = max(round(config.sft.steps * seconds / start.compute_time("sft").seconds), 1)
+    optim = replace(config.sft_optim, lr=config.sft_optim.lr / 2)
+    sft(policy, examples, run, config=replace(config.sft, steps=steps), optim=optim, seed=config.seed)
+
+
+ARMS: dict[str, Callable[[str, AudioPolicy, Run, Run, Config, Sequence[Stream]], None]] = {
+    "stage1": reinforce,
+    "stage2": reinforce,
+    "hpo": reinforce,
+    "sft": supervise,
+    "on-time": supervise,
+}
+
+
+def config_of(folder: Path) -> Config:
+    record = read_record(folder / "config.json", RunConfig)
+    if Path(record.recipe).stem != "simul_quickstart":
+        raise ValueError(f"{folder}: a run of {record.recipe}; give runs of simul-quickstart")
+    return cast(Config, parse_config(simul_quickstart, record.argv))
+
+
+def streams_of(folder: Path, *names: str) -> list[Stream]:
+    return [s for name in names for s in read_streams(folder / "streams" / name).samples]
+
+
+def sets_of(folder: Path) -> dict[str, str]:
+    """The prefix of evaluations by the folder of their streams: known speakers, and unseen ones if there are any."""
+    return {"test": ""} | ({UNSEEN: f"{UNSEEN}_"} if (folder / "streams" / UNSEEN).exists() else {})
+
+
+def train_arm(folder: Path, out: Path, arm: str) -> None:
+    """One arm in a run folder of its own; what is finished is not done again."""
+    config = config_of(folder)
+    _, reward = config.rewards.of_stages()
+    with Run.open(folder) as start, Run.open(out) if out.exists() else Run.create(out, TOOL, [arm], config) as run:
+        for phase in ("sft", "stage1", "stage2"):
+            if not start.finished(phase):
+                raise ValueError(f"{folder}: {phase} has not ended; audiorl resume {folder} continues it")
+        policy = load_policy(str(start.checkpoint("sft")), config.model)
+        ARMS[arm](arm, policy, run, start, config, streams_of(folder, "robots", "train"))
+        for split, prefix in sets_of(folder).items():
+            measure_streams(
+                run,
+                prefix + AFTER,
+                policy,
+                streams_of(folder, split),
+                config.chunks,
+                config.sampling,
+                reward,
+                optimised=config.rewards.quality,
+                baseline=prefix + AFTER,
+            )
+
+
+def tables(runs: Sequence[Path], out: Path) -> str:
+    """Of known and of unseen speakers."""
+    language = config_of(runs[0]).target
+    parts = []
+    for split, prefix in sets_of(runs[0]).items():
+        logs = {name: [run / "eval" / f"{prefix}{name}" for run in runs] for name in OF_THE_RUNS}
+        logs |= {arm: [out / run.name / arm / "eval" / f"{prefix}{AFTER}" for run in runs] for arm in ARMS}
+        starts = [run / "eval" / f"{prefix}{START}" for run in runs]
+        parts.append(f"## {split}\n\n{table(starts, logs, language)}")
+    return "\n".join(parts)
+
+
+def table(starts: Sequence[Path], logs: Mapping[str, Sequence[Path]], language: str) -> str:
+    """The start, and each arm with its changes from the starts of the runs that have it."""
+    metrics = ("laal", *(m for m in default_quality(language) if m != "chrf"), "length_ratio", "repetition")
+    rows = [(START, *(f"{score(counts_NK.sum(0)):.2f}" for counts_NK, score in all_counts(metrics, starts, language)))]
+    for arm, folders in logs.items():
+        pairs = [(start, log) for start, log in zip(starts, folders, strict=True) if log.exists()]
+        if not pairs:
+            continue
+        before, after = (all_counts(metrics, list(of), language) for of in zip(*pairs, strict=True))
+        rows.append((f"{arm}, {len(pairs)} runs", *(f"{score(counts_NK.sum(0)):.2f}" for counts_NK, score in after)))
+        changes = [
+            estimate(counts_NK, score, baseline_NK=start_NK)
+            for (counts_NK, score), (start_NK, _) in zip(after, before, strict=True)
+        ]
+        rows.append(("", *(f"{c.value:+.2f} ({c.low:+.2f} to {c.high:+.2f})" for c in changes)))
+    return markdown(("", *(NAMES.get(cast(Quality, m), m) for m in metrics)), rows)
+
+
+def all_counts(metrics: Sequence[str], logs: Sequence[Path], language: str) -> list[tuple[NDArray[Any], Score]]:
+    """Of each metric counts [N, K] of the streams, summed over the logs, and their score."""
+    read = [read_log(log) for log in logs]
+    texts = [([i.prediction for i in log], [i.reference or "" for i in log]) for log in read]
+    out: list[tuple[NDArray[Any], Score]] = []
+    for metric in metrics:
+        if metric == "laal":
+            out.append((np.sum([laal_counts(log, language) for log in read], axis=0), ratio))
+        else:
+            each = [quality_counts(metric, *pair, language) for pair in texts]
+            out.append((np.sum([counts_NK for counts_NK, _ in each], axis=0), each[0][1]))
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", help="finished runs of simul-quickstart, with the same streams")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the arms, OUT/RUN/ARM, and of table.md")
+    parser.add_argument("--arms", nargs="*", choices=tuple(ARMS), default=list(ARMS), help="arms to train")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    try:
+        for arm in args.arms:
+            for run in args.runs:
+                train_arm(run, args.out / run.name / arm, arm)
+    except Interrupted:
+        sys.exit("stopped; the same command continues")
+    except ValueError as error:
+        sys.exit(str(error))
+    args.out.mkdir(parents=True, exist_ok=True)
+    text = tables(args.runs, args.out)
+    (args.out / "table.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
