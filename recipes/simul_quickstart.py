@@ -7,6 +7,8 @@ writes a piece of Spanish. From Spanish or French into English, unseen speakers 
   sft      supervised start on interpreted streams, each unit said as soon as it can be: mostly robot voices, which say
            all prompts, and a person, who says those of the training split. An interpreter whose lag varies from unit
            to unit (`--lag.most 3 --lag.per unit`) is a far worse teacher (docs/experiments.md)
+  late     with `--late.steps 150`: more of it on an interpreter who is late, as people are; a start that translates and
+           has something to learn about time
   stage1   PPO on the same streams with the rewards of single turns: listening, initiative, quality, format
   stage2   PPO with those and the latency and the quality of the whole stream
   wait-k   a baseline of its own: the same start trained on wait-k schedules for random k, then decoded by them
@@ -105,6 +107,8 @@ class Config:
     the same prompts, are measured too; of held-out prompts alone where these last as long as a stream."""
     lag: LagConfig = LagConfig()
     """How late the supervised interpreter is."""
+    late_lag: LagConfig = LagConfig(most=3)
+    """How late the interpreter of the phase `late` is."""
     codec: str | None = None
     """A codec's folder, such as `runs/tts/codec`: the interpreter speaks what it writes, in the recordings' voice."""
     ks: tuple[int, ...] = (1, 2, 3, 5, 8)
@@ -119,6 +123,11 @@ class Config:
     """The supervised start."""
     sft_optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=20, schedule="cosine")
     """The optimizer of the supervised start."""
+    late: SFTConfig = SFTConfig(steps=0, batch_size=8, micro_batch_tokens=4000, save_every=50)
+    """After the supervised start more supervised training, on an interpreter who is late, as people are; none by
+    default."""
+    late_optim: OptimConfig = OptimConfig(lr=5e-4, warmup_steps=20, schedule="cosine")
+    """The optimizer of the phase `late`."""
     wait_k: SFTConfig = SFTConfig(steps=200, batch_size=8, micro_batch_tokens=4000, save_every=50)
     """Training of the wait-k baselines, from the supervised start on."""
     wait_k_optim: OptimConfig = OptimConfig(lr=5e-4, warmup_steps=20, schedule="cosine")
@@ -189,9 +198,12 @@ def main(config: Config, run: Run) -> None:
         measure(name, streams=test, schedule=schedule)
 
     streams = [*on_disk(run, robot_streams(config), "robots"), *train]
-    rng = random.Random(config.seed)
-    lagging = [Example(interpretation_sample(s, config.chunks, config.lag.draw(s, rng))) for s in streams]
-    sft(policy, lagging, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
+    references = lagging(streams, config.lag, config)
+    sft(policy, references, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
+    if config.late.steps:
+        measured("on time")
+        references = lagging(streams, config.late_lag, config)
+        sft(policy, references, run, config=config.late, optim=config.late_optim, seed=config.seed, phase="late")
     measured("before")
 
     stages = {
@@ -209,12 +221,13 @@ def main(config: Config, run: Run) -> None:
         sampling=config.sampling,
         measure=measured,
         seed=config.seed,
-        supervised=lagging,
+        supervised=references,
         speech_decoder=speech_decoder,
     )
 
     if config.ks:
-        run.load_result("sft", policy)
+        run.load_result(start_of(config), policy)
+        rng = random.Random(config.seed)
         rate = words_per_chunk(train, config.chunks.seconds)
         waiting = [
             Example(replace(s, turns=delay_references(s.turns, WaitK(rng.choice(config.ks), rate, config.target))))
@@ -225,6 +238,17 @@ def main(config: Config, run: Run) -> None:
             measured(f"wait-{k}", WaitK(k, rate, config.target))
         measured("offline", Offline(config.target))
     print(write_report(run.dir))
+
+
+def start_of(config: Config) -> Literal["sft", "late"]:
+    """The phase that PPO starts from."""
+    return "late" if config.late.steps else "sft"
+
+
+def lagging(streams: Sequence[Stream], lag: LagConfig, config: Config) -> list[Example]:
+    """The streams with the references of an interpreter who is late."""
+    rng = random.Random(config.seed)
+    return [Example(interpretation_sample(s, config.chunks, lag.draw(s, rng))) for s in streams]
 
 
 def human_streams(split: Split, count: int, config: Config, voice: Sequence[Utterance] = ()) -> list[Stream]:

@@ -1,7 +1,7 @@
 """What PPO, HPO and supervised training make of the same interpreter: arms from the start of simul-quickstart runs.
 
     for seed in 0 1 2; do
-      audiorl train simul-quickstart --seed $seed --threads 1 --ks --lag.most 3 --source es --target en \\
+      audiorl train simul-quickstart --seed $seed --threads 1 --ks --late.steps 150 --source es --target en \\
           --unseen unseen_speakers --out runs/simul-$seed
     done
     python tools/measure_interpretation.py runs/simul-0 runs/simul-1 runs/simul-2 --out runs/interpretation
@@ -23,7 +23,6 @@ a name only writes the tables.
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +40,6 @@ from audiorl.evaluation.phases import UNSEEN
 from audiorl.evaluation.streams import laal_counts, measure_streams
 from audiorl.metrics.corpus import Score, estimate, ratio
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.examples import Example
 from audiorl.recipe.loader import parse_config
 from audiorl.recipe.stages import Stage, train_stages
 from audiorl.run.folder import Run
@@ -49,7 +47,7 @@ from audiorl.run.records import RunConfig, read_record
 from audiorl.simulst.formats import read_streams
 from audiorl.simulst.logs import read_log
 from audiorl.simulst.quality import NAMES, Quality, default_quality, quality_counts
-from audiorl.simulst.streams import LagConfig, Stream, interpretation_sample
+from audiorl.simulst.streams import LagConfig, Stream
 from audiorl.train.sft import sft
 from recipes import simul_quickstart
 
@@ -99,8 +97,8 @@ def in_groups(ppo: RLConfig) -> RLConfig:
 
 def supervise(arm: str, policy: AudioPolicy, run: Run, start: Run, config: Config, streams: Sequence[Stream]) -> None:
     """As many steps as the start takes in the CPU time of both stages."""
-    lag, rng = config.lag if arm == "sft" else LagConfig(), random.Random(config.seed + 1)
-    examples = [Example(interpretation_sample(s, config.chunks, lag.draw(s, rng))) for s in streams]
+    of_start = config.late_lag if config.late.steps else config.lag
+    examples = simul_quickstart.lagging(streams, of_start if arm == "sft" else LagConfig(), config)
     seconds = sum(start.compute_time(phase).seconds for phase in ("stage1", "stage2"))
     steps = max(round(config.sft.steps * seconds / start.compute_time("sft").seconds), 1)
     optim = replace(config.sft_optim, lr=config.sft_optim.lr / 2)
@@ -137,10 +135,10 @@ def train_arm(folder: Path, out: Path, arm: str) -> None:
     config = config_of(folder)
     _, reward = config.rewards.of_stages()
     with Run.open(folder) as start, Run.open(out) if out.exists() else Run.create(out, TOOL, [arm], config) as run:
-        for phase in ("sft", "stage1", "stage2"):
+        for phase in (simul_quickstart.start_of(config), "stage1", "stage2"):
             if not start.finished(phase):
                 raise ValueError(f"{folder}: {phase} has not ended; audiorl resume {folder} continues it")
-        policy = load_policy(str(start.checkpoint("sft")), config.model)
+        policy = load_policy(str(start.checkpoint(simul_quickstart.start_of(config))), config.model)
         ARMS[arm](arm, policy, run, start, config, streams_of(folder, "robots", "train"))
         for split, prefix in sets_of(folder).items():
             measure_streams(
