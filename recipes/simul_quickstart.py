@@ -7,7 +7,7 @@ writes a piece of Spanish. From Spanish or French into English, unseen speakers 
   sft      supervised start on interpreted streams, each unit said as soon as it can be: mostly robot voices, which say
            all prompts, and a person, who says those of the training split. An interpreter whose lag varies from unit
            to unit (`--lag.most 3 --lag.per unit`) is a far worse teacher (docs/experiments.md)
-  late     with `--late.steps 150`: more of it on an interpreter who is late, as people are; a start that translates and
+  late     with `--late-steps 150`: more of it on an interpreter who is late, as people are; a start that translates and
            has something to learn about time
   stage1   PPO on the same streams with the rewards of single turns: listening, initiative, quality, format
   stage2   PPO with those and the latency and the quality of the whole stream
@@ -123,9 +123,8 @@ class Config:
     """The supervised start."""
     sft_optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=20, schedule="cosine")
     """The optimizer of the supervised start."""
-    late: SFTConfig = SFTConfig(steps=0, batch_size=8, micro_batch_tokens=4000, save_every=50)
-    """After the supervised start more supervised training, on an interpreter who is late, as people are; none by
-    default."""
+    late_steps: int = 0
+    """After the supervised start as many steps more of it, on an interpreter who is late, as people are."""
     late_optim: OptimConfig = OptimConfig(lr=5e-4, warmup_steps=20, schedule="cosine")
     """The optimizer of the phase `late`."""
     wait_k: SFTConfig = SFTConfig(steps=200, batch_size=8, micro_batch_tokens=4000, save_every=50)
@@ -200,10 +199,11 @@ def main(config: Config, run: Run) -> None:
     streams = [*on_disk(run, robot_streams(config), "robots"), *train]
     references = lagging(streams, config.lag, config)
     sft(policy, references, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
-    if config.late.steps:
+    if config.late_steps:
         measured("on time")
+        late = replace(config.sft, steps=config.late_steps)
         references = lagging(streams, config.late_lag, config)
-        sft(policy, references, run, config=config.late, optim=config.late_optim, seed=config.seed, phase="late")
+        sft(policy, references, run, config=late, optim=config.late_optim, seed=config.seed, phase="late")
     measured("before")
 
     stages = {
@@ -242,7 +242,7 @@ def main(config: Config, run: Run) -> None:
 
 def start_of(config: Config) -> Literal["sft", "late"]:
     """The phase that PPO starts from."""
-    return "late" if config.late.steps else "sft"
+    return "late" if config.late_steps else "sft"
 
 
 def lagging(streams: Sequence[Stream], lag: LagConfig, config: Config) -> list[Example]:

@@ -1,7 +1,7 @@
 """What PPO, HPO and supervised training make of the same interpreter: arms from the start of simul-quickstart runs.
 
     for seed in 0 1 2; do
-      audiorl train simul-quickstart --seed $seed --threads 1 --ks --late.steps 150 --source es --target en \\
+      audiorl train simul-quickstart --seed $seed --threads 1 --ks --late-steps 150 --source es --target en \\
           --unseen unseen_speakers --out runs/simul-$seed
     done
     python tools/measure_interpretation.py runs/simul-0 runs/simul-1 runs/simul-2 --out runs/interpretation
@@ -97,7 +97,7 @@ def in_groups(ppo: RLConfig) -> RLConfig:
 
 def supervise(arm: str, policy: AudioPolicy, run: Run, start: Run, config: Config, streams: Sequence[Stream]) -> None:
     """As many steps as the start takes in the CPU time of both stages."""
-    of_start = config.late_lag if config.late.steps else config.lag
+    of_start = config.late_lag if config.late_steps else config.lag
     examples = simul_quickstart.lagging(streams, of_start if arm == "sft" else LagConfig(), config)
     seconds = sum(start.compute_time(phase).seconds for phase in ("stage1", "stage2"))
     steps = max(round(config.sft.steps * seconds / start.compute_time("sft").seconds), 1)

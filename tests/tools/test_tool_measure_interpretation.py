@@ -12,7 +12,7 @@ import pytest
 from audiorl.cli import main
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--tiny", "--ks", "--source", "es", "--target", "en", "--unseen", "unseen_speakers", "--late.steps", "1"]
+SMALL = ["--tiny", "--ks", "--source", "es", "--target", "en", "--unseen", "unseen_speakers", "--late-steps", "1"]
 
 
 def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
