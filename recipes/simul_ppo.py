@@ -33,7 +33,7 @@ from audiorl.report import write_report
 from audiorl.run.folder import Run
 from audiorl.simulst.bundled import bundled_streams
 from audiorl.simulst.formats import read_streams
-from audiorl.simulst.streams import ChunkConfig, LagConfig, Stream, interpretation_sample
+from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample, random_lags
 from audiorl.train.sft import sft
 
 PPO = RLConfig(
@@ -73,8 +73,9 @@ class Config(PtxOptions, RewardOptions, RecipeConfig):
     """Most steps of each stage, whatever `stage1.steps` and `stage2.steps` give; None: no limit."""
     sft_epochs: float = 0.0
     """Passes over the streams in the supervised start; 0: none."""
-    lag: LagConfig = LagConfig()
-    """How late the supervised interpreter is."""
+    lag: int = 0
+    """The supervised interpreter says a unit 0 to `lag` chunks after it could be said. Lags that vary are learned far
+    worse (docs/experiments.md)."""
     sft: SFTConfig = SFTConfig(batch_size=16, save_every=50)
     """The supervised start. Its steps follow from `sft_epochs`."""
     sft_optim: OptimConfig = OptimConfig(lr=1e-5, warmup_steps=20, schedule="cosine")
@@ -137,7 +138,7 @@ def main(config: Config, run: Run) -> None:
     )
     if config.sft_epochs:
         rng = random.Random(config.seed)
-        examples = [Example(interpretation_sample(s, config.chunks, config.lag.draw(s, rng))) for s in train]
+        examples = [Example(interpretation_sample(s, config.chunks, random_lags(s, rng, config.lag))) for s in train]
         training = replace(config, epochs=config.sft_epochs, max_steps=None).scheduled(config.sft, len(train))
         sft(policy, examples, run, config=training, optim=config.sft_optim, seed=config.seed)
     measure("before")

@@ -5,8 +5,8 @@ parameters whose audio encoder is that of Whisper tiny.en, gets them in chunks o
 writes a piece of Spanish. From Spanish or French into English, unseen speakers say the same prompts.
 
   sft      supervised start on interpreted streams, each unit said as soon as it can be: mostly robot voices, which say
-           all prompts, and a person, who says those of the training split. An interpreter whose lag varies from unit
-           to unit (`--lag.most 3 --lag.per unit`) is a far worse teacher (docs/experiments.md)
+           all prompts, and a person, who says those of the training split. An interpreter whose lag varies (`--lag 3`)
+           is a far worse teacher (docs/experiments.md)
   late     with `--late-steps 150`: more of it on an interpreter who is late, as people are; a start that translates and
            has something to learn about time
   stage1   PPO on the same streams with the rewards of single turns: listening, initiative, quality, format
@@ -46,7 +46,7 @@ from audiorl.run.folder import Run
 from audiorl.simulst.bundled import Split, bundled_streams, prompt_pairs
 from audiorl.simulst.formats import write_streams
 from audiorl.simulst.schedules import Offline, WaitK, delay_references, words_per_chunk
-from audiorl.simulst.streams import ChunkConfig, LagConfig, Stream, interpretation_sample
+from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample, random_lags
 from audiorl.train.sft import sft
 from audiorl.types import Schedule
 
@@ -105,10 +105,12 @@ class Config:
     unseen: tuple[str, ...] = ()
     """Folders of recordings as `audiorl data build` writes them: streams of speakers who are not in training, saying
     the same prompts, are measured too; of held-out prompts alone where these last as long as a stream."""
-    lag: LagConfig = LagConfig()
-    """How late the supervised interpreter is."""
-    late_lag: LagConfig = LagConfig(most=3)
-    """How late the interpreter of the phase `late` is."""
+    lag: int = 0
+    """The supervised interpreter says a unit `least_lag` to `lag` chunks after it could be said."""
+    least_lag: int = 0
+    """See `lag`; as much as it, every unit is as late as every other."""
+    late_lag: int = 3
+    """In the phase `late` the interpreter of a stream is 0 to `late_lag` chunks late throughout."""
     codec: str | None = None
     """A codec's folder, such as `runs/tts/codec`: the interpreter speaks what it writes, in the recordings' voice."""
     ks: tuple[int, ...] = (1, 2, 3, 5, 8)
@@ -145,6 +147,10 @@ class Config:
     """The policy's optimizer in both stages."""
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=24, max_frames=100, max_batch_tokens=60_000)
     """How the interpreter is sampled after each chunk; held-out streams are interpreted greedily."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least_lag <= self.lag:
+            raise ValueError(f"need 0 <= least_lag <= lag, got --least-lag {self.least_lag} and --lag {self.lag}")
 
 
 def tiny() -> Config:
@@ -191,18 +197,18 @@ def main(config: Config, run: Run) -> None:
         optimised=rewards.quality,
     )
 
-    def measured(name: str, schedule: Schedule | None = None) -> None:
+    def measured(name: str, schedule: Schedule | None = None, baseline: str = "before") -> None:
         if unseen and schedule is None:
-            measure(f"{UNSEEN}_{name}", streams=unseen, baseline=f"{UNSEEN}_before")
-        measure(name, streams=test, schedule=schedule)
+            measure(f"{UNSEEN}_{name}", streams=unseen, baseline=f"{UNSEEN}_{baseline}")
+        measure(name, streams=test, schedule=schedule, baseline=baseline)
 
     streams = [*on_disk(run, robot_streams(config), "robots"), *train]
-    references = lagging(streams, config.lag, config)
+    references = supervised(streams, config)
     sft(policy, references, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     if config.late_steps:
-        measured("on time")
+        measured("on time", baseline="on time")
         late = replace(config.sft, steps=config.late_steps)
-        references = lagging(streams, config.late_lag, config)
+        references = supervised(streams, config, late=True)
         sft(policy, references, run, config=late, optim=config.late_optim, seed=config.seed, phase="late")
     measured("before")
 
@@ -245,10 +251,17 @@ def start_of(config: Config) -> Literal["sft", "late"]:
     return "late" if config.late_steps else "sft"
 
 
-def lagging(streams: Sequence[Stream], lag: LagConfig, config: Config) -> list[Example]:
-    """The streams with the references of an interpreter who is late."""
+def supervised(streams: Sequence[Stream], config: Config, late: bool = False) -> list[Example]:
+    """The streams with the references of the phase `sft` or `late`."""
     rng = random.Random(config.seed)
-    return [Example(interpretation_sample(s, config.chunks, lag.draw(s, rng))) for s in streams]
+    examples = []
+    for s in streams:
+        if late:
+            lags = random_lags(s, rng, config.late_lag, per="stream")
+        else:
+            lags = random_lags(s, rng, config.lag, config.least_lag)
+        examples.append(Example(interpretation_sample(s, config.chunks, lags)))
+    return examples
 
 
 def human_streams(split: Split, count: int, config: Config, voice: Sequence[Utterance] = ()) -> list[Stream]:

@@ -47,7 +47,7 @@ from audiorl.run.records import RunConfig, read_record
 from audiorl.simulst.formats import read_streams
 from audiorl.simulst.logs import read_log
 from audiorl.simulst.quality import NAMES, Quality, default_quality, quality_counts
-from audiorl.simulst.streams import LagConfig, Stream
+from audiorl.simulst.streams import Stream
 from audiorl.train.sft import sft
 from recipes import simul_quickstart
 
@@ -97,8 +97,10 @@ def in_groups(ppo: RLConfig) -> RLConfig:
 
 def supervise(arm: str, policy: AudioPolicy, run: Run, start: Run, config: Config, streams: Sequence[Stream]) -> None:
     """As many steps as the start takes in the CPU time of both stages."""
-    of_start = config.late_lag if config.late_steps else config.lag
-    examples = simul_quickstart.lagging(streams, of_start if arm == "sft" else LagConfig(), config)
+    late = arm == "sft" and bool(config.late_steps)
+    examples = simul_quickstart.supervised(
+        streams, config if arm == "sft" else replace(config, lag=0, least_lag=0), late
+    )
     seconds = sum(start.compute_time(phase).seconds for phase in ("stage1", "stage2"))
     steps = max(round(config.sft.steps * seconds / start.compute_time("sft").seconds), 1)
     optim = replace(config.sft_optim, lr=config.sft_optim.lr / 2)

@@ -161,27 +161,19 @@ def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[in
     return tuple(out)
 
 
-@dataclass(frozen=True)
-class LagConfig:
-    """How late the interpreter of supervised references is, in chunks after a unit could be said."""
+def random_lags(
+    stream: Stream, rng: random.Random, most: int, least: int = 0, per: Literal["unit", "stream"] = "unit"
+) -> list[int]:
+    """By how many chunks an interpreter is late with each unit, drawn evenly from `least` to `most`.
 
-    least: int = 0
-    """Least lag, in chunks."""
-    most: int = 0
-    """Most lag, in chunks; it is drawn evenly from `least` to `most`."""
-    per: Literal["unit", "stream"] = "stream"
-    """How often it is drawn: once a stream, as of interpreters with different habits, or for each unit. Lags that vary
-    within a stream are learned far worse (docs/experiments.md)."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.least <= self.most:
-            raise ValueError(f"lag: need 0 <= least <= most, got {self.least} and {self.most}")
-
-    def draw(self, stream: Stream, rng: random.Random) -> list[int]:
-        """The lag of each unit."""
-        if self.per == "unit":
-            return [rng.randint(self.least, self.most) for _ in stream.units]
-        return [rng.randint(self.least, self.most)] * len(stream.units)
+    per: drawn for each unit, or once for the stream, as of interpreters with different habits. Raises ValueError unless
+    0 <= least <= most.
+    """
+    if not 0 <= least <= most:
+        raise ValueError(f"lags: need 0 <= least <= most, got {least} and {most}")
+    if per == "unit":
+        return [rng.randint(least, most) for _ in stream.units]
+    return [rng.randint(least, most)] * len(stream.units)
 
 
 def interpretation_sample(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> Sample:

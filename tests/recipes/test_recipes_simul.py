@@ -243,3 +243,8 @@ def test_unknown_weights_and_streams_without_reference(
     bare.write_text("".join(json.dumps(r) + "\n" for r in rows))
     assert main([*common[:3], "--out", str(tmp_path / "two"), "--data", str(bare), "--target-language", "fr"]) != 0
     assert "has no units" in capsys.readouterr().err
+
+
+def test_a_least_lag_above_the_most_is_refused() -> None:
+    with pytest.raises(ValueError, match="need 0 <= least_lag <= lag, got --least-lag 2 and --lag 1"):
+        quickstart_recipe.Config(lag=1, least_lag=2)

@@ -18,11 +18,11 @@ from audiorl.data.corpus import Utterance
 from audiorl.metrics.latency import join_texts
 from audiorl.simulst.streams import (
     ChunkConfig,
-    LagConfig,
     Stream,
     Unit,
     chunk_ends,
     interpretation_sample,
+    random_lags,
     split_stream,
     stream_from_clip,
     turns,
@@ -95,18 +95,17 @@ def test_lags_that_do_not_fit(lags: tuple[int, ...]) -> None:
 
 def test_an_interpreter_is_late_by_one_lag_a_stream_or_one_a_unit() -> None:
     rng = random.Random(0)
-    of_streams = [LagConfig(1, 3).draw(TALK, rng) for _ in range(50)]
-    assert {tuple(lags) for lags in of_streams} == {(1, 1, 1), (2, 2, 2), (3, 3, 3)}
-    of_units = [LagConfig(0, 3, "unit").draw(TALK, rng) for _ in range(50)]
+    of_streams = [tuple(random_lags(TALK, rng, 3, 1, per="stream")) for _ in range(50)]
+    assert set(of_streams) == {(1, 1, 1), (2, 2, 2), (3, 3, 3)}
+    of_units = [random_lags(TALK, rng, 3) for _ in range(50)]
     assert any(len(set(lags)) > 1 for lags in of_units)
     assert {lag for lags in of_units for lag in lags} == {0, 1, 2, 3}
-    assert LagConfig().draw(TALK, rng) == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("least", "most"), [(2, 1), (-1, 0)])
 def test_lags_that_are_no_range(least: int, most: int) -> None:
-    with pytest.raises(ValueError, match=f"lag: need 0 <= least <= most, got {least} and {most}"):
-        LagConfig(least, most)
+    with pytest.raises(ValueError, match=f"lags: need 0 <= least <= most, got {least} and {most}"):
+        random_lags(TALK, random.Random(0), most, least)
 
 
 def test_no_spaces_where_the_language_has_none() -> None:
