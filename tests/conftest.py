@@ -64,15 +64,30 @@ SLOW = (
 """What `make test` leaves out and `make test-all` runs: runtimes, kills, whole recipes. Tests there that are marked
 `smoke` run in `make test` too: at least one of each runtime. Single tests elsewhere are marked `slow`."""
 
+LONGEST = (
+    "unit/runtime/test_zero",
+    "faults/test_faults_interrupt",
+    "unit/runtime/test_ranks",
+    "unit/runtime/test_cluster",
+    "faults/test_faults_async_save",
+    "unit/annotate/test_annotate_run",
+    "tools/test_tool_measure",
+    "unit/models/test_long_prompts",
+    "unit/models/test_model_export",
+)
+"""Files that take minutes. They come first, so that no worker is left with one of them when the others are done."""
+
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+    def place(item: pytest.Item) -> str:
+        return item.path.relative_to(Path(__file__).parent).as_posix()
+
     for item in items:
-        place = item.path.relative_to(here).as_posix()
         runs_anyway = item.get_closest_marker("smoke") or item.get_closest_marker("large")
-        if place.startswith(SLOW) and not runs_anyway:
+        if place(item).startswith(SLOW) and not runs_anyway:
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: not place(item).startswith(LONGEST))
 
 
 @pytest.fixture(scope="session", autouse=True)

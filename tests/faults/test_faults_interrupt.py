@@ -176,24 +176,12 @@ def assert_same_run(out: Path, expected: Path) -> None:
     assert not unfinished, unfinished
 
 
-def test_one_interrupt_and_one_kill(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    """Ctrl-C in supervised training, a kill in GRPO."""
-    rng = random.Random(0)
-    first, second = rng.randrange(1, SFT_STEPS), rng.randrange(SFT_STEPS + 3, SFT_STEPS + GRPO_STEPS + 2)
-    moments = [Stop(signal.SIGINT, first, rng.random()), Stop(signal.SIGKILL, second, rng.random())]
-    assert disturbed(tmp_path / "run", undisturbed, moments) == 2
-    assert_same_run(tmp_path / "run", undisturbed.out)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_five_interrupts_and_five_kills(tmp_path: Path, undisturbed: Undisturbed, seed: int) -> None:
-    moments = stops(seed, [signal.SIGINT] * 5 + [signal.SIGKILL] * 5)
+def test_five_interrupts_and_five_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    moments = stops(1, [signal.SIGINT] * 5 + [signal.SIGKILL] * 5)
     assert disturbed(tmp_path / "run", undisturbed, moments) >= 8  # the last may come when all is done
     assert_same_run(tmp_path / "run", undisturbed.out)
 
 
-@pytest.mark.slow
 def test_stopped_in_evaluations(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """The moments that the loop does not watch: after supervised training and after GRPO."""
     before, after = SFT_STEPS + 1, SFT_STEPS + GRPO_STEPS + 3
@@ -206,7 +194,6 @@ def test_stopped_in_evaluations(tmp_path: Path, undisturbed: Undisturbed) -> Non
     assert_same_run(tmp_path / "run", undisturbed.out)
 
 
-@pytest.mark.slow
 def test_killed_while_starting(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Kills before the first step, of the first start and of a resume, leave nothing in the way."""
     out, rng = tmp_path / "run", random.Random(3)
@@ -221,8 +208,7 @@ def test_killed_while_starting(tmp_path: Path, undisturbed: Undisturbed) -> None
     assert_same_run(out, undisturbed.out)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [0.2, 0.4, 0.6])
+@pytest.mark.parametrize("share", [0.3, 0.6])
 def test_interrupted_while_importing(tmp_path: Path, undisturbed: Undisturbed, share: float) -> None:
     """Most of the time before the first step passes in imports; Ctrl-C is quiet there too."""
     process = launch(*TRAIN, "--out", str(tmp_path / "run"))

@@ -48,8 +48,8 @@ def test_more_tokens_than_the_model_has_positions(tmp_path: Path, seconds: float
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seconds", "words"), [(599, 1), (1, 20_000)])
-def test_a_clip_of_ten_minutes_and_20_000_words_are_learned_from(tmp_path: Path, seconds: float, words: int) -> None:
+@pytest.mark.parametrize(("seconds", "words"), [(599, 1), (1, 11_000)])
+def test_a_clip_of_ten_minutes_and_11_000_words_are_learned_from(tmp_path: Path, seconds: float, words: int) -> None:
     long, model = sample(tmp_path, seconds, words), policy(positions=2**17)
     (rollout,) = HFEngine(model, SamplingConfig(max_new_tokens=4)).generate([Request(long)])
     assert len(rollout.segments[0].prompt_ids) > 10_000 and rollout.num_sampled >= 1

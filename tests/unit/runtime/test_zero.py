@@ -28,7 +28,6 @@ pytest.importorskip("deepspeed")
 from tests.support.zero_ranks import policy
 
 STEPS = ("--steps", "10")
-SHARDINGS = [1, 2, 3, "fsdp"]
 TWO = ("--runtime.kind", "torchrun", "--runtime.ranks", "2")
 SCRIPT = Path(__file__).parents[2] / "support" / "zero_ranks.py"
 
@@ -54,7 +53,7 @@ def test_a_stage_trains_as_one_process(stage: int | str, plain: Path, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", SHARDINGS)
+@pytest.mark.parametrize("stage", [3, "fsdp"])
 def test_preferences_and_judgements_are_learned_as_in_one_process(stage: int | str, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     audiorl("train", str(DATA), "--out", str(one))
@@ -77,7 +76,7 @@ def test_a_run_goes_on_at_another_stage_and_in_one_process(tmp_path: Path) -> No
     audiorl("train", str(RECIPE), "--out", str(one))
     zero("train", str(RECIPE), "--out", str(two), stage=3)
     assert_equal_runs(one, two)
-    for stage in (1, "fsdp", 0, 2, "fsdp"):
+    for stage in (1, "fsdp", 0, 2):
         rewind(two)
         if stage:
             zero("resume", str(two), "--trust", str(RECIPE), stage=stage)
