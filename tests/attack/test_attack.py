@@ -1,6 +1,6 @@
 """Mutated inputs end in acceptance that an independent judge agrees with, or in a clear error (tests/support/attack).
 
-The default run tries some hundred inputs, the same every time; `make test-all` thousands with new seeds.
+The default run tries some hundred inputs, the same every time; `make test-all` two thousand more with new seeds.
 `python tools/attack.py` tries any number and prints a table.
 """
 
