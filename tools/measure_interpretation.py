@@ -15,6 +15,8 @@ together, with as many rollouts a step, or supervised for as much CPU time:
   sft       supervised training with the lag of the start
   on-time   supervised training without lag
 
+And the start decoded by rules, without training: wait-1, wait-2, wait-3, wait-5, local-agreement-2, alignatt-4.
+
 OUT/table.md: of known and of unseen speakers all runs taken together, and the changes from the start with 95 %
 intervals; streams are drawn, each with the translations of all runs. It continues where it stopped. `--arms` without
 a name only writes the tables.
@@ -26,6 +28,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -47,8 +50,10 @@ from audiorl.run.records import RunConfig, read_record
 from audiorl.simulst.formats import read_streams
 from audiorl.simulst.logs import read_log
 from audiorl.simulst.quality import NAMES, Quality, default_quality, quality_counts
+from audiorl.simulst.schedules import AlignAtt, LocalAgreement, Reviewed, WaitK, words_per_chunk
 from audiorl.simulst.streams import Stream
 from audiorl.train.sft import sft
+from audiorl.types import Schedule
 from recipes import simul_quickstart
 
 TOOL = "measure_interpretation"
@@ -115,6 +120,13 @@ ARMS: dict[str, Callable[[str, AudioPolicy, Run, Run, Config, Sequence[Stream]],
     "on-time": supervise,
 }
 
+RULES: dict[str, Callable[[float, str], Schedule]] = {
+    **{f"wait-{k}": partial(WaitK, k) for k in (1, 2, 3, 5)},
+    "local-agreement-2": lambda rate, language: Reviewed(LocalAgreement(2), language),
+    "alignatt-4": lambda rate, language: Reviewed(AlignAtt(4), language),
+}
+"""Schedules by the words per chunk of the training streams and the language."""
+
 
 def config_of(folder: Path) -> Config:
     record = read_record(folder / "config.json", RunConfig)
@@ -141,7 +153,11 @@ def train_arm(folder: Path, out: Path, arm: str) -> None:
             if not start.finished(phase):
                 raise ValueError(f"{folder}: {phase} has not ended; audiorl resume {folder} continues it")
         policy = load_policy(str(start.checkpoint(simul_quickstart.start_of(config))), config.model)
-        ARMS[arm](arm, policy, run, start, config, streams_of(folder, "robots", "train"))
+        streams, rule = streams_of(folder, "robots", "train"), None
+        if arm in RULES:
+            rule = RULES[arm](words_per_chunk(streams, config.chunks.seconds), config.target)
+        else:
+            ARMS[arm](arm, policy, run, start, config, streams)
         for split, prefix in sets_of(folder).items():
             measure_streams(
                 run,
@@ -151,6 +167,7 @@ def train_arm(folder: Path, out: Path, arm: str) -> None:
                 config.chunks,
                 config.sampling,
                 reward,
+                rule,
                 optimised=config.rewards.quality,
                 baseline=prefix + AFTER,
             )
@@ -162,7 +179,7 @@ def tables(runs: Sequence[Path], out: Path) -> str:
     parts = []
     for split, prefix in sets_of(runs[0]).items():
         logs = {name: [run / "eval" / f"{prefix}{name}" for run in runs] for name in OF_THE_RUNS}
-        logs |= {arm: [out / run.name / arm / "eval" / f"{prefix}{AFTER}" for run in runs] for arm in ARMS}
+        logs |= {arm: [out / run.name / arm / "eval" / f"{prefix}{AFTER}" for run in runs] for arm in (*ARMS, *RULES)}
         starts = [run / "eval" / f"{prefix}{START}" for run in runs]
         parts.append(f"## {split}\n\n{table(starts, logs, language)}")
     return "\n".join(parts)
@@ -204,7 +221,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", help="finished runs of simul-quickstart, with the same streams")
     parser.add_argument("--out", type=Path, required=True, help="folder of the arms, OUT/RUN/ARM, and of table.md")
-    parser.add_argument("--arms", nargs="*", choices=tuple(ARMS), default=list(ARMS), help="arms to train")
+    parser.add_argument(
+        "--arms", nargs="*", choices=(*ARMS, *RULES), default=[*ARMS, *RULES], help="arms to train or decode"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     try:

@@ -28,7 +28,7 @@ def test_an_arm_is_trained_once_and_measured_on_strangers(tmp_path: Path) -> Non
     assert main(["train", "simul-quickstart", *SMALL, "--out", run]) == 0
     first = measure(run, "--out", str(out), "--arms", "hpo")
     assert first.returncode == 0, first.stderr
-    second = measure(run, "--out", str(out), "--arms", "hpo", "on-time")
+    second = measure(run, "--out", str(out), "--arms", "hpo", "on-time", "wait-2")
     assert second.returncode == 0, second.stderr
     assert "stage2 1/4" in first.stdout and "stage2 1/4" not in second.stdout and "sft 1/" in second.stdout
     known, unseen = (out / "table.md").read_text().split("## ")[1:]
@@ -36,7 +36,7 @@ def test_an_arm_is_trained_once_and_measured_on_strangers(tmp_path: Path) -> Non
     for part in (known, unseen):
         names = [line.split(" | ")[0].removeprefix("| ") for line in part.splitlines() if line.startswith("| ")]
         rows = [name for name in names[2:] if name]
-        assert rows == ["before", *(f"{arm}, 1 runs" for arm in ("after stage1", "after", "hpo", "on-time"))]
+        assert rows == ["before", *(f"{arm}, 1 runs" for arm in ("after stage1", "after", "hpo", "on-time", "wait-2"))]
 
 
 def test_runs_of_other_recipes_are_refused(tmp_path: Path) -> None:
