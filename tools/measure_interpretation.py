@@ -46,7 +46,7 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.recipe.loader import parse_config
 from audiorl.recipe.stages import Stage, train_stages
 from audiorl.run.folder import Run
-from audiorl.run.records import RunConfig, read_record
+from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.simulst.formats import read_streams
 from audiorl.simulst.logs import read_log
 from audiorl.simulst.quality import NAMES, Quality, default_quality, quality_counts
@@ -57,6 +57,8 @@ from audiorl.types import Schedule
 from recipes import simul_quickstart
 
 TOOL = "measure_interpretation"
+PPO = ("stage1", "stage2")
+"""Phases of the runs."""
 START = "before"
 OF_THE_RUNS = ("after stage1", "after")
 """Evaluations of the runs themselves."""
@@ -68,7 +70,9 @@ GROUP_SIZE = 8
 Config = simul_quickstart.Config
 
 
-def reinforce(arm: str, policy: AudioPolicy, run: Run, start: Run, config: Config, streams: Sequence[Stream]) -> None:
+def reinforce(
+    arm: str, policy: AudioPolicy, run: Run, start: RunState, config: Config, streams: Sequence[Stream]
+) -> None:
     """As many steps of one stage as the run has in both."""
     single, both = config.rewards.of_stages()
     reward, training = {
@@ -100,19 +104,21 @@ def in_groups(ppo: RLConfig) -> RLConfig:
     )
 
 
-def supervise(arm: str, policy: AudioPolicy, run: Run, start: Run, config: Config, streams: Sequence[Stream]) -> None:
+def supervise(
+    arm: str, policy: AudioPolicy, run: Run, start: RunState, config: Config, streams: Sequence[Stream]
+) -> None:
     """As many steps as the start takes in the CPU time of both stages."""
     late = arm == "sft" and bool(config.late_steps)
     examples = simul_quickstart.supervised(
         streams, config if arm == "sft" else replace(config, lag=0, least_lag=0), late
     )
-    seconds = sum(start.compute_time(phase).seconds for phase in ("stage1", "stage2"))
-    steps = max(round(config.sft.steps * seconds / start.compute_time("sft").seconds), 1)
+    times = start.cpu_seconds if start.cpu_seconds.keys() >= set(PPO) else start.seconds
+    steps = max(round(config.sft.steps * sum(times[stage] for stage in PPO) / times["sft"]), 1)
     optim = replace(config.sft_optim, lr=config.sft_optim.lr / 2)
     sft(policy, examples, run, config=replace(config.sft, steps=steps), optim=optim, seed=config.seed)
 
 
-ARMS: dict[str, Callable[[str, AudioPolicy, Run, Run, Config, Sequence[Stream]], None]] = {
+ARMS: dict[str, Callable[[str, AudioPolicy, Run, RunState, Config, Sequence[Stream]], None]] = {
     "stage1": reinforce,
     "stage2": reinforce,
     "hpo": reinforce,
@@ -148,11 +154,12 @@ def train_arm(folder: Path, out: Path, arm: str) -> None:
     """One arm in a run folder of its own; what is finished is not done again."""
     config = config_of(folder)
     _, reward = config.rewards.of_stages()
-    with Run.open(folder) as start, Run.open(out) if out.exists() else Run.create(out, TOOL, [arm], config) as run:
-        for phase in (simul_quickstart.start_of(config), "stage1", "stage2"):
-            if not start.finished(phase):
-                raise ValueError(f"{folder}: {phase} has not ended; audiorl resume {folder} continues it")
-        policy = load_policy(str(start.checkpoint(simul_quickstart.start_of(config))), config.model)
+    start, phase = read_record(folder / "state.json", RunState), simul_quickstart.start_of(config)
+    for needed in (phase, *PPO):
+        if needed not in start.finished:
+            raise ValueError(f"{folder}: {needed} has not ended; audiorl resume {folder} continues it")
+    with Run.open(out) if out.exists() else Run.create(out, TOOL, [arm], config) as run:
+        policy = load_policy(str(folder / start.checkpoints[phase]), config.model)
         streams, rule = streams_of(folder, "robots", "train"), None
         if arm in RULES:
             rule = RULES[arm](words_per_chunk(streams, config.chunks.seconds), config.target)
