@@ -17,9 +17,9 @@ together, with as many rollouts a step, or supervised for as much CPU time:
 
 And the start decoded by rules, without training: wait-1, wait-2, wait-3, wait-5, local-agreement-2, alignatt-4.
 
-OUT/table.md: of known and of unseen speakers all runs taken together, and the changes from the start with 95 %
-intervals; streams are drawn, each with the translations of all runs. It continues where it stopped. `--arms` without
-a name only writes the tables.
+OUT/table.md: of known and of unseen speakers all runs taken together, and the changes from the start, or from the arm
+that `--against` names, with 95 % intervals; streams are drawn, each with the translations of all runs. OUT/curve.png:
+quality against latency. It continues where it stopped. `--arms` without a name trains nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -35,16 +35,20 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 from arms import markdown
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from audiorl.config import RLConfig
 from audiorl.errors import Interrupted
 from audiorl.evaluation.phases import UNSEEN
 from audiorl.evaluation.streams import laal_counts, measure_streams
-from audiorl.metrics.corpus import Score, estimate, ratio
+from audiorl.metrics.corpus import Estimate, Score, estimate, ratio
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.recipe.loader import parse_config
 from audiorl.recipe.stages import Stage, train_stages
+from audiorl.report.figures import draw_tradeoff
+from audiorl.report.summary import Point
+from audiorl.report.theme import LIGHT
 from audiorl.run.folder import Run
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.simulst.formats import read_streams
@@ -126,6 +130,15 @@ ARMS: dict[str, Callable[[str, AudioPolicy, Run, RunState, Config, Sequence[Stre
     "on-time": supervise,
 }
 
+LABELS = {
+    "stage1": "single turns alone",
+    "stage2": "whole stream alone",
+    "hpo": "HPO",
+    "sft": "more SFT",
+    "on-time": "SFT on time",
+}
+"""How tables and the picture call the arms that are trained."""
+
 RULES: dict[str, Callable[[float, str], Schedule]] = {
     **{f"wait-{k}": partial(WaitK, k) for k in (1, 2, 3, 5)},
     "local-agreement-2": lambda rate, language: Reviewed(LocalAgreement(2), language),
@@ -180,48 +193,63 @@ def train_arm(folder: Path, out: Path, arm: str) -> None:
             )
 
 
-def tables(runs: Sequence[Path], out: Path) -> str:
-    """Of known and of unseen speakers."""
+@dataclass(frozen=True)
+class Row:
+    """One arm on one set of streams, all runs that have it taken together."""
+
+    runs: int
+    values: dict[str, float]
+    changes: dict[str, Estimate]
+    """From the baseline, by metric."""
+
+
+def results(runs: Sequence[Path], out: Path, prefix: str, baseline: str) -> dict[str, Row]:
+    """By arm; `prefix` of the set's evaluations."""
     language = config_of(runs[0]).target
-    parts = []
-    for split, prefix in sets_of(runs[0]).items():
-        logs = {name: [run / "eval" / f"{prefix}{name}" for run in runs] for name in OF_THE_RUNS}
-        logs |= {arm: [out / run.name / arm / "eval" / f"{prefix}{AFTER}" for run in runs] for arm in (*ARMS, *RULES)}
-        starts = [run / "eval" / f"{prefix}{START}" for run in runs]
-        parts.append(f"## {split}\n\n{table(starts, logs, language)}")
-    return "\n".join(parts)
-
-
-def table(starts: Sequence[Path], logs: Mapping[str, Sequence[Path]], language: str) -> str:
-    """The start, and each arm with its changes from the starts of the runs that have it."""
-    metrics = ("laal", *(m for m in default_quality(language) if m != "chrf"), "length_ratio", "repetition")
-    rows = [(START, *(f"{score(counts_NK.sum(0)):.2f}" for counts_NK, score in all_counts(metrics, starts, language)))]
-    for arm, folders in logs.items():
-        pairs = [(start, log) for start, log in zip(starts, folders, strict=True) if log.exists()]
+    logs = {name: [run / "eval" / f"{prefix}{name}" for run in runs] for name in (START, *OF_THE_RUNS)}
+    logs |= {arm: [out / run.name / arm / "eval" / f"{prefix}{AFTER}" for run in runs] for arm in (*ARMS, *RULES)}
+    rows = {}
+    for arm, of_arm in logs.items():
+        pairs = [(old, new) for old, new in zip(logs[baseline], of_arm, strict=True) if old.exists() and new.exists()]
         if not pairs:
             continue
-        before, after = (all_counts(metrics, list(of), language) for of in zip(*pairs, strict=True))
-        rows.append((f"{arm}, {len(pairs)} runs", *(f"{score(counts_NK.sum(0)):.2f}" for counts_NK, score in after)))
-        changes = [
-            estimate(counts_NK, score, baseline_NK=start_NK)
-            for (counts_NK, score), (start_NK, _) in zip(after, before, strict=True)
-        ]
-        rows.append(("", *(f"{c.value:+.2f} ({c.low:+.2f} to {c.high:+.2f})" for c in changes)))
-    return markdown(("", *(NAMES.get(cast(Quality, m), m) for m in metrics)), rows)
+        before, after = (all_counts(list(of), language) for of in zip(*pairs, strict=True))
+        values = {metric: score(counts_NK.sum(0)) for metric, (counts_NK, score) in after.items()}
+        changes = {m: estimate(after[m][0], after[m][1], baseline_NK=before[m][0]) for m in after}
+        rows[LABELS.get(arm, arm)] = Row(len(pairs), values, {} if arm == baseline else changes)
+    return rows
 
 
-def all_counts(metrics: Sequence[str], logs: Sequence[Path], language: str) -> list[tuple[NDArray[Any], Score]]:
-    """Of each metric counts [N, K] of the streams, summed over the logs, and their score."""
+def table(rows: Mapping[str, Row]) -> str:
+    """A row an arm, and below it the changes with their intervals."""
+    lines: list[tuple[str, ...]] = []
+    for arm, row in rows.items():
+        lines.append((f"{arm}, {row.runs} runs", *(f"{value:.2f}" for value in row.values.values())))
+        if row.changes:
+            lines.append(("", *(f"{c.value:+.2f} ({c.low:+.2f} to {c.high:+.2f})" for c in row.changes.values())))
+    return markdown(("", *(NAMES.get(cast(Quality, m), m) for m in next(iter(rows.values())).values)), lines)
+
+
+def draw(rows: Mapping[str, Mapping[str, Row]], png: Path) -> None:
+    """Word F1 against LAAL, a panel for each set of streams."""
+    figure = Figure(figsize=(6.4 * len(rows), 4.4), dpi=120, facecolor="white", layout="constrained")
+    for ax, (title, arms) in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows.items(), strict=True):
+        points = [Point(arm, row.values["laal"], row.values["word_f1"]) for arm, row in arms.items()]
+        draw_tradeoff(ax, points, LIGHT, "word F1")
+        ax.set_title(f"{title} streams", color=LIGHT.ink, size=11)
+    figure.savefig(png)
+
+
+def all_counts(logs: Sequence[Path], language: str) -> dict[str, tuple[NDArray[Any], Score]]:
+    """By metric counts [N, K] of the streams, summed over the logs, and their score."""
     read = [read_log(log) for log in logs]
     texts = [([i.prediction for i in log], [i.reference or "" for i in log]) for log in read]
-    out: list[tuple[NDArray[Any], Score]] = []
-    for metric in metrics:
-        if metric == "laal":
-            out.append((np.sum([laal_counts(log, language) for log in read], axis=0), ratio))
-        else:
-            each = [quality_counts(metric, *pair, language) for pair in texts]
-            out.append((np.sum([counts_NK for counts_NK, _ in each], axis=0), each[0][1]))
-    return out
+    counts: dict[str, tuple[NDArray[Any], Score]] = {}
+    counts["laal"] = (np.sum([laal_counts(log, language) for log in read], axis=0), ratio)
+    for metric in dict.fromkeys((*default_quality(language), "length_ratio", "repetition")):
+        each = [quality_counts(metric, *pair, language) for pair in texts]
+        counts[metric] = (np.sum([counts_NK for counts_NK, _ in each], axis=0), each[0][1])
+    return counts
 
 
 def main() -> None:
@@ -230,6 +258,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the arms, OUT/RUN/ARM, and of table.md")
     parser.add_argument(
         "--arms", nargs="*", choices=(*ARMS, *RULES), default=[*ARMS, *RULES], help="arms to train or decode"
+    )
+    parser.add_argument(
+        "--against", default=START, choices=(START, *OF_THE_RUNS, *ARMS), help="baseline of the changes"
     )
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -242,8 +273,11 @@ def main() -> None:
     except ValueError as error:
         sys.exit(str(error))
     args.out.mkdir(parents=True, exist_ok=True)
-    text = tables(args.runs, args.out)
+    sets = sets_of(args.runs[0]).items()
+    rows = {name: results(args.runs, args.out, prefix, args.against) for name, prefix in sets}
+    text = "\n".join(f"## {name}\n\n{table(of_set)}" for name, of_set in rows.items())
     (args.out / "table.md").write_text(text)
+    draw(rows, args.out / "curve.png")
     print(text)
 
 

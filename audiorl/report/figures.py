@@ -75,7 +75,7 @@ def draw_bars(ax: Axes, bars: Sequence[Measure], metric: str, theme: Theme) -> N
     ax.spines["left"].set_color(theme.muted)
 
 
-def draw_tradeoff(ax: Axes, points: Sequence[Point], theme: Theme) -> None:
+def draw_tradeoff(ax: Axes, points: Sequence[Point], theme: Theme, quality: str = "chrF") -> None:
     """Latency to the right, quality upwards, every point labelled; joined are wait-k's, and those of the trained policy
     before and after, for unseen speakers too."""
     waits = sorted((p for p in points if _wait(p.entry) is not None), key=lambda p: _wait(p.entry) or 0)
@@ -114,7 +114,7 @@ def draw_tradeoff(ax: Axes, points: Sequence[Point], theme: Theme) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.margins(x=0.08, y=0.12)
     ax.set_xlabel("LAAL (s)", color=theme.muted, size=9, loc="right", labelpad=1)
-    ax.set_ylabel("chrF", color=theme.muted, size=9, loc="top", labelpad=2)
+    ax.set_ylabel(quality, color=theme.muted, size=9, loc="top", labelpad=2)
 
 
 def _wait(entry: str) -> int | None:

@@ -36,7 +36,10 @@ def test_an_arm_is_trained_once_and_measured_on_strangers(tmp_path: Path) -> Non
     for part in (known, unseen):
         names = [line.split(" | ")[0].removeprefix("| ") for line in part.splitlines() if line.startswith("| ")]
         rows = [name for name in names[2:] if name]
-        assert rows == ["before", *(f"{arm}, 1 runs" for arm in ("after stage1", "after", "hpo", "on-time", "wait-2"))]
+        assert rows == [
+            *(f"{arm}, 1 runs" for arm in ("before", "after stage1", "after", "HPO", "SFT on time", "wait-2"))
+        ]
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_runs_of_other_recipes_are_refused(tmp_path: Path) -> None:
