@@ -11,6 +11,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.transforms import Bbox
 
 from audiorl.report.series import Series, is_control, own_steps, smooth, window
 from audiorl.report.summary import STRANGERS, Measure, Point, show
@@ -85,36 +86,57 @@ def draw_tradeoff(ax: Axes, points: Sequence[Point], theme: Theme, quality: str 
     lines = [(waits, theme.muted, "-"), (trained, theme.lines[0], dotted)]
     for line, tint, dash in [*lines, (unseen, theme.lines[1], dotted)] if unseen else lines:
         ax.plot([p.latency for p in line], [p.quality for p in line], color=tint, lw=1.2, ls=dash, zorder=1)
-    span = max(p.latency for p in points) - min(p.latency for p in points) or 1.0
-    rise = max(p.quality for p in points) - min(p.quality for p in points) or 1.0
     for p in points:
         strong = p.entry in ("before", "after")
         tint = bar_colour(p.entry, theme) if p in trained else theme.lines[1] if p in unseen else theme.muted
         ax.plot([p.latency], [p.quality], "o", color=tint, ms=9 if strong else 6, mew=0, zorder=2)
-        # A label goes where no other point is close.
-        crowd = [
-            (q.latency - p.latency, q.quality - p.quality)
-            for q in points
-            if q != p and abs(q.latency - p.latency) < 0.3 * span and abs(q.quality - p.quality) < 0.12 * rise
-        ]
-        side, align = (-8, "right") if p.latency - min(q.latency for q in points) > 0.75 * span else (8, "left")
-        up = 0 if not crowd else -9 if sum(y for _, y in crowd) > 0 else 9
-        ax.annotate(
-            literal(_label(p.entry)),
-            (p.latency, p.quality),
-            (side, up),
-            textcoords="offset points",
-            ha=align,
-            va="center",
-            color=theme.ink,
-            size=10,
-            weight="bold" if strong else "normal",
-        )
     _plain_axes(ax, theme)
     ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.margins(x=0.08, y=0.12)
     ax.set_xlabel("LAAL (s)", color=theme.muted, size=9, loc="right", labelpad=1)
     ax.set_ylabel(quality, color=theme.muted, size=9, loc="top", labelpad=2)
+    _label_points(ax, points, theme)
+
+
+_PLACES: list[tuple[int, int, Literal["left", "right"]]] = [
+    (8, 0, "left"),
+    (-8, 0, "right"),
+    (8, 10, "left"),
+    (8, -10, "left"),
+    (-8, 10, "right"),
+    (-8, -10, "right"),
+    (8, -20, "left"),
+    (8, 20, "left"),
+]
+"""Where a label may stand: points to the right and up, and which end of it is there."""
+
+
+def _label_points(ax: Axes, points: Sequence[Point], theme: Theme) -> None:
+    """Each label at the first of `_PLACES` where it covers no other label and no point, and is not cut off."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()  # now the axes have their size
+    centres = [ax.transData.transform((p.latency, p.quality)) for p in points]
+    covered = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in centres]
+    inside = ax.get_window_extent()
+    for p in points:
+        label = ax.annotate(
+            literal(_label(p.entry)),
+            (p.latency, p.quality),
+            _PLACES[0][:2],
+            textcoords="offset points",
+            va="center",
+            color=theme.ink,
+            size=10,
+            weight="bold" if p.entry in ("before", "after") else "normal",
+        )
+        for x, y, end in (*_PLACES, _PLACES[0]):
+            label.set_position((x, y))
+            label.set_horizontalalignment(end)
+            box = label.get_window_extent()
+            if inside.x0 <= box.x0 and box.x1 <= inside.x1 and not box.count_overlaps(covered):
+                break
+        covered.append(box)
 
 
 def _wait(entry: str) -> int | None:
