@@ -231,10 +231,14 @@ def table(rows: Mapping[str, Row]) -> str:
 
 
 def draw(rows: Mapping[str, Mapping[str, Row]], png: Path) -> None:
-    """Word F1 against LAAL, a panel for each set of streams."""
+    """Word F1 against LAAL, a panel for each set of streams; the stages alone are left to the table."""
     figure = Figure(figsize=(6.4 * len(rows), 5.6), dpi=120, facecolor="white", layout="constrained")
     for ax, (title, arms) in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows.items(), strict=True):
-        points = [Point(arm, row.values["laal"], row.values["word_f1"]) for arm, row in arms.items()]
+        points = [
+            Point(arm, row.values["laal"], row.values["word_f1"])
+            for arm, row in arms.items()
+            if not arm.endswith("alone")
+        ]
         ax.set_title(f"{title} streams", color=LIGHT.ink, size=11, pad=16)
         draw_tradeoff(ax, points, LIGHT, "word F1")
     figure.savefig(png)

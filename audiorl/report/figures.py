@@ -11,7 +11,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
-from matplotlib.transforms import Bbox
+from matplotlib.transforms import Bbox, BboxBase
 
 from audiorl.report.series import Series, is_control, own_steps, smooth, window
 from audiorl.report.summary import STRANGERS, Measure, Point, show
@@ -112,12 +112,13 @@ _PLACES: list[tuple[int, int, Literal["left", "right"]]] = [
 
 
 def _label_points(ax: Axes, points: Sequence[Point], theme: Theme) -> None:
-    """Each label at the first of `_PLACES` where it covers no other label and no point, and is not cut off."""
+    """Each label where it covers no other label, is not cut off, and hides the fewest points."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()  # now the axes have their size
     centres = [ax.transData.transform((p.latency, p.quality)) for p in points]
-    covered = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in centres]
+    marks = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in centres]
+    labels: list[BboxBase] = []
     inside = ax.get_window_extent()
     for p in points:
         label = ax.annotate(
@@ -130,13 +131,17 @@ def _label_points(ax: Axes, points: Sequence[Point], theme: Theme) -> None:
             size=10,
             weight="bold" if p.entry in ("before", "after") else "normal",
         )
-        for x, y, end in (*_PLACES, _PLACES[0]):
+        boxes = []
+        for x, y, end in _PLACES:
             label.set_position((x, y))
             label.set_horizontalalignment(end)
             box = label.get_window_extent()
-            if inside.x0 <= box.x0 and box.x1 <= inside.x1 and not box.count_overlaps(covered):
-                break
-        covered.append(box)
+            cut_off = box.x0 < inside.x0 or box.x1 > inside.x1
+            boxes.append((box.count_overlaps(marks) + 5 * box.count_overlaps(labels) + 20 * cut_off, box))
+        best = min(range(len(_PLACES)), key=lambda k: boxes[k][0])
+        label.set_position(_PLACES[best][:2])
+        label.set_horizontalalignment(_PLACES[best][2])
+        labels.append(boxes[best][1])
 
 
 def _wait(entry: str) -> int | None:
