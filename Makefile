@@ -10,8 +10,6 @@ PIP := $(PY) -m pip install --quiet $(CONSTRAINTS)
 # Test files run in parallel, the longest first (tests/conftest.py). A worker that dies ends the run: with another in its
 # place the run would wait for the dead one's tests forever.
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-# Slow tests wait for processes that they start: one worker more than there are cores.
-WORKERS ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
 OUT ?= runs/quickstart
 SEED ?= 0
 
@@ -52,11 +50,11 @@ test: install lint
 
 test-slow: install
 	$(PY) -m pytest -m large
-	PYTEST_XDIST_AUTO_NUM_WORKERS=$(WORKERS) HYPOTHESIS_PROFILE=explore $(PYTEST) -m slow
+	HYPOTHESIS_PROFILE=explore $(PYTEST) -m slow
 
 test-all: install lint
 	$(PY) -m pytest -m large
-	PYTEST_XDIST_AUTO_NUM_WORKERS=$(WORKERS) HYPOTHESIS_PROFILE=explore $(PYTEST) -m "not large"
+	HYPOTHESIS_PROFILE=explore $(PYTEST) -m "not large"
 
 lint: install
 	$(VENV)/bin/ruff check .
