@@ -151,6 +151,8 @@ class Config:
     def __post_init__(self) -> None:
         if not 0 <= self.least_lag <= self.lag:
             raise ValueError(f"need 0 <= least_lag <= lag, got --least-lag {self.least_lag} and --lag {self.lag}")
+        if min(self.late_lag, self.late_steps) < 0:
+            raise ValueError(f"need 0 or more, got --late-lag {self.late_lag} and --late-steps {self.late_steps}")
 
 
 def tiny() -> Config:

@@ -248,3 +248,9 @@ def test_unknown_weights_and_streams_without_reference(
 def test_a_least_lag_above_the_most_is_refused() -> None:
     with pytest.raises(ValueError, match="need 0 <= least_lag <= lag, got --least-lag 2 and --lag 1"):
         quickstart_recipe.Config(lag=1, least_lag=2)
+
+
+@pytest.mark.parametrize("wrong", [{"late_lag": -1}, {"late_steps": -1}])
+def test_a_late_phase_of_less_than_nothing_is_refused_before_training(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"need 0 or more, got --late-lag -?\d and --late-steps -?\d"):
+        quickstart_recipe.Config(**wrong)
