@@ -5,6 +5,8 @@
     python -m eval.simul --model MODEL --streams bundled:es/test --chunk-seconds 0.48 0.96 1.92 --out results/chunks
     python -m eval.simul --model MODEL --streams bundled:es/test --out results/schedules \\
         --schedule policy wait-2 wait-4 local-agreement-2 alignatt-4 alignatt-12 edatt-0.3 offline
+    python -m eval.simul --model runs/speech --streams runs/speech/streams/test --codec runs/tts/codec \\
+        --asr judges/whisper-base --speaker judges/speaker --out results/speech
     python -m eval.simul --score results/simul --language es
     python -m eval.simul --score results/talks --language zh --segments tst.yaml --references tst.zh
     python -m eval.simul --plot tradeoff.png results/wait3 results/wait5 results/policy
@@ -39,13 +41,20 @@ from rich.console import Console
 from rich.table import Table
 
 from audiorl.audio import AudioClip
+from audiorl.config import SamplingConfig
 from audiorl.data.schema import check_limit
-from audiorl.evaluation.generate import check_settings, greedy_engine
+from audiorl.evaluation.generate import check_settings, evaluation_config
+from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.options import run_script
 from audiorl.evaluation.options import write_scores as write_json
+from audiorl.evaluation.speech_generation import give_codec
+from audiorl.evaluation.spoken_streams import measure_spoken
 from audiorl.evaluation.streams import SEGMENTS, interpret_into, write_interpreted
 from audiorl.metrics.latency import latency_unit
+from audiorl.models import load_policy
 from audiorl.report.tradeoff import PlotQuality, plot_tradeoff
+from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.simulst.bundled import bundled_streams
 from audiorl.simulst.degeneracy import degeneracy
 from audiorl.simulst.formats import read_streams
@@ -54,8 +63,9 @@ from audiorl.simulst.quality import NAMES, Quality, bleu_tokenizer, default_qual
 from audiorl.simulst.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed, WaitK, words_per_chunk
 from audiorl.simulst.scoring import Segments, score
 from audiorl.simulst.segments import match_segments, read_segments
+from audiorl.simulst.speech import write_speech_log
 from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
-from audiorl.types import Request, RolloutEngine, Schedule
+from audiorl.types import Request, Rollout, RolloutEngine, Schedule
 
 TRANSCRIPTS = "asr_transcripts.txt"
 SETTINGS = "settings.json"
@@ -92,6 +102,20 @@ class Options:
     """Seconds before a chunk that the audio encoder reads with it."""
     max_new_tokens: int = 48
     """Most tokens after one chunk."""
+    codec: str | None = None
+    """Of a model that speaks: the audio tokenizer of its codes; by default the folder codec/ in or above the model's.
+    What it says goes to OUT/speech: a track a stream, and SimulEval's log of speech output."""
+    asr: str | None = None
+    """A recogniser that listens to the tracks for ASR-BLEU, as `audiorl.judges.load_recogniser` reads it."""
+    speaker: str | None = None
+    """A speaker encoder that compares the voices of tracks and sources, as `audiorl.judges.load_speaker_encoder` reads
+    it."""
+    audio_temperature: float = 0.4
+    """Softmax temperature of codec codes; text is greedy."""
+    audio_top_p: float = 0.9
+    """Codes are sampled from the most probable ones whose probabilities sum to this."""
+    max_frames: int = 250
+    """Most codec frames after one chunk."""
     schedule: tuple[str, ...] = (POLICY,)
     """What decides when to write: policy (the model), offline (at the end), wait-K, such as wait-3 (after 3 chunks),
     local-agreement-N (what the last N hypotheses agree on), alignatt-FRAMES (up to the first token that attends most to
@@ -194,7 +218,7 @@ def interpret(options: Options, engine: RolloutEngine | None = None) -> dict[str
         for seconds in options.chunk_seconds
         for schedule in [schedule_of(options, name, streams, seconds)]
     ]
-    engine = engine or greedy_engine(options.model, options.max_new_tokens, options.device)
+    engine = engine or engine_of(options)
     scores: dict[str, Any] = {}
     for folder, chunks, schedule in points:
         scores = _operating_point(folder, engine, streams, chunks, schedule, len(skipped), options)
@@ -212,6 +236,24 @@ def interpret(options: Options, engine: RolloutEngine | None = None) -> dict[str
         else:
             run(options_of_plot)
     return scores
+
+
+def engine_of(options: Options) -> HFEngine:
+    """The model, greedy in text; one that speaks with its codec."""
+    assert options.model
+    policy = load_policy(options.model, evaluation_config(options.device))
+    if policy.speech is not None:
+        give_codec(policy, options.model, options.codec)
+    elif given := [name for name in ("codec", "asr", "speaker") if getattr(options, name)]:
+        raise ValueError(f"--{given[0]}: {options.model} writes text only; give a model that speaks")
+    sampling = SamplingConfig(
+        temperature=0.0,
+        max_new_tokens=options.max_new_tokens,
+        audio_temperature=options.audio_temperature,
+        audio_top_p=options.audio_top_p,
+        max_frames=options.max_frames,
+    )
+    return HFEngine(policy, sampling)
 
 
 def streams_of(options: Options) -> tuple[list[Stream], Sequence[Any]]:
@@ -307,6 +349,9 @@ def _operating_point(
         "schedule": None if schedule is None else repr(schedule),
         "batch_size": options.batch_size,
     }
+    speech_decoder = speech_decoder_of(engine)
+    if speech_decoder is not None:
+        settings |= {name: getattr(options, name) for name in ("audio_temperature", "audio_top_p", "max_frames")}
     check_settings(folder / SETTINGS, settings)
     _warm_up(engine, streams[0], chunks)
     rollouts = interpret_into(folder / "rollouts.jsonl", engine, streams, chunks, schedule, options.batch_size)
@@ -332,6 +377,36 @@ def _operating_point(
     passes = [s.decoder_passes for r in rollouts for s in r.segments]
     if None not in passes:
         scores["DecoderPasses"] = float(np.mean(passes))  # type: ignore[arg-type]
+    write_scores(folder, scores)
+    Console().print(table(scores, str(folder)))
+    if speech_decoder is not None:
+        measured_streams, spoken_rollouts = (list(part) for part in zip(*scored, strict=True))
+        scores["speech"] = _score_speech(folder / "speech", measured_streams, spoken_rollouts, speech_decoder, options)
+    return scores
+
+
+def speech_decoder_of(engine: RolloutEngine) -> CodecSpeechDecoder | None:
+    """None of an engine whose policy writes text only."""
+    policy = engine.policy if isinstance(engine, HFEngine) else None
+    return CodecSpeechDecoder.of(policy) if policy is not None and policy.speech is not None else None
+
+
+def _score_speech(
+    folder: Path,
+    streams: Sequence[Stream],
+    rollouts: Sequence[Rollout],
+    speech_decoder: CodecSpeechDecoder,
+    options: Options,
+) -> dict[str, Any]:
+    """The tracks, their log and transcripts in `folder`, and scores: latencies of speech and `measure_spoken`."""
+    language = streams[0].target_language
+    judges = Judges.load(options.asr, options.speaker, language, options.device)
+    write_speech_log(folder, rollouts, speech_decoder)
+    measured, transcripts = measure_spoken(streams, rollouts, speech_decoder, judges)
+    if options.asr:
+        (folder / TRANSCRIPTS).write_text("".join(f"{text}\n" for text in transcripts), encoding="utf-8")
+    latencies = replace(options, score=folder, language=language, segments=None, sources=None, quality=())
+    scores = score_folder(latencies) | measured
     write_scores(folder, scores)
     Console().print(table(scores, str(folder)))
     return scores
@@ -387,15 +462,23 @@ def table(scores: dict[str, Any], title: str) -> Table:
 def _shown(name: str, value: float, words: bool) -> str:
     if math.isnan(value):
         return "-"
-    if name in NAMES.values():
+    if name.removeprefix("ASR-") in NAMES.values():
         return f"{value:.2f}"
-    if name.removesuffix("_CA") in (
-        "AP",
-        "NumChunks",
-        "DiscontinuityNum",
-        "LengthRatio",
-        "Repetition",
-        "DecoderPasses",
+    if (
+        name.removesuffix("_CA")
+        in (
+            "AP",
+            "NumChunks",
+            "DiscontinuityNum",
+            "LengthRatio",
+            "Repetition",
+            "DecoderPasses",
+            "DurationWithin20",
+            "DurationRatio",
+            "OwnVoice",
+        )
+        or name.startswith("ASR-")
+        or name.endswith(("Similarity", "SimilarityDifference"))
     ):
         return f"{value:.3f}"
     return f"{value:.3f} words" if words else f"{value / 1000:.3f} s"

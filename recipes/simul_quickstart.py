@@ -8,7 +8,7 @@ writes a piece of Spanish. From Spanish or French into English, unseen speakers 
            all prompts, and a person, who says those of the training split. An interpreter whose lag varies (`--lag 3`)
            is a far worse teacher (docs/experiments.md)
   late     with `--late-steps 150`: more of it on an interpreter who is late, as people are; a start that translates and
-           has something to learn about time
+           has something to learn about time. `--late-by phrase`: who waits for the end of each phrase
   stage1   PPO on the same streams with the rewards of single turns: listening, initiative, quality, format
   stage2   PPO with those and the latency and the quality of the whole stream
   wait-k   a baseline of its own: the same start trained on wait-k schedules for random k, then decoded by them
@@ -23,34 +23,28 @@ streams of speakers that no phase trains on.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-import numpy as np
 import torch
 
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, torch_device
-from audiorl.data.augment import augment
-from audiorl.data.corpus import Utterance, corpus
-from audiorl.data.synth import Speech, synthesize_many, voices
 from audiorl.evaluation.phases import UNSEEN
 from audiorl.evaluation.streams import measure_streams
 from audiorl.models.examples import Example
 from audiorl.models.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.recipe.common import require_no_adapters, with_voice
 from audiorl.recipe.stages import Stage, StreamRewards, train_stages
+from audiorl.recipes._simul_streams import StreamOptions, streams_of
 from audiorl.report import write_report
 from audiorl.run.folder import Run
-from audiorl.simulst.bundled import Split, bundled_streams, prompt_pairs
 from audiorl.simulst.formats import write_streams
 from audiorl.simulst.schedules import Offline, WaitK, delay_references, words_per_chunk
-from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample, random_lags
+from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample, phrase_lags, random_lags
 from audiorl.train.sft import sft
 from audiorl.types import Schedule
-
-SPLITS: tuple[Split, ...] = ("train", "test")
 
 PPO = RLConfig(
     steps=30,
@@ -79,44 +73,24 @@ WEIGHTS = {"quality": 2.0, "stream_quality": 2.0, "latency": 0.5}
 
 
 @dataclass(frozen=True)
-class Config:
-    seed: int = 0
-    """Seed of sampling, of the order of the data, and of new weights."""
-    source: str = "en"
-    """Language of the speech: en, es or fr."""
-    target: str = "es"
-    """Language to translate into: es, fr or en. English is also judged by the similarity of sentence embeddings."""
+class Config(StreamOptions):
     chunks: ChunkConfig = ChunkConfig()
     """How streams are cut into chunks of audio."""
-    seconds: tuple[float, float] = (6.0, 12.0)
-    """Shortest and longest stream."""
-    max_prompt_seconds: float = 2.0
-    """Longest recording used in a stream."""
-    held_out: float = 0.27
-    """Share of the prompts that is measured and that no person says in training."""
-    voices: int = 4
-    """Synthetic voices per prompt."""
-    robot_streams: int = 300
-    """Streams in synthetic voices to train on."""
-    human_streams: int = 150
-    """Streams in a person's voice to train on."""
-    test_streams: int = 40
-    """Streams in a person's voice to measure on; as many in the voices of `unseen`."""
-    unseen: tuple[str, ...] = ()
-    """Folders of recordings as `audiorl data build` writes them: streams of speakers who are not in training, saying
-    the same prompts, are measured too; of held-out prompts alone where these last as long as a stream."""
     lag: int = 0
     """The supervised interpreter says a unit `least_lag` to `lag` chunks after it could be said."""
     least_lag: int = 0
     """See `lag`; as much as it, every unit is as late as every other."""
+    late_by: Literal["chunks", "phrase"] = "chunks"
+    """How late the interpreter of the phase `late` is: in a stream 0 to `late_lag` chunks throughout, or until the end
+    of each phrase in the share `late_share` of the streams, as where references are known by the sentence."""
     late_lag: int = 3
-    """In the phase `late` the interpreter of a stream is 0 to `late_lag` chunks late throughout."""
+    """See `late_by`."""
+    late_share: float = 0.7
+    """See `late_by`. In the other streams every unit is on time: what never occurs, PPO cannot sample."""
     codec: str | None = None
     """A codec's folder, such as `runs/tts/codec`: the interpreter speaks what it writes, in the recordings' voice."""
     ks: tuple[int, ...] = (1, 2, 3, 5, 8)
     """Of the wait-k baselines; none leaves them out."""
-    threads: int = 2
-    """CPU threads of torch."""
     model: ModelConfig = ModelConfig(audio="projector")
     """How the model is held, and what of it is trained."""
     vocabulary: int = 700
@@ -153,6 +127,8 @@ class Config:
             raise ValueError(f"need 0 <= least_lag <= lag, got --least-lag {self.least_lag} and --lag {self.lag}")
         if min(self.late_lag, self.late_steps) < 0:
             raise ValueError(f"need 0 or more, got --late-lag {self.late_lag} and --late-steps {self.late_steps}")
+        if not 0 <= self.late_share <= 1:
+            raise ValueError(f"need 0 <= late_share <= 1, got --late-share {self.late_share}")
 
 
 def tiny() -> Config:
@@ -176,18 +152,17 @@ def tiny() -> Config:
 
 def main(config: Config, run: Run) -> None:
     torch.set_num_threads(config.threads)
-    pairs = [p for split in SPLITS for p in _prompts(split, config)]
+    source = streams_of(config)
+    texts = source.target_texts()
     require_no_adapters(config.model)
-    policy = tiny_qwen_omni(
-        [target.text for _, target in pairs], vocab_size=config.vocabulary, seed=config.seed, config=config.model
-    )
+    policy = tiny_qwen_omni(texts, vocab_size=config.vocabulary, seed=config.seed, config=config.model)
     policy.model.to(torch_device(config.model.device))
     speech_decoder = with_voice(policy, config.codec, config.seed) if config.codec else None
     rewards = replace(config.rewards, time=config.rewards.time or speech_decoder is not None)
     single, both = rewards.of_stages(speech_decoder.codec.frame_rate if speech_decoder else None)
-    train = on_disk(run, human_streams("train", config.human_streams, config), "train")
-    test = on_disk(run, human_streams("test", config.test_streams, config), "test")
-    unseen = on_disk(run, strangers(config), UNSEEN) if config.unseen else []
+    train = on_disk(run, source.people("train"), "train")
+    test = on_disk(run, source.people("test"), "test")
+    unseen = on_disk(run, source.strangers(), UNSEEN) if config.unseen else []
     measure = partial(
         measure_streams,
         run,
@@ -204,7 +179,7 @@ def main(config: Config, run: Run) -> None:
             measure(f"{UNSEEN}_{name}", streams=unseen, baseline=f"{UNSEEN}_{baseline}")
         measure(name, streams=test, schedule=schedule, baseline=baseline)
 
-    streams = [*on_disk(run, robot_streams(config), "robots"), *train]
+    streams = [*on_disk(run, source.robots(), "robots"), *train]
     references = supervised(streams, config)
     sft(policy, references, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     if config.late_steps:
@@ -258,7 +233,9 @@ def supervised(streams: Sequence[Stream], config: Config, late: bool = False) ->
     rng = random.Random(config.seed)
     examples = []
     for s in streams:
-        if late:
+        if late and config.late_by == "phrase":
+            lags = phrase_lags(s, config.chunks) if rng.random() < config.late_share else []
+        elif late:
             lags = random_lags(s, rng, config.late_lag, per="stream")
         else:
             lags = random_lags(s, rng, config.lag, config.least_lag)
@@ -266,103 +243,9 @@ def supervised(streams: Sequence[Stream], config: Config, late: bool = False) ->
     return examples
 
 
-def human_streams(split: Split, count: int, config: Config, voice: Sequence[Utterance] = ()) -> list[Stream]:
-    return bundled_streams(
-        split,
-        config.target,
-        config.source,
-        count=count,
-        seconds=config.seconds,
-        max_prompt_seconds=config.max_prompt_seconds,
-        held_out=config.held_out,
-        seed=0,  # the same streams for all seeds
-        voice=voice,
-    )
-
-
-def strangers(config: Config) -> list[Stream]:
-    """Streams of the speakers of `unseen`, `test_streams` in all, each of one speaker.
-
-    A speaker says held-out prompts only, or all, which is printed, where the held-out ones last no `config.seconds[1]`.
-    """
-    trained = sorted({source.speaker for source, _ in _prompts("train", config)})
-    voices: dict[str, list[Utterance]] = {}
-    for folder in config.unseen:
-        unseen = [u for u in corpus(folder, (config.source,)) if u.speaker not in trained]
-        if not unseen:
-            raise ValueError(f"--unseen {folder}: nobody but {', '.join(trained)} says anything in {config.source!r}")
-        for u in unseen:
-            voices.setdefault(u.speaker, []).append(u)
-    speakers: list[tuple[Split, list[Utterance]]] = []
-    for speaker, voice in voices.items():
-        held_out, prompts = (len(_prompts(split, config, voice)) for split in ("test", "all"))
-        if not prompts:
-            print(f"{speaker}: left out, says none of the prompts", flush=True)
-            continue
-        enough = sum(source.duration for source, _ in _prompts("test", config, voice)) >= config.seconds[1]
-        speakers.append(("test" if enough else "all", voice))
-        of_training = 0 if enough else prompts - held_out
-        print(
-            f"{speaker}: {held_out if enough else prompts} prompts, {of_training} of them said by a person in training",
-            flush=True,
-        )
-    if not speakers:
-        raise ValueError(
-            f"--unseen: {', '.join(voices)} say none of the prompts of at most {config.max_prompt_seconds:g} s"
-        )
-    count = -(-config.test_streams // len(speakers))
-    return [s for split, voice in speakers for s in human_streams(split, count, config, voice)][: config.test_streams]
-
-
 def on_disk(run: Run, streams: list[Stream], split: str) -> list[Stream]:
     """The streams with their audio in the run's folder, where the report finds it."""
     return write_streams(run.dir / "streams" / split, streams)
-
-
-def robot_streams(config: Config) -> list[Stream]:
-    """All prompts in robot voices, half of the streams from either split."""
-    streams: list[Stream] = []
-    for split in SPLITS:
-        streams += bundled_streams(
-            split,
-            config.target,
-            config.source,
-            count=config.robot_streams // 2,
-            seconds=config.seconds,
-            max_prompt_seconds=config.max_prompt_seconds,
-            held_out=config.held_out,
-            seed=config.seed,
-            speak=_robots([source for source, _ in _prompts(split, config)], config),
-        )
-    return streams
-
-
-def _prompts(split: Split, config: Config, voice: Sequence[Utterance] = ()) -> list[tuple[Utterance, Utterance]]:
-    return prompt_pairs(
-        split,
-        config.target,
-        config.source,
-        held_out=config.held_out,
-        max_prompt_seconds=config.max_prompt_seconds,
-        voice=voice,
-    )
-
-
-def _robots(prompts: Sequence[Utterance], config: Config) -> Callable[[Utterance, np.random.Generator], np.ndarray]:
-    """Says a prompt in one of its `voices`, each sampled once."""
-    rng = random.Random(config.seed)
-    requests = [
-        Speech(u.text, u.language, rng.choice(voices(u.language)), rng.randint(120, 200), rng.randint(20, 80))
-        for u in prompts
-        for _ in range(config.voices)
-    ]
-    spoken = iter(synthesize_many(requests, workers=config.threads))
-    takes = {u.id: [next(spoken) for _ in range(config.voices)] for u in prompts}
-
-    def speak(utterance: Utterance, rng: np.random.Generator) -> np.ndarray:
-        return augment(takes[utterance.id][int(rng.integers(config.voices))], rng)
-
-    return speak
 
 
 if __name__ == "__main__":

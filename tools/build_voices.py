@@ -5,6 +5,8 @@
     audiorl train tts-quickstart --corpus melodies --recogniser-speakers "Allison Smith 1:1:0.1" --out runs/start
     python tools/build_voices.py voices --voices 1:1:1 0.6:0.84:1 0.8:0.92:1 1.2:1.08:1 0.7:1.16:1
     audiorl train tts-quickstart --corpus voices --clone --unseen-speakers "Allison Smith 0.8:0.92:1" --out runs/voices
+    python tools/build_voices.py both --languages en es --keys digits/ vm- queue- --voices 1:1:1 0.6:0.84:1 1.2:1.08:1
+    audiorl train simul-quickstart --texts announcements --speakers both --codec runs/voices/codec --out runs/speech
 
 A voice is PITCH:FORMANTS:RANGE, three factors: of the median pitch (F0) of each recording, of the frequencies of the
 spectral envelope (a longer vocal tract has less), and of the intervals between the pitch of each moment and that
@@ -112,14 +114,21 @@ def main() -> None:
     parser.add_argument(
         "--corpus", type=Path, help="folder of `audiorl data build` (default: the package's recordings)"
     )
+    parser.add_argument("--languages", nargs="+", default=["en"], help="of the recordings (default: en)")
+    parser.add_argument(
+        "--keys", nargs="+", default=[""], metavar="PREFIX", help="only recordings whose key begins so, as digits/"
+    )
     parser.add_argument("--max-seconds", type=float, default=2.0, help="of a recording (default: %(default)s)")
     args = parser.parse_args()
     if args.out.exists() and any(args.out.iterdir()):
         raise ValueError(f"{args.out}: not empty; name a new folder or empty this one first")
     if args.corpus:
-        speech = corpus(args.corpus, ("en",), max_seconds=args.max_seconds)
+        speech = corpus(args.corpus, args.languages, max_seconds=args.max_seconds)
     else:
-        speech = bundled_speech(("en",), max_seconds=args.max_seconds)
+        speech = bundled_speech(args.languages, max_seconds=args.max_seconds)
+    speech = [u for u in speech if u.key.startswith(tuple(args.keys))]
+    if not speech:
+        raise ValueError(f"no recording in {', '.join(args.languages)} has a key that begins with --keys")
     rows = write_voices(args.out, speech, args.voices)
     write_json_lines(args.out / "manifest.jsonl", rows)
     source = args.corpus or Path(str(resources.files("audiorl"))) / "assets" / "speech"

@@ -18,7 +18,7 @@ Stream number i depends on the seed and i alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,6 +26,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from audiorl.audio import AudioClip
+from audiorl.audio import seconds as clip_seconds
 from audiorl.data.corpus import Utterance, bundled_speech, corpus, parallel, split_by_key
 from audiorl.data.silence import RATE, speech_in, trimmed
 from audiorl.simulst.streams import Stream, Unit
@@ -157,7 +158,7 @@ def build_stream(
     waveforms = [_trimmed(wav, source) for wav, source, _ in prompts]
     gaps = [round(p * RATE) for p in rng.uniform(*pauses, size=len(waveforms))]
     pairs = [(source, target) for _, source, target in prompts]
-    return _concatenate(id, waveforms, gaps, pairs, rng, round(seconds * RATE), dict(metadata or {}))
+    return _of_prompts(id, waveforms, gaps, pairs, rng, round(seconds * RATE), metadata or {})
 
 
 def _random_streams(
@@ -195,41 +196,79 @@ def _random_streams(
                 f"stream {name}/{index:04d} is to last {low / RATE:g} to {high / RATE:g} s, which {len(pairs)} prompts "
                 f"of {sum(a.duration for a, _ in pairs):.0f} s together do not fill; choose other lengths"
             )
-        yield _concatenate(f"{name}/{index:04d}", waveforms, silences, chosen, rng, low, {})
+        yield _of_prompts(f"{name}/{index:04d}", waveforms, silences, chosen, rng, low, {})
         index += 1
 
 
-def _concatenate(
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A unit of a stream before it has a place in it: its speech, float32 [T] at RATE Hz, and the pause behind it."""
+
+    wav: np.ndarray
+    pause: int
+    """In samples."""
+    source: str
+    target: str
+    spoken: AudioClip
+    """A recording of the target, without silence around it."""
+
+    @property
+    def seconds(self) -> float:
+        return (len(self.wav) + self.pause) / RATE
+
+
+def lay_out(
+    id: str,
+    pieces: Sequence[Piece],
+    source: str,
+    target: str,
+    rng: np.random.Generator,
+    at_least: int = 0,
+    metadata: Mapping[str, Any] | None = None,
+) -> Stream:
+    """The stream of the pieces one after the other, with faint noise; `at_least` samples long, by silence at the end.
+
+    source, target: the languages. Raises ValueError for no pieces.
+    """
+    if not pieces:
+        raise ValueError(f"stream {id!r}: no prompts; give one or more")
+    total = max(at_least, sum(len(p.wav) + p.pause for p in pieces))
+    wav = rng.standard_normal(total, dtype=np.float32) * np.float32(10 ** (ROOM_TONE / 20))
+    units, at = [], 0
+    for piece in pieces:
+        end = at + len(piece.wav)
+        wav[at:end] += piece.wav
+        seconds = piece.spoken.duration if piece.spoken.array is None else clip_seconds(piece.spoken)
+        units.append(Unit(at / RATE, end / RATE, piece.target, piece.source, seconds, piece.spoken))
+        at = end + piece.pause
+    return Stream(
+        id=id,
+        audio=AudioClip(array=wav, sample_rate=RATE),
+        seconds=total / RATE,
+        units=tuple(units),
+        source_language=source,
+        target_language=target,
+        metadata=metadata or {},
+    )
+
+
+def _of_prompts(
     id: str,
     waveforms: Sequence[np.ndarray],
     pauses: Sequence[int],
     pairs: Sequence[tuple[Utterance, Utterance]],
     rng: np.random.Generator,
     at_least: int,
-    metadata: dict[str, Any],
+    metadata: Mapping[str, Any],
 ) -> Stream:
-    """The stream of waveforms without silence around them, [T] each; `pauses` and `at_least` in samples."""
-    if not waveforms:
-        raise ValueError(f"stream {id!r}: no prompts; give one or more")
-    total = max(at_least, sum(map(len, waveforms)) + sum(pauses))
-    wav = rng.standard_normal(total, dtype=np.float32) * np.float32(10 ** (ROOM_TONE / 20))
-    units, at = [], 0
-    for speech, pause, (source, target) in zip(waveforms, pauses, pairs, strict=True):
-        wav[at : at + len(speech)] += speech
-        end = at + len(speech)
-        reference = trimmed_recording(target)
-        units.append(Unit(at / RATE, end / RATE, target.text, source.text, reference.duration, reference))
-        at = end + pause
-    source, target = pairs[0]
-    return Stream(
-        id=id,
-        audio=AudioClip(array=wav, sample_rate=RATE),
-        seconds=total / RATE,
-        units=tuple(units),
-        source_language=source.language,
-        target_language=target.language,
-        metadata={"prompts": " ".join(a.key for a, _ in pairs), **metadata},
-    )
+    """The stream of prompts without silence around them, [T] each; `pauses` and `at_least` in samples."""
+    pieces = [
+        Piece(wav, pause, source.text, target.text, trimmed_recording(target))
+        for wav, pause, (source, target) in zip(waveforms, pauses, pairs, strict=True)
+    ]
+    languages = [(a.language, b.language) for a, b in pairs[:1]] or [("", "")]
+    prompts = {"prompts": " ".join(a.key for a, _ in pairs), **metadata}
+    return lay_out(id, pieces, *languages[0], rng, at_least, prompts)
 
 
 _trimmed_recordings: dict[str, AudioClip] = {}

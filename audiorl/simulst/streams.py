@@ -137,8 +137,7 @@ def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[in
     ends = chunk_ends(stream.seconds, chunks.seconds)
     units_of_chunk: list[list[Unit]] = [[] for _ in ends]
     last = 0
-    for k, unit in enumerate(stream.units):
-        ready = next((t for t, end in enumerate(ends) if end >= unit.end - _TOLERANCE), len(ends) - 1)
+    for k, (unit, ready) in enumerate(zip(stream.units, _ready(stream, ends), strict=True)):
         last = max(last, min(ready + (lags[k] if lags else 0), len(ends) - 1))
         units_of_chunk[last].append(unit)
     space = separator(stream.target_language)
@@ -161,6 +160,13 @@ def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[in
     return tuple(out)
 
 
+def _ready(stream: Stream, ends: Sequence[float]) -> list[int]:
+    """The chunk, of those that end at `ends`, after which each unit can be said."""
+    return [
+        next((t for t, end in enumerate(ends) if end >= unit.end - _TOLERANCE), len(ends) - 1) for unit in stream.units
+    ]
+
+
 def random_lags(
     stream: Stream, rng: random.Random, most: int, least: int = 0, per: Literal["unit", "stream"] = "unit"
 ) -> list[int]:
@@ -174,6 +180,20 @@ def random_lags(
     if per == "unit":
         return [rng.randint(least, most) for _ in stream.units]
     return [rng.randint(least, most)] * len(stream.units)
+
+
+def phrase_lags(stream: Stream, chunks: ChunkConfig = ChunkConfig(), pause: float = 0.15) -> list[int]:
+    """By how many chunks an interpreter is late with each unit who waits for the end of every phrase.
+
+    So are references that are known by the sentence only. A phrase ends where no unit follows within `pause` seconds.
+    """
+    ready = _ready(stream, chunk_ends(stream.seconds, chunks.seconds))
+    lags, last = [0] * len(ready), len(ready) - 1
+    for k in reversed(range(len(ready))):
+        if k + 1 < len(ready) and stream.units[k + 1].start - stream.units[k].end > pause:
+            last = k
+        lags[k] = ready[last] - ready[k]
+    return lags
 
 
 def interpretation_sample(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> Sample:

@@ -19,6 +19,8 @@ import tokenizers_audio
 from audiorl.cli import main
 from audiorl.data.rollout_rows import read_rollouts
 from audiorl.models import load_policy
+from audiorl.recipes._simul_streams import Prompts
+from audiorl.recipes._tiny_speech import tiny_part
 from audiorl.rewards.replay import replay
 from audiorl.rewards.simul import multi_turn
 from audiorl.rl.trainer import Trainer
@@ -101,13 +103,13 @@ def test_no_prompt_is_in_both_splits(quickstart: Path) -> None:
 def test_an_unseen_speaker_with_few_held_out_prompts_says_all(capsys: pytest.CaptureFixture[str]) -> None:
     """Armelle Desjardins says four held-out prompts, of some 5 s; a stream lasts up to 12 s."""
     config = quickstart_recipe.Config(source="fr", target="en", unseen=("unseen_speakers",), test_streams=3)
-    streams = quickstart_recipe.strangers(config)
+    streams = Prompts(config).strangers()
     assert [s.id for s in streams] == [f"fr-en/all/Armelle Desjardins/0/000{k}" for k in range(3)]
     printed = capsys.readouterr().out
     assert re.search(r"Armelle Desjardins: 1\d prompts, 1\d of them said by a person in training", printed)
     assert "Tux Paint fr: left out, says none of the prompts" in printed
     short = replace(config, seconds=(2.0, 4.0))
-    assert all(s.id.startswith("fr-en/test/") for s in quickstart_recipe.strangers(short))
+    assert all(s.id.startswith("fr-en/test/") for s in Prompts(short).strangers())
 
 
 @pytest.mark.parametrize(
@@ -117,6 +119,8 @@ def test_an_unseen_speaker_with_few_held_out_prompts_says_all(capsys: pytest.Cap
         (("--unseen", "unseen_speakers"), "--unseen: Tux Paint en say none of the prompts of at most"),
         (("--source", "it"), "no recordings in 'it', only en, es, fr"),
         (("--target", "ru"), "no recordings in 'ru', only en, es, fr"),
+        (("--texts", "announcements", "--source", "fr"), "announcements are composed in en and es, not in 'fr'"),
+        (("--speakers", "unseen_speakers"), "--speakers unseen_speakers: needs --texts announcements"),
     ],
 )
 def test_quickstart_without_recordings_to_measure(
@@ -182,6 +186,33 @@ def test_an_interpreter_with_a_codec_speaks_its_translations(tmp_path: Path) -> 
         if row.get("spoken_audio")
     ]
     assert said and all(soundfile.info(run / path).frames for path in said) and tracks
+
+    judge, encoder = (tiny_part(tmp_path, name, "tiny") for name in ("judge", "speaker"))
+    options = ["--model", str(run), "--streams", str(run / "streams" / "test"), "--out", str(tmp_path / "eval")]
+    options += ["--codec", str(tmp_path / "codec"), "--asr", judge, "--speaker", encoder, "--audio-temperature", "0"]
+    options += ["--max-frames", "8", "--max-new-tokens", "16", "--chunk-seconds", "1.92"]
+    assert main(["eval", "simul", *options]) == 0
+    heard = json.loads((tmp_path / "eval" / "speech" / "scores.json").read_text())
+    assert {"ASR-BLEU", "ASR-TER", "SourceSimilarity", "DurationRatio", "StartOffset"} <= heard.keys()
+    assert len((tmp_path / "eval" / "speech" / "asr_transcripts.txt").read_text().splitlines()) == 1
+    greedy, recorded = (
+        soundfile.read(folder / "speech" / "wavs" / "0_pred.wav")[0]
+        for folder in (tmp_path / "eval", run / "eval" / "after stage1")
+    )
+    np.testing.assert_allclose(greedy, recorded, atol=1e-3)
+
+
+def test_nobody_says_the_measured_announcements_in_training(tmp_path: Path) -> None:
+    late = ("--late-steps", "1", "--late-by", "phrase", "--texts", "announcements", "--stages", "stage1", "--ks")
+    run = train("simul_quickstart", tmp_path / "run", *FROM_SPANISH, *late)
+    texts = {
+        split: {u.source for s in read_streams(run / "streams" / split).samples for u in s.units}
+        for split in ("robots", "train", "test", "unseen")
+    }
+    dates = {split: {text for text in of_split if " de " in text} for split, of_split in texts.items()}
+    assert not (dates["robots"] | dates["train"]) & (dates["test"] | dates["unseen"])
+    evals = json.loads((run / "eval.json").read_text())
+    assert {"on time", "before", "after stage1", "unseen_before", "unseen_after stage1"} <= set(evals)
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +281,7 @@ def test_a_least_lag_above_the_most_is_refused() -> None:
         quickstart_recipe.Config(lag=1, least_lag=2)
 
 
-@pytest.mark.parametrize("wrong", [{"late_lag": -1}, {"late_steps": -1}])
+@pytest.mark.parametrize("wrong", [{"late_lag": -1}, {"late_steps": -1}, {"late_share": 1.5}, {"late_share": -0.1}])
 def test_a_late_phase_of_less_than_nothing_is_refused_before_training(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"need 0 or more, got --late-lag -?\d and --late-steps -?\d"):
+    with pytest.raises(ValueError, match=r"need 0 (or more, got --late-lag|<= late_share <= 1, got)"):
         quickstart_recipe.Config(**wrong)

@@ -22,6 +22,7 @@ from audiorl.simulst.streams import (
     Unit,
     chunk_ends,
     interpretation_sample,
+    phrase_lags,
     random_lags,
     split_stream,
     stream_from_clip,
@@ -100,6 +101,19 @@ def test_an_interpreter_is_late_by_one_lag_a_stream_or_one_a_unit() -> None:
     of_units = [random_lags(TALK, rng, 3) for _ in range(50)]
     assert any(len(set(lags)) > 1 for lags in of_units)
     assert {lag for lags in of_units for lag in lags} == {0, 1, 2, 3}
+
+
+def test_an_interpreter_who_waits_for_the_end_of_each_phrase() -> None:
+    """The second phrase is "adiós gracias", with 0.1 s between its units."""
+    talk = stream(
+        5.0, Unit(0.0, 0.9, "un"), Unit(1.0, 1.9, "momento"), Unit(2.4, 3.2, "adiós"), Unit(3.3, 4.4, "gracias")
+    )
+    chunks = ChunkConfig(1.0, 0.0)
+    assert phrase_lags(talk, chunks) == [1, 0, 1, 0]
+    said = [t.reference for t in turns(talk, chunks, phrase_lags(talk, chunks))]
+    assert said == ["", "un momento", "", "", " adiós gracias"]
+    assert phrase_lags(talk, chunks, pause=0.05) == [0, 0, 0, 0] and phrase_lags(talk, chunks, pause=9) == [4, 3, 1, 0]
+    assert phrase_lags(stream(2.0)) == []
 
 
 @pytest.mark.parametrize(("least", "most"), [(2, 1), (-1, 0)])

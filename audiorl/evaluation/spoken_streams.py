@@ -1,0 +1,129 @@
+"""Spoken interpretation of streams, judged by what is heard: a transcript, the voice, and how long it lasts.
+
+Quality is that of the transcripts (ASR-BLEU, …). Voices are compared by a speaker encoder: a translation is to sound
+like the speaker of its source, more than like the other speakers of the set. No text of the policy is read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audiorl.evaluation.judging import Judges
+from audiorl.metrics.corpus import estimate
+from audiorl.metrics.interval import bootstrap_interval
+from audiorl.metrics.text import Normalizer, normalize
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.simulst.quality import NAMES, default_quality, is_english, quality_counts
+from audiorl.simulst.streams import Stream
+from audiorl.types import Rollout
+
+DURATION_TOLERANCE = 0.2
+"""A turn's speech may last so much longer or shorter than its reference, relative to it."""
+RATE = 16_000
+"""Hz, of the sources for the speaker encoder."""
+Interval = tuple[float, float]
+
+
+def measure_spoken(
+    streams: Sequence[Stream], rollouts: Sequence[Rollout], speech_decoder: CodecSpeechDecoder, judges: Judges
+) -> tuple[dict[str, Any], list[str]]:
+    """Scores, with their 95 % bootstrap intervals over streams in `intervals`, and the transcripts, raw.
+
+    With a recogniser ASR-BLEU and the other qualities of `default_quality`, and ASR-LengthRatio. With an encoder
+    SourceSimilarity, and where there are several speakers (`metadata["speaker"]`) those of `own_voice`. Always those of
+    `durations`. Raises ValueError for a stream without reference.
+    """
+    waves = [speech_decoder.waveform(r) for r in rollouts]
+    spoken = [np.zeros(0, np.float32) if wav is None else wav for wav in waves]
+    scores: dict[str, Any] = {}
+    intervals: dict[str, Interval] = {}
+    transcripts: list[str] = []
+    if judges.recogniser:
+        texts = judges.recogniser.transcribe(spoken, speech_decoder.sample_rate)
+        transcripts = [" ".join(text.split()) for text in texts]
+        asr, intervals = transcript_quality(transcripts, [s.reference for s in streams], streams[0].target_language)
+        scores |= asr
+    if judges.encoder:
+        with_speech = [i for i, wav in enumerate(spoken) if len(wav)]
+        sources = judges.encoder.embed([streams[i].audio.load(RATE) for i in with_speech], RATE)
+        voices = judges.encoder.embed([spoken[i] for i in with_speech], speech_decoder.sample_rate)
+        speakers = [str(streams[i].metadata.get("speaker", "")) for i in with_speech]
+        for name, values in own_voice(np.asarray(voices), np.asarray(sources), speakers).items():
+            scores[name], intervals[name] = float(np.mean(values)), bootstrap_interval(values)
+    for name, values in durations(rollouts, speech_decoder).items():
+        scores[name], intervals[name] = float(np.mean(values)), bootstrap_interval(values)
+    return scores | {"intervals": {name: list(interval) for name, interval in intervals.items()}}, transcripts
+
+
+def transcript_quality(
+    transcripts: Sequence[str], references: Sequence[str], language: str
+) -> tuple[dict[str, float], dict[str, Interval]]:
+    """ASR-BLEU, ASR-chrF, … of transcripts, and their intervals.
+
+    Recognisers write numbers as they like: both sides go through Whisper's normaliser (English: digits and symbols;
+    other languages: words), unlike in SimulEval, which only drops case and punctuation.
+    """
+    normalizer: Normalizer = "english" if is_english(language) else "basic"
+    said, wanted = ([normalize(text, normalizer, language) for text in texts] for texts in (transcripts, references))
+    scores: dict[str, float] = {}
+    intervals: dict[str, Interval] = {}
+    metrics: dict[str, str] = {metric: NAMES[metric] for metric in default_quality(language)}
+    for metric, name in (metrics | {"length_ratio": "LengthRatio"}).items():
+        counts_NK, score = quality_counts(metric, said, wanted, language)
+        quality = estimate(counts_NK, score)
+        scores[f"ASR-{name}"], intervals[f"ASR-{name}"] = quality.value, (quality.low, quality.high)
+    return scores, intervals
+
+
+def own_voice(
+    voices_ND: NDArray[np.float32], sources_ND: NDArray[np.float32], speakers: Sequence[str]
+) -> dict[str, list[float]]:
+    """By stream, from embeddings of length 1 of N translations and of their sources:
+
+    SourceSimilarity: cosine of the translation and its source. Of streams whose speaker has others, and where there are
+    several speakers: OwnSimilarity, the mean cosine with that speaker's other sources; OtherSimilarity, the same of the
+    other speakers, as the mean over them; SimilarityDifference between the two; OwnVoice, 1 where no other speaker's
+    mean is above the own.
+    """
+    cosines_NN = voices_ND @ sources_ND.T
+    values: dict[str, list[float]] = {"SourceSimilarity": np.diag(cosines_NN).tolist()}
+    names = sorted(set(speakers))
+    if len(names) < 2 or "" in names:
+        return values
+    for i, speaker in enumerate(speakers):
+        means = {
+            name: np.mean(
+                [cosines_NN[i, j] for j, other in enumerate(speakers) if other == name and j != i] or [np.nan]
+            )
+            for name in names
+        }
+        own, others = means.pop(speaker), list(means.values())
+        if np.isnan(own):
+            continue
+        columns = {
+            "OwnSimilarity": own,
+            "OtherSimilarity": np.mean(others),
+            "SimilarityDifference": own - np.mean(others),
+            "OwnVoice": float(own >= max(others)),
+        }
+        for name, value in columns.items():
+            values.setdefault(name, []).append(float(value))
+    return values
+
+
+def durations(rollouts: Sequence[Rollout], speech_decoder: CodecSpeechDecoder) -> dict[str, list[float]]:
+    """DurationWithin20: of each turn that has a spoken reference and is spoken, whether its speech lasts as long, to
+    20 %. DurationRatio: of each stream, all speech over that of all references."""
+    within, ratios = [], []
+    for rollout in rollouts:
+        seconds = [len(wav) / speech_decoder.sample_rate for wav in speech_decoder.by_segment(rollout)]
+        wanted = [turn.reference_seconds or 0.0 for turn in rollout.sample.turns]
+        pairs = [(a, b) for a, b in zip(seconds, wanted, strict=True) if a and b]
+        within += [float(abs(a - b) <= DURATION_TOLERANCE * b) for a, b in pairs]
+        if sum(wanted):
+            ratios.append(sum(seconds) / sum(wanted))
+    return {name: values for name, values in (("DurationWithin20", within), ("DurationRatio", ratios)) if values}

@@ -1,0 +1,109 @@
+"""Spoken interpretation: the transcript's quality, whose voice it is, how long it lasts; judged by what is heard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from audiorl.audio import AudioClip
+from audiorl.evaluation.judging import Judges
+from audiorl.evaluation.spoken_streams import durations, measure_spoken, own_voice, transcript_quality
+from audiorl.models.speech import FrameLayout
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.simulst.streams import Stream, Unit, interpretation_sample
+from audiorl.types import Rollout, Segment
+
+LAYOUT = FrameLayout(2, 6, 4, 5, 100, 101, 101, 102)
+
+
+class Steps:
+    """A codec of 10 frames a second, whose samples are the codes of codebook 0."""
+
+    sample_rate, frame_rate, num_codebooks, codebook_size, identity = 100, 10.0, 2, 4, "steps"
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        return codes[:, 0].repeat_interleave(10, 1).float() / 10
+
+
+DECODER = CodecSpeechDecoder(Steps(), LAYOUT)  # type: ignore[arg-type]
+
+
+class Listener:
+    """Transcribes by the level, and embeds a voice as the direction of its level."""
+
+    def transcribe(self, waveforms: Sequence[Any], sample_rate: int, languages: Any = None) -> list[str]:
+        return ["37 minutes" if len(w) and w.max() < 0.15 else "" for w in waveforms]
+
+    def embed(self, waveforms: Sequence[Any], sample_rate: int) -> np.ndarray:
+        angles = np.array([10 * np.abs(w).max() for w in waveforms])
+        return np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+
+
+def stream(name: str, level: float, speaker: str) -> Stream:
+    clip = AudioClip(array=np.full(16_000, level, np.float32), sample_rate=16_000)
+    units = (Unit(0.0, 0.9, "thirty seven minutes", "x", 1.0),)
+    return Stream(name, clip, 1.0, units, "es", "en", {"speaker": speaker})
+
+
+def spoken(source: Stream, code: int, frames: int) -> Rollout:
+    rows = LAYOUT.rows(torch.full((2, frames), code))
+    segment = Segment(
+        torch.zeros(1).long(),
+        rows.ids,
+        torch.zeros(rows.codes.shape),
+        "thirty seven minutes",
+        codes=rows.codes,
+        code_mask=rows.code_mask,
+        source_time=1.0,
+        emit_time=1.0,
+    )
+    return Rollout(interpretation_sample(source), (segment,) * len(interpretation_sample(source).turns), "g")
+
+
+STREAMS = [stream("a", 0.1, "low"), stream("b", 0.1, "low"), stream("c", 0.2, "high"), stream("d", 0.2, "high")]
+
+
+def test_what_is_said_in_whose_voice_and_how_long() -> None:
+    rollouts = [spoken(s, code, frames) for s, code, frames in zip(STREAMS, (1, 1, 2, 1), (10, 12, 13, 5), strict=True)]
+    judge = Listener()
+    scores, transcripts = measure_spoken(STREAMS, rollouts, DECODER, Judges(judge, judge))  # type: ignore[arg-type]
+    assert transcripts == ["37 minutes", "37 minutes", "", "37 minutes"]
+    assert scores["ASR-TER"] == pytest.approx(25) and 50 < scores["ASR-WordF1"] < 100
+    assert scores["OwnVoice"] == 0.75  # the last stream's translation is in the other voice
+    assert scores["DurationWithin20"] == 0.5  # 1.0 and 1.2 of 1 s, not 1.3 and 0.5
+    assert scores["DurationRatio"] == pytest.approx(1.0)
+    low, high = scores["intervals"]["SimilarityDifference"]
+    assert low < scores["SimilarityDifference"] < high
+    assert {*scores["intervals"]} == {*scores} - {"intervals"}
+
+
+def test_without_judges_only_durations() -> None:
+    scores, transcripts = measure_spoken(STREAMS[:1], [spoken(STREAMS[0], 1, 10)], DECODER, Judges())
+    assert transcripts == [] and {*scores} == {"DurationWithin20", "DurationRatio", "intervals"}
+
+
+def test_a_recogniser_may_write_numbers_as_it_likes() -> None:
+    scores, _ = transcript_quality(["November 25th, 37 minutes."], ["november twenty fifth thirty seven minutes"], "en")
+    assert scores["ASR-TER"] == 0 and scores["ASR-LengthRatio"] == 1
+    scores, _ = transcript_quality(["37 minutos"], ["treinta y siete minutos"], "es")
+    assert scores["ASR-TER"] == 0
+
+
+def test_voices_are_compared_with_other_streams_of_the_speaker() -> None:
+    """The translation of a stream is like its source, but of the speaker's other stream it knows nothing."""
+    voices, sources = np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32)
+    values = own_voice(voices, sources, ["a", "a", "b"])
+    assert values["SourceSimilarity"] == [1, 1, 1]
+    assert values["OwnSimilarity"] == [0, 0]  # "b" has one stream
+    assert set(own_voice(voices, sources, ["a", "a", "a"])) == {"SourceSimilarity"}
+    assert set(own_voice(voices, sources, ["", "a", "b"])) == {"SourceSimilarity"}
+
+
+def test_a_turn_without_reference_or_speech_has_no_duration() -> None:
+    without = replace(STREAMS[0], units=(replace(STREAMS[0].units[0], target_seconds=None),))
+    assert durations([spoken(without, 1, 10)], DECODER) == {}
