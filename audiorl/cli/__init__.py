@@ -23,6 +23,7 @@ from audiorl.cli.chat import Chat
 from audiorl.cli.codec import Decode, Encode, run_codec
 from audiorl.cli.data import Build, run_data
 from audiorl.cli.graft import Graft, run_graft
+from audiorl.cli.interpret import Interpret, run_interpret
 from audiorl.cli.questions import BuildQuestions, run_questions
 from audiorl.cli.say import Say, run_say
 from audiorl.config import RewardServerConfig
@@ -406,6 +407,10 @@ def _say(args: list[str]) -> int:
     return run_say(parse(Say, args, prog="audiorl say"))
 
 
+def _interpret(args: list[str]) -> int:
+    return run_interpret(parse(Interpret, args, prog="audiorl interpret"))
+
+
 @dataclass(frozen=True)
 class Doctor:
     """What is installed and what is missing, with one training step as a test; or the GPU memory that a run needs."""
@@ -455,5 +460,6 @@ COMMANDS: dict[str, tuple[type, Callable[[list[str]], int]]] = {
     "export": (Export, _export),
     "chat": (Chat, _chat),
     "say": (Say, _say),
+    "interpret": (Interpret, _interpret),
     "doctor": (Doctor, _doctor),
 }

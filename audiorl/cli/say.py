@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
+from audiorl.cli.samples import PIPE_CLOSED, STOPPED, Write, check_output, pcm16, samples_to_stdout, wav_file
 from audiorl.config import SamplingConfig
 
 if TYPE_CHECKING:
     from audiorl.types import Sample
-
-Write = Callable[[Any], object]
-"""Takes samples, int16 [T]."""
-STOPPED = 130
-"""Exit code after Ctrl-C."""
-PIPE_CLOSED = 141
-"""Exit code where the player ended first, as shells report SIGPIPE."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ def run_say(options: Say) -> int:
     """
     _check(options)
     try:
-        with _samples_to_stdout() if options.raw else nullcontext(None) as write_raw:
+        with samples_to_stdout() if options.raw else nullcontext(None) as write_raw:
             return _say(options, write_raw)
     except KeyboardInterrupt:
         return STOPPED
@@ -75,10 +67,7 @@ def _check(options: Say) -> None:
         raise ValueError('say: name the text, such as --text "Good morning.", or - for stdin')
     if options.raw == (options.out is not None):
         raise ValueError("say: give --out FILE.wav, or --raw with a player behind a pipe")
-    if options.raw and os.isatty(1):
-        raise ValueError("--raw: writes samples; pipe them to a player: … --raw | aplay -f S16_LE -r 24000 -c1")
-    if options.out is not None and options.out.suffix.lower() != ".wav":
-        raise ValueError(f"--out: {options.out} is no .wav file; choose a name that ends in .wav")
+    check_output(options.out, options.raw)
     if options.voice is not None and not options.voice_text.strip():
         raise ValueError(f"--voice-text: give what is said in {options.voice}")
     if options.voice is None and options.voice_text:
@@ -102,11 +91,11 @@ def _say(options: Say, write_raw: Write | None) -> int:
     blocks = speech_blocks(policy, sample, options.sampling, seed=options.seed, block_frames=options.block_frames)
     written = 0
     try:
-        with closing(blocks), _wav_file(options.out, rate) if options.out else nullcontext(write_raw) as write:
+        with closing(blocks), wav_file(options.out, rate) if options.out else nullcontext(write_raw) as write:
             assert write is not None
             while True:
                 wav = next(blocks)
-                write((wav.clip(-1, 1) * 32767).round().astype("<i2"))
+                write(pcm16(wav))
                 written += len(wav)
     except StopIteration as end:
         rollout, speech = end.value
@@ -143,37 +132,3 @@ def _sample(options: Say) -> Sample:
             raise ValueError(f"--voice: {clip.path} is {seconds(clip):.2f} s long; give at least {SHORTEST_VOICE} s")
         voice = (options.voice_text, clip)
     return speech_sample("said", text.strip(), voice=voice)
-
-
-# -- where samples go --------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _wav_file(path: Path, rate: int) -> Iterator[Write]:
-    """A WAV file that is complete however the block is left."""
-    import soundfile
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with soundfile.SoundFile(path, "w", rate, 1, "PCM_16") as file:
-        yield file.write
-
-
-@contextmanager
-def _samples_to_stdout() -> Iterator[Write]:
-    """Writes to stdout without a buffer. Inside, whatever else prints there, such as a library's warning, goes to
-    stderr, since it would be played."""
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-
-    def write(samples: Any) -> None:
-        left = memoryview(samples.tobytes())
-        while len(left):
-            left = left[os.write(stdout, left) :]
-
-    try:
-        yield write
-    finally:
-        sys.stdout.flush()
-        os.dup2(stdout, 1)
-        os.close(stdout)

@@ -52,10 +52,11 @@ class CodecSpeechDecoder:
     def by_segment(self, rollout: Rollout) -> list[Wave]:
         """The speech of each segment, float32 [T]; T = 0 for none."""
         if rollout not in self._cache:
-            self._cache[rollout] = [self._decoded(s) for s in rollout.segments]
+            self._cache[rollout] = [self.decode(s) for s in rollout.segments]
         return self._cache[rollout]
 
-    def _decoded(self, segment: Segment) -> Wave:
+    def decode(self, segment: Segment) -> Wave:
+        """The speech of one segment, float32 [T]; T = 0 for none."""
         if segment.codes is None:
             return np.zeros(0, np.float32)
         speeches = [codes for codes in self.layout.spoken(segment.codes) if codes.shape[1]]
