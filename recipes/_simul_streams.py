@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +18,7 @@ from audiorl.data.corpus import Utterance, bundled_speech, corpus
 from audiorl.data.silence import trimmed
 from audiorl.data.synth import Speech, synthesize_many, voices
 from audiorl.simulst import announcements
-from audiorl.simulst.announcements import Voice, announcement_streams, bundled_words, voices_of, words
+from audiorl.simulst.announcements import Augment, Voice, announcement_streams, bundled_words, voices_of, words
 from audiorl.simulst.bundled import Split, bundled_streams, prompt_pairs
 from audiorl.simulst.streams import Stream
 
@@ -203,22 +203,19 @@ class Announcements:
     def strangers(self) -> list[Stream]:
         """Streams of the speakers of `unseen`, `test_streams` in all, of announcements that nobody says in training."""
         recordings = unseen_recordings(self.options, [v.name for v in self._speakers()])
-        both = (u for of_speaker in recordings.values() for u in of_speaker)
-        return self._streams("test", self._voices(both), self.options.test_streams, seed=0)
+        unseen = self._voices(u for of_speaker in recordings.values() for u in of_speaker)
+        if not unseen:
+            raise ValueError(f"--unseen: {', '.join(recordings)} say none of the words of announcements")
+        return self._streams("test", unseen, self.options.test_streams, seed=0)
 
     def _speakers(self) -> list[Voice]:
         return self._voices(corpus(self.options.speakers) if self.options.speakers else bundled_speech())
 
-    def _voices(self, speech: Sequence[Utterance] | object) -> list[Voice]:
-        return voices_of(speech, self.options.source, self.options.target)  # type: ignore[arg-type]
+    def _voices(self, speech: Iterable[Utterance]) -> list[Voice]:
+        return voices_of(speech, self.options.source, self.options.target)
 
     def _streams(
-        self,
-        split: Split,
-        voices: Sequence[Voice],
-        count: int,
-        seed: int,
-        augment: Callable[[np.ndarray, np.random.Generator], np.ndarray] | None = None,
+        self, split: Split, voices: Sequence[Voice], count: int, seed: int, augment: Augment | None = None
     ) -> list[Stream]:
         return announcement_streams(
             split,

@@ -36,6 +36,7 @@ WORD_GAPS = (0.0, 0.1)
 """Shortest and longest pause between the words of an announcement, in seconds. Each has 50 ms on either side."""
 
 Keys = tuple[str, ...]
+Augment = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def announcement_streams(
     pauses: tuple[float, float] = (0.2, 1.2),
     held_out: float = 0.27,
     seed: int = 0,
-    augment: Callable[[np.ndarray, np.random.Generator], np.ndarray] | None = None,
+    augment: Augment | None = None,
 ) -> list[Stream]:
     """`count` random streams, each of one of the voices; stream i is determined by (seed, i).
 
@@ -231,7 +232,7 @@ def _pieces(
     target: str,
     pauses: tuple[float, float],
     rng: np.random.Generator,
-    augment: Callable[[np.ndarray, np.random.Generator], np.ndarray] | None,
+    augment: Augment | None,
 ) -> list[Piece]:
     def gap(limits: tuple[float, float]) -> np.ndarray:
         return np.zeros(round(float(rng.uniform(*limits)) * RATE), np.float32)
