@@ -400,7 +400,7 @@ def _score_speech(
 ) -> dict[str, Any]:
     """The tracks, their log and transcripts in `folder`, and scores: latencies of speech and `measure_spoken`."""
     language = streams[0].target_language
-    judges = Judges.load(options.asr, options.speaker, language, options.device)
+    judges = Judges.load(options.asr, options.speaker, language, options.device, numerals=False)
     write_speech_log(folder, rollouts, speech_decoder)
     measured, transcripts = measure_spoken(streams, rollouts, speech_decoder, judges)
     if options.asr:

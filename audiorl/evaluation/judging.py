@@ -19,10 +19,20 @@ class Judges:
     encoder: SpeakerEncoder | None = None
 
     @classmethod
-    def load(cls, asr: str | None, speaker: str | None, language: str | None = None, device: str = "auto") -> Judges:
-        """Those that options name; see `audiorl.judges`. `language`: what a multilingual recogniser expects."""
+    def load(
+        cls,
+        asr: str | None,
+        speaker: str | None,
+        language: str | None = None,
+        device: str = "auto",
+        numerals: bool = True,
+    ) -> Judges:
+        """Those that options name; see `audiorl.judges`. `language`: what a multilingual recogniser expects.
+
+        `numerals` False: it writes numbers as words, where it can.
+        """
         return cls(
-            load_recogniser(asr, language, device) if asr else None,
+            load_recogniser(asr, language, device, numerals=numerals) if asr else None,
             load_speaker_encoder(speaker, device) if speaker else None,
         )
 

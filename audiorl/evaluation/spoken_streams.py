@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from audiorl.evaluation.judging import Judges
 from audiorl.metrics.corpus import estimate
 from audiorl.metrics.interval import bootstrap_interval
-from audiorl.metrics.text import Normalizer, normalize
+from audiorl.metrics.text import normalize
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
-from audiorl.simulst.quality import NAMES, default_quality, is_english, quality_counts
+from audiorl.simulst.quality import NAMES, default_quality, quality_counts
 from audiorl.simulst.streams import Stream
 from audiorl.types import Rollout
 
@@ -64,11 +64,10 @@ def transcript_quality(
 ) -> tuple[dict[str, float], dict[str, Interval]]:
     """ASR-BLEU, ASR-chrF, … of transcripts, and their intervals.
 
-    Recognisers write numbers as they like: both sides go through Whisper's normaliser (English: digits and symbols;
-    other languages: words), unlike in SimulEval, which only drops case and punctuation.
+    Both sides go through Whisper's multilingual normaliser, which spells numbers out: references in words, as they are
+    said, do not compare with digits. SimulEval only drops case and punctuation.
     """
-    normalizer: Normalizer = "english" if is_english(language) else "basic"
-    said, wanted = ([normalize(text, normalizer, language) for text in texts] for texts in (transcripts, references))
+    said, wanted = ([normalize(text, "basic", language) for text in texts] for texts in (transcripts, references))
     scores: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
     metrics: dict[str, str] = {metric: NAMES[metric] for metric in default_quality(language)}

@@ -31,6 +31,7 @@ def load_recogniser(
     device: str = "auto",
     batch_size: int = 8,
     task: Literal["transcribe", "translate"] = "transcribe",
+    numerals: bool = True,
 ) -> Recogniser:
     """The speech recogniser at `path`; its weights are read at the first call.
 
@@ -38,7 +39,8 @@ def load_recogniser(
     of Whisper, which needs faster-whisper; "pocketsphinx" for the recogniser of that package; a folder that
     `recipes/tts_quickstart.py` trained; or FILE.py:FOLDER, see `load_custom`. `language`: a code such as "en" for
     multilingual Whisper, which otherwise detects it for each clip. `task`: multilingual Whisper can also
-    "translate" into English; other recognisers raise ValueError for that.
+    "translate" into English; other recognisers raise ValueError for that. `numerals` False: Whisper of transformers
+    writes numbers as words; it changes nothing for other recognisers.
     """
     if (Path(path) / "model.bin").is_file():
         from audiorl.judges.faster_whisper import FasterWhisper
@@ -48,7 +50,7 @@ def load_recogniser(
     if kind == "whisper":
         from audiorl.judges.whisper import Whisper
 
-        return Whisper(str(path), language, device, batch_size, task=task)
+        return Whisper(str(path), language, device, batch_size, task=task, numerals=numerals)
     if task == "translate":
         raise ValueError(f"{path}: only multilingual Whisper translates; leave this recogniser out")
     if str(path) == POCKETSPHINX:

@@ -28,7 +28,8 @@ class Whisper:
     Clips of up to 30 s are transcribed in batches; longer ones alone, window by window, as the paper describes for
     long-form transcription but without its random retries at higher temperatures. A multilingual model detects the
     language of each clip unless it is given. `task` "translate" writes English whatever is spoken, which only
-    multilingual models can. Source: Radford et al. 2022.
+    multilingual models can. Without `numerals` no token with a digit or a sign such as % is written: numbers become
+    words. Source: Radford et al. 2022.
     """
 
     path: str
@@ -37,6 +38,7 @@ class Whisper:
     batch_size: int = 8
     max_new_tokens: int = 200
     task: Literal["transcribe", "translate"] = "transcribe"
+    numerals: bool = True
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.max_new_tokens < 1:
@@ -56,6 +58,16 @@ class Whisper:
         tokenizer = load_processor(WhisperTokenizer, self.path, "tokenizer")
         self._check_language(model, self.language)
         return model, extractor, tokenizer
+
+    @cached_property
+    def suppressed(self) -> list[int]:
+        """Tokens that are never written: the model's own, and those of numerals where they are not wanted."""
+        model, _, tokenizer = self.parts
+        own = list(model.generation_config.suppress_tokens or ())
+        if self.numerals:
+            return own
+        texts = tokenizer.batch_decode([[i] for i in range(tokenizer.eos_token_id)])
+        return own + [i for i, text in enumerate(texts) if any(c.isdigit() or c in "%$£€" for c in text)]
 
     @property
     def multilingual(self) -> bool:
@@ -162,6 +174,8 @@ class Whisper:
         from audiorl.models.loading import quietly
 
         options: dict[str, Any] = {"return_timestamps": True} if long else {}
+        if not self.numerals:
+            options["suppress_tokens"] = self.suppressed
         if getattr(model.generation_config, "is_multilingual", False):
             options |= {"language": language, "task": self.task}
         elif self.task == "translate":

@@ -227,3 +227,19 @@ def test_pocketsphinx_recognises_human_speech(speech) -> None:
     assert wer([u.text for u in spoken], texts, "basic").rate < 0.5
     assert judge.transcribe(waves[::-1], RATE) == texts[::-1]  # no state goes from clip to clip
     assert judge.transcribe([np.zeros(0, np.float32)], RATE) == [""]
+
+
+def test_whisper_without_numerals_writes_no_digit(whisper_folder: Path, clips: list[np.ndarray]) -> None:
+    """Of a model in which, whatever the state, either "7" or "8" is the most probable token."""
+    words = Whisper(str(whisper_folder), language="en", max_new_tokens=6, numerals=False)
+    digits = Whisper(str(whisper_folder), language="en", max_new_tokens=6)
+    model, _, tokenizer = digits.parts
+    seven, eight = (tokenizer.convert_tokens_to_ids(digit) for digit in "78")
+    with torch.no_grad():
+        model.proj_out.weight[seven] *= 100
+        model.proj_out.weight[eight] = -model.proj_out.weight[seven]
+    words.__dict__["parts"] = digits.parts
+    assert {seven, eight} <= {*words.suppressed} and not {*digits.suppressed} & {seven, eight}
+    assert set(digits.transcribe(clips[:1], RATE)[0]) <= {"7", "8"}
+    (text,) = words.transcribe(clips[:1], RATE)
+    assert not any(c.isdigit() for c in text)
