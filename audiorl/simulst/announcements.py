@@ -128,7 +128,7 @@ def announcement_streams(
             if pieces and length > goal:
                 break
             pieces += said
-        name = f"{source}-{target}/announcements/{split}/{seed}/{index:04d}"
+        name = f"{source}-{target}/announcements/{split}/{voice.name}/{seed}/{index:04d}"
         metadata = {"speaker": voice.name}
         streams.append(lay_out(name, pieces, source, target, rng, round(seconds[0] * RATE), metadata))
     return streams
