@@ -6,6 +6,7 @@ like the speaker of its source, more than like the other speakers of the set. No
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from audiorl.types import Rollout
 
 DURATION_TOLERANCE = 0.2
 """A turn's speech may last so much longer or shorter than its reference, relative to it."""
+MAX_WORDS_PER_SECOND = 5
+"""Nobody says more; a recogniser that repeats itself for ever does. What it writes beyond that is cut off."""
 RATE = 16_000
 """Hz, of the sources for the speaker encoder."""
 Interval = tuple[float, float]
@@ -33,7 +36,8 @@ def measure_spoken(
 ) -> tuple[dict[str, Any], list[str]]:
     """Scores, with their 95 % bootstrap intervals over streams in `intervals`, and the transcripts, raw.
 
-    With a recogniser ASR-BLEU and the other qualities of `default_quality`, and ASR-LengthRatio. With an encoder
+    With a recogniser ASR-BLEU and the other qualities of `default_quality`, ASR-LengthRatio, and ASR-Cut, the share of
+    transcripts with more than MAX_WORDS_PER_SECOND, of which the rest is not counted. With an encoder
     SourceSimilarity, and where there are several speakers (`metadata["speaker"]`) those of `own_voice`. Always those of
     `durations`. Raises ValueError for a stream without reference.
     """
@@ -45,8 +49,10 @@ def measure_spoken(
     if judges.recogniser:
         texts = judges.recogniser.transcribe(spoken, speech_decoder.sample_rate)
         transcripts = [" ".join(text.split()) for text in texts]
-        asr, intervals = transcript_quality(transcripts, [s.reference for s in streams], streams[0].target_language)
-        scores |= asr
+        limits = [math.ceil(MAX_WORDS_PER_SECOND * len(wav) / speech_decoder.sample_rate) for wav in spoken]
+        counted = [" ".join(text.split()[:limit]) for text, limit in zip(transcripts, limits, strict=True)]
+        asr, intervals = transcript_quality(counted, [s.reference for s in streams], streams[0].target_language)
+        scores |= asr | {"ASR-Cut": float(np.mean([a != b for a, b in zip(counted, transcripts, strict=True)]))}
     if judges.encoder:
         with_speech = [i for i, wav in enumerate(spoken) if len(wav)]
         sources = judges.encoder.embed([streams[i].audio.load(RATE) for i in with_speech], RATE)

@@ -79,7 +79,17 @@ def test_what_is_said_in_whose_voice_and_how_long() -> None:
     assert scores["DurationRatio"] == pytest.approx(1.0)
     low, high = scores["intervals"]["SimilarityDifference"]
     assert low < scores["SimilarityDifference"] < high
-    assert {*scores["intervals"]} == {*scores} - {"intervals"}
+    assert {*scores["intervals"]} == {*scores} - {"intervals", "ASR-Cut"} and scores["ASR-Cut"] == 0
+
+
+def test_a_recogniser_that_repeats_itself_counts_as_far_as_anybody_could_speak() -> None:
+    """Of 1 s five words are counted, of 0.1 s one."""
+    listener = Listener()
+    listener.transcribe = lambda waves, rate, languages=None: ["thirty seven minutes minutes minutes minutes"] * 2  # type: ignore[method-assign]
+    rollouts = [spoken(STREAMS[0], 1, 10), spoken(STREAMS[1], 1, 1)]
+    scores, transcripts = measure_spoken(STREAMS[:2], rollouts, DECODER, Judges(listener))  # type: ignore[arg-type]
+    assert scores["ASR-Cut"] == 1 and scores["ASR-LengthRatio"] == (5 + 1) / 6
+    assert transcripts == ["thirty seven minutes minutes minutes minutes"] * 2
 
 
 def test_without_judges_only_durations() -> None:
