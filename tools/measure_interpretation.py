@@ -64,8 +64,8 @@ TOOL = "measure_interpretation"
 PPO = ("stage1", "stage2")
 """Phases of the runs."""
 START = "before"
-OF_THE_RUNS = ("after stage1", "after")
-"""Evaluations of the runs themselves."""
+OF_THE_RUNS = ("on time", "after stage1", "after")
+"""Evaluations of the runs themselves; the first, before the phase `late`, where there is one."""
 AFTER = "after"
 """The evaluation of an arm."""
 GROUP_SIZE = 8

@@ -37,7 +37,10 @@ def test_an_arm_is_trained_once_and_measured_on_strangers(tmp_path: Path) -> Non
         names = [line.split(" | ")[0].removeprefix("| ") for line in part.splitlines() if line.startswith("| ")]
         rows = [name for name in names[2:] if name]
         assert rows == [
-            *(f"{arm}, 1 runs" for arm in ("before", "after stage1", "after", "HPO", "SFT on time", "wait-2"))
+            *(
+                f"{arm}, 1 runs"
+                for arm in ("before", "on time", "after stage1", "after", "HPO", "SFT on time", "wait-2")
+            )
         ]
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
 
