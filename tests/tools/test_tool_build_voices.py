@@ -38,6 +38,12 @@ def test_a_voice_that_is_none(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_recordings_that_are_none(tmp_path: Path) -> None:
+    result = build(tmp_path / "out", "1:1:1", "--languages", "en", "es", "--keys", "numbers/")
+    assert result.returncode == 1 and "no recording in en, es has a key that begins with --keys" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("voice", ["a:1:1", "9:1:1", "1:0.1:1", "1:1:-1"])
 def test_numbers_that_are_no_voice(voice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=f"'{voice}'"):
