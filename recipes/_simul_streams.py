@@ -51,6 +51,9 @@ class StreamOptions:
     """Streams in synthetic voices to train on."""
     human_streams: int = 150
     """Streams in a person's voice to train on."""
+    augmented: float = 0.0
+    """Of announcements: share of the people's training streams that are made to sound like other rooms, lines and
+    levels, as those in synthetic voices always are."""
     test_streams: int = 40
     """Streams in a person's voice to measure on; as many in the voices of `unseen`."""
     speakers: str = ""
@@ -180,8 +183,11 @@ class Announcements:
 
     def people(self, split: Split) -> list[Stream]:
         """Streams of the package's speaker, or of those of `speakers`: the same for all seeds."""
-        count = self.options.human_streams if split == "train" else self.options.test_streams
-        return self._streams(split, self._speakers(), count, seed=0)
+        if split == "test":
+            return self._streams(split, self._speakers(), self.options.test_streams, seed=0)
+        return self._streams(
+            split, self._speakers(), self.options.human_streams, 0, augment, augmented=self.options.augmented
+        )
 
     def robots(self) -> list[Stream]:
         """Streams of the training split, each in one synthetic voice."""
@@ -215,7 +221,13 @@ class Announcements:
         return voices_of(speech, self.options.source, self.options.target)
 
     def _streams(
-        self, split: Split, voices: Sequence[Voice], count: int, seed: int, augment: Augment | None = None
+        self,
+        split: Split,
+        voices: Sequence[Voice],
+        count: int,
+        seed: int,
+        augment: Augment | None = None,
+        augmented: float = 1.0,
     ) -> list[Stream]:
         return announcement_streams(
             split,
@@ -227,6 +239,7 @@ class Announcements:
             held_out=self.options.held_out,
             seed=seed,
             augment=augment,
+            augmented=augmented,
         )
 
 

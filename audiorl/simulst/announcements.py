@@ -100,12 +100,13 @@ def announcement_streams(
     held_out: float = 0.27,
     seed: int = 0,
     augment: Augment | None = None,
+    augmented: float = 1.0,
 ) -> list[Stream]:
     """`count` random streams, each of one of the voices; stream i is determined by (seed, i).
 
     seconds: minimum and maximum duration; pauses: those after each announcement. held_out: the fraction of pairs in
-    the split "test", the same for every seed, voice and length. augment: applied to the speech of each block. An
-    announcement is drawn from those whose words the voice has. Raises ValueError for a voice without any.
+    the split "test", the same for every seed, voice and length. augment: applied to the speech of each block, in a
+    fraction `augmented` of the streams. An announcement is drawn from those whose words the voice has. Raises ValueError for a voice without any.
     """
     _check_languages(source, target)
     if not 0 < seconds[0] <= seconds[1]:
@@ -119,11 +120,12 @@ def announcement_streams(
         which = int(rng.integers(len(voices)))
         voice, kinds = voices[which], drawable[which]
         goal = rng.uniform(*seconds)
+        change = augment if augmented >= 1 or rng.random() < augmented else None
         pieces: list[Piece] = []
         length = 0.0
         while True:
             kind = kinds[int(rng.integers(len(kinds)))]
-            said = _pieces(kind[int(rng.integers(len(kind)))], voice, source, target, pauses, rng, augment)
+            said = _pieces(kind[int(rng.integers(len(kind)))], voice, source, target, pauses, rng, change)
             length += sum(p.seconds for p in said)
             if pieces and length > goal:
                 break
