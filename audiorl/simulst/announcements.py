@@ -106,7 +106,8 @@ def announcement_streams(
 
     seconds: minimum and maximum duration; pauses: those after each announcement. held_out: the fraction of pairs in
     the split "test", the same for every seed, voice and length. augment: applied to the speech of each block, in a
-    fraction `augmented` of the streams. An announcement is drawn from those whose words the voice has. Raises ValueError for a voice without any.
+    fraction `augmented` of the streams. An announcement is drawn from those whose words the voice has. Raises
+    ValueError for a voice without any.
     """
     _check_languages(source, target)
     if not 0 < seconds[0] <= seconds[1]:
