@@ -239,7 +239,7 @@ def draw(rows: Mapping[str, Mapping[str, Row]], png: Path) -> None:
             for arm, row in arms.items()
             if not arm.endswith("alone")
         ]
-        ax.set_title(f"{title} streams", color=LIGHT.ink, size=11, pad=16)
+        ax.set_title({"test": "known speakers", UNSEEN: "unseen speakers"}[title], color=LIGHT.ink, size=11, pad=16)
         draw_tradeoff(ax, points, LIGHT, "word F1")
     figure.savefig(png)
 
