@@ -60,7 +60,7 @@ def tts(load_eval, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = load_eval("tts")
 
     def use(judge: Any) -> None:
-        monkeypatch.setattr("audiorl.evaluation.judging.load_recogniser", lambda *args: judge)
+        monkeypatch.setattr("audiorl.evaluation.judging.load_recogniser", lambda *args, **options: judge)
         monkeypatch.setattr("audiorl.evaluation.judging.load_speaker_encoder", lambda *args: judge)
 
     module.use = use  # type: ignore[attr-defined]
