@@ -238,7 +238,7 @@ def lay_out(
     for piece in pieces:
         end = at + len(piece.wav)
         wav[at:end] += piece.wav
-        seconds = piece.spoken.duration if piece.spoken.array is None else clip_seconds(piece.spoken)
+        seconds = clip_seconds(piece.spoken)
         units.append(Unit(at / RATE, end / RATE, piece.target, piece.source, seconds, piece.spoken))
         at = end + piece.pause
     return Stream(
