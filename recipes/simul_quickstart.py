@@ -69,7 +69,15 @@ PPO = RLConfig(
 )
 
 
-WEIGHTS = {"quality": 2.0, "stream_quality": 2.0, "latency": 0.5}
+WEIGHTS = {
+    "quality": 2.0,
+    "stream_quality": 2.0,
+    "latency": 0.5,
+    "detection": 1.0,
+    "initiative": 1.0,
+    "format": 1.0,
+}
+"""What is named here can be changed, as by `--rewards.weights.initiative 0`."""
 
 
 @dataclass(frozen=True)
