@@ -43,15 +43,14 @@ from rich.table import Table
 from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.schema import check_limit
-from audiorl.evaluation.generate import check_settings, evaluation_config
+from audiorl.evaluation.generate import check_settings
 from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.options import run_script
 from audiorl.evaluation.options import write_scores as write_json
-from audiorl.evaluation.speech_generation import give_codec
+from audiorl.evaluation.speech_generation import load_with_codec
 from audiorl.evaluation.spoken_streams import measure_spoken
 from audiorl.evaluation.streams import SEGMENTS, interpret_into, write_interpreted
 from audiorl.metrics.latency import latency_unit
-from audiorl.models import load_policy
 from audiorl.report.tradeoff import PlotQuality, plot_tradeoff
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
@@ -241,10 +240,9 @@ def interpret(options: Options, engine: RolloutEngine | None = None) -> dict[str
 def engine_of(options: Options) -> HFEngine:
     """The model, greedy in text; one that speaks with its codec."""
     assert options.model
-    policy = load_policy(options.model, evaluation_config(options.device))
-    if policy.speech is not None:
-        give_codec(policy, options.model, options.codec)
-    elif given := [name for name in ("codec", "asr", "speaker") if getattr(options, name)]:
+    policy = load_with_codec(options.model, options.codec, options.device)
+    given = [name for name in ("codec", "asr", "speaker") if getattr(options, name)]
+    if policy.speech is None and given:
         raise ValueError(f"--{given[0]}: {options.model} writes text only; give a model that speaks")
     sampling = SamplingConfig(
         temperature=0.0,

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from audiorl.data.silence import trimmed
 from audiorl.data.synth import Speech, synthesize_many, voices
 from audiorl.simulst import announcements
 from audiorl.simulst.announcements import Augment, Voice, announcement_streams, bundled_words, voices_of, words
-from audiorl.simulst.bundled import Split, bundled_streams, prompt_pairs
+from audiorl.simulst.bundled import Speak, Split, bundled_streams, prompt_pairs
 from audiorl.simulst.streams import Stream
 
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -85,23 +86,14 @@ class Prompts:
     def people(self, split: Split) -> list[Stream]:
         """Streams in a person's voice, to train on or to measure on: the same for all seeds."""
         count = self.options.human_streams if split == "train" else self.options.test_streams
-        return self._of_person(split, count)
+        return self._streams(split, count)
 
     def robots(self) -> list[Stream]:
         """All prompts in synthetic voices, half of the streams from either split."""
         streams: list[Stream] = []
         for split in SPLITS:
-            streams += bundled_streams(
-                split,
-                self.options.target,
-                self.options.source,
-                count=self.options.robot_streams // 2,
-                seconds=self.options.seconds,
-                max_prompt_seconds=self.options.max_prompt_seconds,
-                held_out=self.options.held_out,
-                seed=self.options.seed,
-                speak=self._synthesized([source for source, _ in self._pairs(split)]),
-            )
+            speak = self._synthesized([source for source, _ in self._pairs(split)])
+            streams += self._streams(split, self.options.robot_streams // 2, seed=self.options.seed, speak=speak)
         return streams
 
     def strangers(self) -> list[Stream]:
@@ -131,9 +123,11 @@ class Prompts:
             raise ValueError(f"--unseen: {', '.join(voices)} say none of the prompts of at most {longest:g} s")
         total = self.options.test_streams
         count = -(-total // len(speakers))
-        return [s for split, voice in speakers for s in self._of_person(split, count, voice)][:total]
+        return [s for split, voice in speakers for s in self._streams(split, count, voice)][:total]
 
-    def _of_person(self, split: Split, count: int, voice: Sequence[Utterance] = ()) -> list[Stream]:
+    def _streams(
+        self, split: Split, count: int, voice: Sequence[Utterance] = (), seed: int = 0, speak: Speak | None = None
+    ) -> list[Stream]:
         return bundled_streams(
             split,
             self.options.target,
@@ -142,7 +136,8 @@ class Prompts:
             seconds=self.options.seconds,
             max_prompt_seconds=self.options.max_prompt_seconds,
             held_out=self.options.held_out,
-            seed=0,  # the same streams for all seeds
+            seed=seed,
+            speak=speak,
             voice=voice,
         )
 
@@ -156,11 +151,11 @@ class Prompts:
             voice=voice,
         )
 
-    def _synthesized(self, prompts: Sequence[Utterance]) -> Callable[[Utterance, np.random.Generator], np.ndarray]:
+    def _synthesized(self, prompts: Sequence[Utterance]) -> Speak:
         """Says a prompt in one of its `voices`, each sampled once."""
         rng = random.Random(self.options.seed)
         requests = [
-            Speech(u.text, u.language, rng.choice(voices(u.language)), rng.randint(120, 200), rng.randint(20, 80))
+            Speech(u.text, u.language, *_random_voice(u.language, rng))
             for u in prompts
             for _ in range(self.options.voices)
         ]
@@ -184,9 +179,9 @@ class Announcements:
     def people(self, split: Split) -> list[Stream]:
         """Streams of the package's speaker, or of those of `speakers`: the same for all seeds."""
         if split == "test":
-            return self._streams(split, self._speakers(), self.options.test_streams, seed=0)
+            return self._streams(split, self._speakers, self.options.test_streams, seed=0)
         return self._streams(
-            split, self._speakers(), self.options.human_streams, 0, augment, augmented=self.options.augmented
+            split, self._speakers, self.options.human_streams, 0, augment, augmented=self.options.augmented
         )
 
     def robots(self) -> list[Stream]:
@@ -194,10 +189,7 @@ class Announcements:
         if not self.options.robot_streams:
             return []
         source, rng = self.options.source, random.Random(self.options.seed)
-        kinds = [
-            (rng.choice(voices(source)), rng.randint(120, 200), rng.randint(20, 80))
-            for _ in range(10 * self.options.voices)
-        ]
+        kinds = [_random_voice(source, rng) for _ in range(10 * self.options.voices)]
         requests = [Speech(text, source, *kind) for kind in kinds for text in words(source).values()]
         spoken = iter(synthesize_many(requests, workers=self.options.threads))
         robots = [
@@ -208,12 +200,13 @@ class Announcements:
 
     def strangers(self) -> list[Stream]:
         """Streams of the speakers of `unseen`, `test_streams` in all, of announcements that nobody says in training."""
-        recordings = unseen_recordings(self.options, [v.name for v in self._speakers()])
+        recordings = unseen_recordings(self.options, [v.name for v in self._speakers])
         unseen = self._voices(u for of_speaker in recordings.values() for u in of_speaker)
         if not unseen:
             raise ValueError(f"--unseen: {', '.join(recordings)} say none of the words of announcements")
         return self._streams("test", unseen, self.options.test_streams, seed=0)
 
+    @cached_property
     def _speakers(self) -> list[Voice]:
         return self._voices(corpus(self.options.speakers) if self.options.speakers else bundled_speech())
 
@@ -241,6 +234,11 @@ class Announcements:
             augment=augment,
             augmented=augmented,
         )
+
+
+def _random_voice(language: str, rng: random.Random) -> tuple[str, int, int]:
+    """A synthetic voice, its speed and its pitch."""
+    return rng.choice(voices(language)), rng.randint(120, 200), rng.randint(20, 80)
 
 
 def unseen_recordings(options: StreamOptions, trained: Sequence[str]) -> dict[str, list[Utterance]]:

@@ -79,17 +79,13 @@ def run_chat(options: Chat) -> int:
 
 
 def _conversation(options: Chat) -> Conversation:
-    from audiorl.evaluation.generate import evaluation_config
-    from audiorl.evaluation.speech_generation import give_codec
-    from audiorl.models import load_policy
+    from audiorl.evaluation.speech_generation import load_with_codec
     from audiorl.rollout.conversation import Conversation
     from audiorl.run.folder import checkpoint_of
 
     model = checkpoint_of(options.model)
-    policy = load_policy(model, evaluation_config(options.device))
-    if policy.speech is not None:
-        give_codec(policy, model, options.codec)
-    elif options.speak or options.codec is not None:
+    policy = load_with_codec(model, options.codec, options.device)
+    if policy.speech is None and (options.speak or options.codec is not None):
         raise ValueError(f"{model}: writes text only; leave --speak and --codec out")
     return Conversation(
         policy,

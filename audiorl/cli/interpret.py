@@ -16,7 +16,6 @@ from audiorl.cli.samples import PIPE_CLOSED, STOPPED, Write, check_output, pcm16
 from audiorl.config import SamplingConfig
 
 if TYPE_CHECKING:
-    from audiorl.models import AudioPolicy
     from audiorl.rollout.speech_decoder import CodecSpeechDecoder
     from audiorl.types import Segment
 
@@ -88,11 +87,13 @@ def _check(options: Interpret) -> None:
 
 
 def _interpret(options: Interpret, write_raw: Write | None) -> int:
+    from audiorl.evaluation.speech_generation import load_with_codec
     from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+    from audiorl.run.folder import checkpoint_of
     from audiorl.simulst.live import Interpreter
     from audiorl.simulst.streams import ChunkConfig
 
-    policy = _policy(options)
+    policy = load_with_codec(checkpoint_of(options.model), options.codec, options.device)
     decoder = CodecSpeechDecoder.of(policy) if policy.speech is not None else None
     if decoder is None and (options.raw or options.out):
         raise ValueError(f"{options.model}: writes text only; leave --raw and --out out")
@@ -117,19 +118,6 @@ def _interpret(options: Interpret, write_raw: Write | None) -> int:
         output.show(interpreter.segments)
     output.end()
     return stopped
-
-
-def _policy(options: Interpret) -> AudioPolicy:
-    from audiorl.evaluation.generate import evaluation_config
-    from audiorl.evaluation.speech_generation import give_codec
-    from audiorl.models import load_policy
-    from audiorl.run.folder import checkpoint_of
-
-    model = checkpoint_of(options.model)
-    policy = load_policy(model, evaluation_config(options.device))
-    if policy.speech is not None:
-        give_codec(policy, model, options.codec)
-    return policy
 
 
 def _samples(options: Interpret) -> Iterator[Any]:
@@ -182,5 +170,5 @@ class _Output:
         self.written += silence + len(wav)
 
     def end(self) -> None:
-        if self.decoder is not None:
+        if self.decoder is not None and self.write_file is not None:
             print(f"{self.written / self.decoder.sample_rate:.2f} s of track", file=sys.stderr)

@@ -26,10 +26,17 @@ def load_speaking(model: str | Path, codec: str | Path | None = None, device: st
     Without a `codec` it is the folder codec/ in or above the checkpoint's, as `tts_quickstart` leaves it. Raises
     ValueError for a model that writes text only and where no codec is found, or not the model's.
     """
-    policy = load_policy(model, evaluation_config(device))
+    policy = load_with_codec(model, codec, device)
     if policy.speech is None:
         raise ValueError(f"{model}: writes text only; give a model that speaks (see recipes/tts_sft.py)")
-    give_codec(policy, model, codec)
+    return policy
+
+
+def load_with_codec(model: str | Path, codec: str | Path | None = None, device: str = "auto") -> AudioPolicy:
+    """A checkpoint for evaluation, and its codec where it speaks (see `load_speaking`)."""
+    policy = load_policy(model, evaluation_config(device))
+    if policy.speech is not None:
+        give_codec(policy, model, codec)
     return policy
 
 

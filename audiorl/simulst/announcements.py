@@ -28,7 +28,7 @@ import numpy as np
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance, bundled_speech
 from audiorl.data.silence import RATE, trimmed
-from audiorl.simulst.bundled import Piece, Split, lay_out
+from audiorl.simulst.bundled import Piece, Split, lay_out, limits_in_samples
 from audiorl.simulst.streams import Stream
 
 LANGUAGES = ("en", "es")
@@ -110,8 +110,7 @@ def announcement_streams(
     ValueError for a voice without any.
     """
     _check_languages(source, target)
-    if not 0 < seconds[0] <= seconds[1]:
-        raise ValueError(f"seconds must be (minimum, maximum) with 0 < minimum <= maximum, got {seconds}")
+    shortest, _ = limits_in_samples(seconds, pauses)
     if not voices:
         raise ValueError("announcements: no voices; give one or more")
     drawable = [_drawable(voice, split, source, target, held_out) for voice in voices]
@@ -133,14 +132,15 @@ def announcement_streams(
             pieces += said
         name = f"{source}-{target}/announcements/{split}/{voice.name}/{seed}/{index:04d}"
         metadata = {"speaker": voice.name}
-        streams.append(lay_out(name, pieces, source, target, rng, round(seconds[0] * RATE), metadata))
+        streams.append(lay_out(name, pieces, source, target, rng, shortest, metadata))
     return streams
 
 
 def texts(language: str, split: Split = "all", held_out: float = 0.27) -> list[str]:
     """All announcements of a split, in words."""
     of_word = words(language)
-    return sorted({" ".join(of_word[key] for key in a.keys(language)) for a in _of_split(split, held_out)})
+    of_split = (a for kind in announcements() for a in kind if _in_split(a, split, held_out))
+    return sorted({" ".join(of_word[key] for key in a.keys(language)) for a in of_split})
 
 
 @cache
@@ -206,23 +206,20 @@ def _same(key: str) -> tuple[Block, ...]:
     return (Block((key,), (key,)),) if key else ()
 
 
-def _of_split(split: Split, held_out: float) -> list[Announcement]:
-    def in_test(a: Announcement) -> bool:
-        return zlib.crc32(a.pair.encode()) % 1000 < 1000 * held_out
-
-    return [a for kind in announcements() for a in kind if split == "all" or in_test(a) == (split == "test")]
+def _in_split(announcement: Announcement, split: Split, held_out: float) -> bool:
+    in_test = zlib.crc32(announcement.pair.encode()) % 1000 < 1000 * held_out
+    return split == "all" or in_test == (split == "test")
 
 
 def _drawable(
     voice: Voice, split: Split, source: str, target: str, held_out: float
 ) -> tuple[tuple[Announcement, ...], ...]:
     """The numbers, dates and times of the split that the voice can say, in both languages."""
-    can_say = {
-        a
-        for a in _of_split(split, held_out)
-        if voice.source.keys() >= {*a.keys(source)} and voice.target.keys() >= {*a.keys(target)}
-    }
-    kinds = tuple(tuple(a for a in kind if a in can_say) for kind in announcements())
+
+    def can_say(a: Announcement) -> bool:
+        return voice.source.keys() >= {*a.keys(source)} and voice.target.keys() >= {*a.keys(target)}
+
+    kinds = tuple(tuple(a for a in kind if _in_split(a, split, held_out) and can_say(a)) for kind in announcements())
     if not any(kinds):
         raise ValueError(f"announcements: {voice.name} has the words of none; give recordings of numbers and months")
     return tuple(kind for kind in kinds if kind)

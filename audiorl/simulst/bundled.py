@@ -98,10 +98,7 @@ def draw_streams(
     """
     if split not in get_args(Split):
         raise ValueError(f"split must be one of {', '.join(get_args(Split))}, got {split!r}")
-    low, high = (round(s * RATE) for s in seconds)
-    if not 0 < low <= high:
-        raise ValueError(f"seconds must be (minimum, maximum) with 0 < minimum <= maximum, got {seconds}")
-    _check_pauses(pauses)
+    low, high = limits_in_samples(seconds, pauses)
     pairs = prompt_pairs(split, target, source, held_out, max_prompt_seconds, folder, voice)
     name = "/".join([f"{source}-{target}", split, *dict.fromkeys(u.speaker for u in voice), str(seed)])
     return _random_streams(name, pairs, low, high, pauses, seed, speak or _recordings())
@@ -316,6 +313,16 @@ def _trimmed(wav: np.ndarray, utterance: Utterance) -> np.ndarray:
 
 def _letters(text: str) -> int:
     return sum(c.isalnum() for c in text)
+
+
+def limits_in_samples(seconds: tuple[float, float], pauses: tuple[float, float]) -> tuple[int, int]:
+    """The minimum and maximum length of streams in samples. Raises ValueError for limits of them or of pauses in
+    seconds that are no range."""
+    low, high = (round(s * RATE) for s in seconds)
+    if not 0 < low <= high:
+        raise ValueError(f"seconds must be (minimum, maximum) with 0 < minimum <= maximum, got {seconds}")
+    _check_pauses(pauses)
+    return low, high
 
 
 def _check_pauses(pauses: tuple[float, float]) -> None:

@@ -8,29 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from audiorl.audio import AudioClip
 from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.spoken_streams import durations, measure_spoken, own_voice, transcript_quality
-from audiorl.models.speech import FrameLayout
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.simulst.streams import Stream, Unit, interpretation_sample
-from audiorl.types import Rollout, Segment
-
-LAYOUT = FrameLayout(2, 6, 4, 5, 100, 101, 101, 102)
-
-
-class Steps:
-    """A codec of 10 frames a second, whose samples are the codes of codebook 0."""
-
-    sample_rate, frame_rate, num_codebooks, codebook_size, identity = 100, 10.0, 2, 4, "steps"
-
-    def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        return codes[:, 0].repeat_interleave(10, 1).float() / 10
-
-
-DECODER = CodecSpeechDecoder(Steps(), LAYOUT)  # type: ignore[arg-type]
+from audiorl.types import Rollout
+from tests.support.step_codec import DECODER, said
 
 
 class Listener:
@@ -51,18 +35,8 @@ def stream(name: str, level: float, speaker: str) -> Stream:
 
 
 def spoken(source: Stream, code: int, frames: int) -> Rollout:
-    rows = LAYOUT.rows(torch.full((2, frames), code))
-    segment = Segment(
-        torch.zeros(1).long(),
-        rows.ids,
-        torch.zeros(rows.codes.shape),
-        "thirty seven minutes",
-        codes=rows.codes,
-        code_mask=rows.code_mask,
-        source_time=1.0,
-        emit_time=1.0,
-    )
-    return Rollout(interpretation_sample(source), (segment,) * len(interpretation_sample(source).turns), "g")
+    sample = interpretation_sample(source)
+    return Rollout(sample, (said(1.0, *[code] * frames),) * len(sample.turns), "g")
 
 
 STREAMS = [stream("a", 0.1, "low"), stream("b", 0.1, "low"), stream("c", 0.2, "high"), stream("d", 0.2, "high")]

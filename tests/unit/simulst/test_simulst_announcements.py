@@ -20,8 +20,6 @@ from audiorl.simulst.announcements import (
 )
 from audiorl.simulst.streams import Stream, interpretation_sample
 
-ES_EN = {"source": "es", "target": "en"}
-
 
 @pytest.fixture(scope="module")
 def known() -> list[Voice]:
@@ -31,10 +29,6 @@ def known() -> list[Voice]:
 @pytest.fixture(scope="module")
 def unseen() -> list[Voice]:
     return voices_of(corpus("unseen_speakers"), "es", "en")
-
-
-def said(streams: list[Stream]) -> str:
-    return " | ".join(f" {s.transcript} " for s in streams)
 
 
 def test_no_text_of_the_test_split_is_in_training_and_all_of_its_words_are(known: list[Voice]) -> None:
@@ -56,14 +50,14 @@ def pairs_of(streams: list[Stream]) -> set[str]:
         for kind in announcements()
         for a in kind
     }
-    found = set()
+    pairs = set()
     for stream in streams:
         rest = [u.source for u in stream.units]
         while rest:
             length = next(n for n in range(len(rest), 0, -1) if tuple(rest[:n]) in by_blocks)
-            found.add(by_blocks[tuple(rest[:length])])
+            pairs.add(by_blocks[tuple(rest[:length])])
             rest = rest[length:]
-    return found
+    return pairs
 
 
 def test_the_order_of_a_date_differs_and_its_day_waits_for_the_month() -> None:

@@ -9,12 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-import torch
 
 from audiorl.audio import AudioClip, seconds
 from audiorl.data.silence import trimmed
-from audiorl.models.speech import FrameLayout
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.simulst.bundled import bundled_streams, trimmed_recording
 from audiorl.simulst.formats import read_streams, write_streams
 from audiorl.simulst.logs import read_log
@@ -22,35 +19,9 @@ from audiorl.simulst.scoring import score
 from audiorl.simulst.speech import playback_track, write_speech_log
 from audiorl.simulst.streams import interpretation_sample
 from audiorl.types import Rollout, Sample, Segment, Turn
+from tests.support.step_codec import DECODER, said
 
-LAYOUT = FrameLayout(2, 6, 4, 5, 100, 101, 101, 102)
 CLIP = AudioClip(array=np.zeros(16_000, np.float32), sample_rate=16_000)
-
-
-class Steps:
-    """A codec of 10 frames a second, whose samples are the codes of codebook 0."""
-
-    sample_rate, frame_rate, num_codebooks, codebook_size, identity = 100, 10.0, 2, 4, "steps"
-
-    def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        return codes[:, 0].repeat_interleave(10, 1).float() / 10
-
-
-def said(heard: float, *frames: int) -> Segment:
-    """A turn after `heard` seconds that said these codes, or nothing."""
-    if not frames:
-        return Segment(torch.zeros(1).long(), torch.tensor([7]), torch.zeros(1), source_time=heard, emit_time=heard)
-    rows = LAYOUT.rows(torch.tensor([frames, frames]))
-    return Segment(
-        torch.zeros(1).long(),
-        rows.ids,
-        torch.zeros(rows.codes.shape),
-        "hola",
-        codes=rows.codes,
-        code_mask=rows.code_mask,
-        source_time=heard,
-        emit_time=heard,
-    )
 
 
 def interpreted(*segments: Segment) -> Rollout:
@@ -59,13 +30,10 @@ def interpreted(*segments: Segment) -> Rollout:
     return Rollout(sample, segments, "g")
 
 
-VOICE = CodecSpeechDecoder(Steps(), LAYOUT)  # type: ignore[arg-type]
-
-
 def test_speech_is_played_when_it_is_ready_and_the_one_before_is_over() -> None:
     """At 100 Hz: 15 frames, 1.5 s, are ready after 1 s; the next 2 wait until 2.5 s; the last are on the dot at 4 s."""
     rollout = interpreted(said(1.0, *[1] * 15), said(2.0, 2, 2), said(3.0), said(4.0, 3))
-    track, intervals = playback_track(rollout, VOICE)
+    track, intervals = playback_track(rollout, DECODER)
     assert intervals == [(1000, 1500), (2500, 200), (4000, 100)]
     assert len(track) == 410
     expected = np.concatenate([np.zeros(100), np.full(150, 0.1), np.full(20, 0.2), np.zeros(130), np.full(10, 0.3)])
@@ -74,16 +42,16 @@ def test_speech_is_played_when_it_is_ready_and_the_one_before_is_over() -> None:
 
 def test_nothing_said_is_an_empty_track(tmp_path: Path) -> None:
     silent = interpreted(said(1.0), said(2.0))
-    track, intervals = playback_track(silent, VOICE)
+    track, intervals = playback_track(silent, DECODER)
     assert len(track) == 0 and intervals == []
-    write_speech_log(tmp_path, [silent], VOICE)
+    write_speech_log(tmp_path, [silent], DECODER)
     (instance,) = read_log(tmp_path)
     assert instance.delays == () and instance.prediction_length == 0
 
 
 def test_the_log_is_one_that_the_scorers_read(tmp_path: Path) -> None:
     rollouts = [interpreted(said(1.0, *[1] * 15), said(2.0, 2, 2)), interpreted(said(1.0), said(2.0, 3, 3, 3))]
-    paths = write_speech_log(tmp_path, rollouts, VOICE)
+    paths = write_speech_log(tmp_path, rollouts, DECODER)
     wav, rate = soundfile.read(paths[0])
     assert rate == 100 and len(wav) == 270
     first, second = read_log(tmp_path)
