@@ -27,7 +27,6 @@ A folder of speech output is scored for quality when it holds asr_transcripts.tx
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections.abc import Sequence
@@ -38,7 +37,6 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
@@ -46,7 +44,7 @@ from audiorl.data.schema import check_limit
 from audiorl.evaluation.generate import check_settings
 from audiorl.evaluation.judging import Judges
 from audiorl.evaluation.options import run_script
-from audiorl.evaluation.options import write_scores as write_json
+from audiorl.evaluation.simul_table import table, write_scores
 from audiorl.evaluation.speech_generation import load_with_codec
 from audiorl.evaluation.spoken_streams import measure_spoken
 from audiorl.evaluation.streams import SEGMENTS, interpret_into, write_interpreted
@@ -58,7 +56,7 @@ from audiorl.simulst.bundled import bundled_streams
 from audiorl.simulst.degeneracy import degeneracy
 from audiorl.simulst.formats import read_streams
 from audiorl.simulst.logs import Instance, SourceType, TargetType, read_log, read_types
-from audiorl.simulst.quality import NAMES, Quality, bleu_tokenizer, default_quality
+from audiorl.simulst.quality import Quality, bleu_tokenizer, default_quality
 from audiorl.simulst.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed, WaitK, words_per_chunk
 from audiorl.simulst.scoring import Segments, score
 from audiorl.simulst.segments import match_segments, read_segments
@@ -75,7 +73,6 @@ SCHEDULES = (
 )
 BUNDLED = 20
 """How many bundled streams there are to interpret, unless --limit asks for another number."""
-_COUNTS = ("instances", "silent", "skipped", "unscored")
 
 
 @dataclass(frozen=True)
@@ -420,66 +417,6 @@ def _warm_up(engine: RolloutEngine, stream: Stream, chunks: ChunkConfig) -> None
 def types_of(folder: Path, instances: list[Instance]) -> tuple[SourceType, TargetType]:
     """Source and target type of a log; the target is what the instances are, see `read_types`."""
     return read_types(folder)[0], "speech" if instances[0].speech else "text"
-
-
-def write_scores(folder: Path, scores: dict[str, Any]) -> None:
-    """scores.json, null where a value is not defined, and scores.tsv with three decimals."""
-    defined = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in scores.items()}
-    write_json(folder, defined)
-    names = metric_names(scores)
-    values = ["" if math.isnan(scores[name]) else f"{scores[name]:.3f}" for name in names]
-    (folder / "scores.tsv").write_text("\t".join(names) + "\n" + "\t".join(values) + "\n", encoding="utf-8")
-
-
-def metric_names(scores: dict[str, Any]) -> list[str]:
-    """The scores that are metrics, in order."""
-    return [k for k, v in scores.items() if k not in _COUNTS and isinstance(v, int | float) and not isinstance(v, bool)]
-
-
-def table(scores: dict[str, Any], title: str) -> Table:
-    """The scores for people: latencies in seconds (words for written sources), with their computation-aware variant."""
-    words = scores["source_type"] == "text"
-    out = Table(title=title)
-    out.add_column("metric")
-    out.add_column("value", justify="right")
-    size = scores.get("run", {}).get("batch_size", 1)
-    out.add_column("with computation" if size == 1 else f"with computation ({size} streams at once)", justify="right")
-    for name in metric_names(scores):
-        if not name.endswith("_CA"):
-            aware = scores.get(f"{name}_CA")
-            out.add_row(name, _shown(name, scores[name], words), "" if aware is None else _shown(name, aware, words))
-    out.add_section()
-    for sign in scores.get("degenerate", ()):
-        out.add_row("degenerate", sign, "")
-    for name in _COUNTS:
-        if name in scores:
-            out.add_row(name, str(scores[name]), "")
-    return out
-
-
-def _shown(name: str, value: float, words: bool) -> str:
-    if math.isnan(value):
-        return "-"
-    if name.removeprefix("ASR-") in NAMES.values():
-        return f"{value:.2f}"
-    if (
-        name.removesuffix("_CA")
-        in (
-            "AP",
-            "NumChunks",
-            "DiscontinuityNum",
-            "LengthRatio",
-            "Repetition",
-            "DecoderPasses",
-            "DurationWithin20",
-            "DurationRatio",
-            "OwnVoice",
-        )
-        or name.startswith("ASR-")
-        or name.endswith(("Similarity", "SimilarityDifference"))
-    ):
-        return f"{value:.3f}"
-    return f"{value:.3f} words" if words else f"{value / 1000:.3f} s"
 
 
 def _segments(options: Options, instances: list[Instance]) -> Segments | None:

@@ -21,7 +21,7 @@ from audiorl.data.synth import Speech, synthesize_many, voices
 from audiorl.simulst import announcements
 from audiorl.simulst.announcements import Augment, Voice, announcement_streams, bundled_words, voices_of, words
 from audiorl.simulst.bundled import Speak, Split, bundled_streams, prompt_pairs
-from audiorl.simulst.streams import Stream
+from audiorl.simulst.streams import SPEAKER_MARK, Stream, with_speaker_marks
 
 SPLITS: tuple[Split, ...] = ("train", "test")
 
@@ -60,6 +60,10 @@ class StreamOptions:
     speakers: str = ""
     """Of announcements: a folder of recordings as `audiorl data build` writes them, whose speakers say the streams in
     place of the package's. A speaker who says both languages is translated in the own voice."""
+    speakers_per_stream: int = 1
+    """Of announcements: how many speakers take turns in a stream."""
+    speaker_marks: bool = False
+    """The interpreter writes `>>` where another speaker begins."""
     unseen: tuple[str, ...] = ()
     """Folders of recordings as `audiorl data build` writes them: streams of speakers who are not in training, saying
     the same prompts, are measured too; of held-out prompts alone where these last as long as a stream."""
@@ -70,8 +74,8 @@ class StreamOptions:
 def streams_of(options: StreamOptions) -> Prompts | Announcements:
     if options.texts == "announcements":
         return Announcements(options)
-    if options.speakers:
-        raise ValueError(f"--speakers {options.speakers}: needs --texts announcements")
+    if options.speakers or options.speakers_per_stream != 1 or options.speaker_marks:
+        raise ValueError("--speakers, --speakers-per-stream and --speaker-marks: need --texts announcements")
     return Prompts(options)
 
 
@@ -174,7 +178,8 @@ class Announcements:
 
     def target_texts(self) -> list[str]:
         """All references, for the tokenizer, which may know the words of those that are measured."""
-        return announcements.texts(self.options.target)
+        marks = [SPEAKER_MARK] if self.options.speaker_marks else []
+        return [*marks, *announcements.texts(self.options.target)]
 
     def people(self, split: Split) -> list[Stream]:
         """Streams of the package's speaker, or of those of `speakers`: the same for all seeds."""
@@ -222,7 +227,7 @@ class Announcements:
         augment: Augment | None = None,
         augmented: float = 1.0,
     ) -> list[Stream]:
-        return announcement_streams(
+        streams = announcement_streams(
             split,
             voices,
             self.options.target,
@@ -233,7 +238,9 @@ class Announcements:
             seed=seed,
             augment=augment,
             augmented=augmented,
+            speakers=self.options.speakers_per_stream,
         )
+        return [with_speaker_marks(s) for s in streams] if self.options.speaker_marks else streams
 
 
 def _random_voice(language: str, rng: random.Random) -> tuple[str, int, int]:

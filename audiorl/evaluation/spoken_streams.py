@@ -1,13 +1,15 @@
 """Spoken interpretation of streams, judged by what is heard: a transcript, the voice, and how long it lasts.
 
 Quality is that of the transcripts (ASR-BLEU, …). Voices are compared by a speaker encoder: a translation is to sound
-like the speaker of its source, more than like the other speakers of the set. No text of the policy is read here.
+like the speaker of its source, more than like the other speakers of the set. In a stream of several speakers this is
+asked of each: the text of the policy says whose words a turn translates, and its speech is to be in that voice.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from numpy.typing import NDArray
 from audiorl.evaluation.judging import Judges
 from audiorl.metrics.corpus import estimate
 from audiorl.metrics.interval import bootstrap_interval
+from audiorl.metrics.latency import latency_unit, text_units
+from audiorl.metrics.resegment import chunks, soft_cuts
 from audiorl.metrics.text import normalize
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.simulst.quality import NAMES, default_quality, quality_counts
@@ -38,8 +42,10 @@ def measure_spoken(
 
     With a recogniser ASR-BLEU and the other qualities of `default_quality`, ASR-LengthRatio, and ASR-Cut, the share of
     transcripts with more than MAX_WORDS_PER_SECOND, of which the rest is not counted. With an encoder
-    SourceSimilarity, and where there are several speakers (`metadata["speaker"]`) those of `own_voice`. Always those of
-    `durations`. Raises ValueError for a stream without reference.
+    SourceSimilarity, and where there are several speakers those of `own_voice`, by stream and speaker. Where streams
+    have several, OwnVoiceInStream: whether a speaker's translation is nearer to the own source than to any other of the
+    same stream; and MixedTurns, the share of spoken turns that translate several at once, which no voice is compared
+    with. Always those of `durations`. Raises ValueError for a stream without reference.
     """
     waves = [speech_decoder.waveform(r) for r in rollouts]
     spoken = [np.zeros(0, np.float32) if wav is None else wav for wav in waves]
@@ -54,11 +60,14 @@ def measure_spoken(
         asr, intervals = transcript_quality(counted, [s.reference for s in streams], streams[0].target_language)
         scores |= asr | {"ASR-Cut": float(np.mean([a != b for a, b in zip(counted, transcripts, strict=True)]))}
     if judges.encoder:
-        with_speech = [i for i, wav in enumerate(spoken) if len(wav)]
-        sources = judges.encoder.embed([streams[i].audio.load(RATE) for i in with_speech], RATE)
-        voices = judges.encoder.embed([spoken[i] for i in with_speech], speech_decoder.sample_rate)
-        speakers = [str(streams[i].metadata.get("speaker", "")) for i in with_speech]
-        for name, values in own_voice(np.asarray(voices), np.asarray(sources), speakers).items():
+        parts, mixed = speaker_parts(streams, rollouts, speech_decoder)
+        if mixed:
+            scores["MixedTurns"], intervals["MixedTurns"] = float(np.mean(mixed)), bootstrap_interval(mixed)
+        sources = np.asarray(judges.encoder.embed([part.source for part in parts], RATE))
+        voices = np.asarray(judges.encoder.embed([part.spoken for part in parts], speech_decoder.sample_rate))
+        values_of = own_voice(voices, sources, [part.speaker for part in parts])
+        values_of |= own_voice_in_stream(voices, sources, [part.stream for part in parts])
+        for name, values in values_of.items():
             scores[name], intervals[name] = float(np.mean(values)), bootstrap_interval(values)
     for name, values in durations(rollouts, speech_decoder).items():
         scores[name], intervals[name] = float(np.mean(values)), bootstrap_interval(values)
@@ -84,12 +93,75 @@ def transcript_quality(
     return scores, intervals
 
 
+@dataclass(frozen=True)
+class SpeakerPart:
+    """What a speaker says in a stream, and its translation."""
+
+    stream: int
+    speaker: str
+    source: NDArray[np.float32]
+    """float32 [T] at RATE Hz."""
+    spoken: NDArray[np.float32]
+    """float32 [T] at the codec's rate."""
+
+
+def speaker_parts(
+    streams: Sequence[Stream], rollouts: Sequence[Rollout], speech_decoder: CodecSpeechDecoder
+) -> tuple[list[SpeakerPart], list[float]]:
+    """The parts that have speech; and of each spoken turn in streams of several speakers, 1.0 if it translates several.
+
+    A stream of one speaker is a part.
+    """
+    parts, mixed = [], []
+    for index, (stream, rollout) in enumerate(zip(streams, rollouts, strict=True)):
+        waves, source = speech_decoder.by_segment(rollout), stream.audio.load(RATE)
+        speakers = sorted({u.speaker for u in stream.units if u.target})
+        if len(speakers) < 2:
+            whole = np.concatenate(waves)
+            speaker = str(stream.metadata.get("speaker", "")) or "".join(speakers)
+            parts += [SpeakerPart(index, speaker, source, whole)] if len(whole) else []
+            continue
+        owners = turn_speakers(stream, rollout)
+        mixed += [float(len(of_turn) > 1) for of_turn, wav in zip(owners, waves, strict=True) if len(wav)]
+        for speaker in speakers:
+            said = [wav for of_turn, wav in zip(owners, waves, strict=True) if of_turn == {speaker} and len(wav)]
+            own = [source[round(u.start * RATE) : round(u.end * RATE)] for u in stream.units if u.speaker == speaker]
+            if said:
+                parts.append(SpeakerPart(index, speaker, np.concatenate(own), np.concatenate(said)))
+    return parts, mixed
+
+
+def turn_speakers(stream: Stream, rollout: Rollout) -> list[set[str]]:
+    """Whose words each turn translates: its text is aligned with the units' translations (`soft_cuts`)."""
+    unit = latency_unit(stream.target_language)
+    units = [u for u in stream.units if u.target]
+    written = [text_units(segment.text, unit) for segment in rollout.segments]
+    words = [word for turn in written for word in turn]
+    pieces = chunks(range(len(words)), soft_cuts([text_units(u.target, unit) for u in units], words, unit))
+    speaker_of_word = [u.speaker for u, piece in zip(units, pieces, strict=True) for _ in piece]
+    ends = np.cumsum([len(turn) for turn in written])
+    return [set(speaker_of_word[end - len(turn) : end]) for end, turn in zip(ends, written, strict=True)]
+
+
+def own_voice_in_stream(
+    voices_ND: NDArray[np.float32], sources_ND: NDArray[np.float32], streams: Sequence[int]
+) -> dict[str, list[float]]:
+    """OwnVoiceInStream of each part with others in its stream: 1 where no other source is nearer than the own."""
+    cosines_NN = voices_ND @ sources_ND.T
+    values = []
+    for i, stream in enumerate(streams):
+        others = [cosines_NN[i, j] for j, other in enumerate(streams) if other == stream and j != i]
+        if others:
+            values.append(float(cosines_NN[i, i] >= max(others)))
+    return {"OwnVoiceInStream": values} if values else {}
+
+
 def own_voice(
     voices_ND: NDArray[np.float32], sources_ND: NDArray[np.float32], speakers: Sequence[str]
 ) -> dict[str, list[float]]:
-    """By stream, from embeddings of length 1 of N translations and of their sources:
+    """By part, from embeddings of length 1 of N translations and of their sources:
 
-    SourceSimilarity: cosine of the translation and its source. Of streams whose speaker has others, and where there are
+    SourceSimilarity: cosine of the translation and its source. Of parts whose speaker has others, and where there are
     several speakers: OwnSimilarity, the mean cosine with that speaker's other sources; OtherSimilarity, the same of the
     other speakers, as the mean over them; SimilarityDifference between the two; OwnVoice, 1 where no other speaker's
     mean is above the own.

@@ -17,11 +17,11 @@ Spanish.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 
 import numpy as np
 
@@ -101,37 +101,44 @@ def announcement_streams(
     seed: int = 0,
     augment: Augment | None = None,
     augmented: float = 1.0,
+    speakers: int = 1,
 ) -> list[Stream]:
-    """`count` random streams, each of one of the voices; stream i is determined by (seed, i).
+    """`count` random streams, each of `speakers` of the voices; stream i is determined by (seed, i).
+
+    Each of several speakers says an announcement, and then any of them the next one, until the stream is full.
 
     seconds: minimum and maximum duration; pauses: those after each announcement. held_out: the fraction of pairs in
     the split "test", the same for every seed, voice and length. augment: applied to the speech of each block, in a
     fraction `augmented` of the streams. An announcement is drawn from those whose words the voice has. Raises
-    ValueError for a voice without any.
+    ValueError for a voice without any, and for more speakers than voices.
     """
     _check_languages(source, target)
     shortest, _ = limits_in_samples(seconds, pauses)
     if not voices:
         raise ValueError("announcements: no voices; give one or more")
+    if not 1 <= speakers <= len(voices):
+        raise ValueError(f"announcements: {speakers} speakers a stream from {len(voices)} voices; give 1 to as many")
     drawable = [_drawable(voice, split, source, target, held_out) for voice in voices]
     streams = []
     for index in range(count):
         rng = np.random.default_rng([seed, index])
-        which = int(rng.integers(len(voices)))
-        voice, kinds = voices[which], drawable[which]
+        present = rng.permutation(len(voices))[:speakers] if speakers > 1 else [int(rng.integers(len(voices)))]
         goal = rng.uniform(*seconds)
         change = augment if augmented >= 1 or rng.random() < augmented else None
         pieces: list[Piece] = []
         length = 0.0
-        while True:
+        for turn in itertools.count():
+            which = present[turn if turn < speakers else int(rng.integers(speakers))]
+            voice, kinds = voices[which], drawable[which]
             kind = kinds[int(rng.integers(len(kinds)))]
             said = _pieces(kind[int(rng.integers(len(kind)))], voice, source, target, pauses, rng, change)
             length += sum(p.seconds for p in said)
             if pieces and length > goal:
                 break
             pieces += said
-        name = f"{source}-{target}/announcements/{split}/{voice.name}/{seed}/{index:04d}"
-        metadata = {"speaker": voice.name}
+        names = "+".join(voices[which].name for which in present)
+        name = f"{source}-{target}/announcements/{split}/{names}/{seed}/{index:04d}"
+        metadata = {"speaker": names} if speakers == 1 else {}
         streams.append(lay_out(name, pieces, source, target, rng, shortest, metadata))
     return streams
 
@@ -166,14 +173,14 @@ def announcements() -> tuple[tuple[Announcement, ...], ...]:
 def _numbers() -> Iterable[Announcement]:
     frames = [("", ""), ("", "queue-minutes"), ("", "queue-seconds"), ("", "digits/thousand"), ("vm-extension", "")]
     frames += [("vm-youhave", "queue-minutes"), ("vm-youhave", "queue-seconds")]
-    for tens, ones, (prefix, suffix) in product(range(20, 100, 10), range(2, 10), frames):
+    for tens, ones, (prefix, suffix) in itertools.product(range(20, 100, 10), range(2, 10), frames):
         before, after = (_same(key) for key in (prefix, suffix))
         yield Announcement((*before, *_number(tens + ones), *after), f"number {tens} {ones}")
 
 
 def _dates() -> Iterable[Announcement]:
     frames = ["", "digits/today", "digits/tomorrow", *(f"digits/day-{i}" for i in range(7))]
-    for day, month, prefix in product(range(2, 32), range(12), frames):
+    for day, month, prefix in itertools.product(range(2, 32), range(12), frames):
         if day == 10:  # not among the Spanish recordings
             continue
         spanish = tuple(key for block in _number(day) for key in block.es)
@@ -184,7 +191,7 @@ def _dates() -> Iterable[Announcement]:
 
 
 def _times() -> Iterable[Announcement]:
-    for hour, minutes, prefix in product(range(2, 13), (*range(11, 30), 30, 40, 50), ("", "digits/today")):
+    for hour, minutes, prefix in itertools.product(range(2, 13), (*range(11, 30), 30, 40, 50), ("", "digits/today")):
         if hour == 10:
             continue
         first, *others = _number(minutes)
@@ -251,6 +258,7 @@ def _pieces(
                 source=" ".join(words(source)[key] for key in block.keys(source)),
                 target=" ".join(words(target)[key] for key in block.keys(target)),
                 spoken=AudioClip(array=said, sample_rate=RATE),
+                speaker=voice.name,
             )
         )
     return pieces

@@ -208,6 +208,7 @@ class Piece:
     target: str
     spoken: AudioClip
     """A recording of the target, without silence around it."""
+    speaker: str = ""
 
     @property
     def seconds(self) -> float:
@@ -236,7 +237,7 @@ def lay_out(
         end = at + len(piece.wav)
         wav[at:end] += piece.wav
         seconds = clip_seconds(piece.spoken)
-        units.append(Unit(at / RATE, end / RATE, piece.target, piece.source, seconds, piece.spoken))
+        units.append(Unit(at / RATE, end / RATE, piece.target, piece.source, seconds, piece.spoken, piece.speaker))
         at = end + piece.pause
     return Stream(
         id=id,

@@ -9,8 +9,8 @@
 The format is detected from the content:
 
     ours      {"id", "audio", "source_language", "target_language", "units": [{"start", "end", "source"?, "target",
-              "target_seconds"?, "target_audio"?: {"path", "start"?, "duration"?}}], "start"?, "duration"?,
-              "sample_rate"?, "seconds"?, "metadata"?}; times in seconds
+              "target_seconds"?, "target_audio"?: {"path", "start"?, "duration"?}, "speaker"?}], "start"?,
+              "duration"?, "sample_rate"?, "seconds"?, "metadata"?}; times in seconds
     pairs     {"audio", "source", "target", "words"?: [{"word", "start", "end"}], "id"?, "start"?, "duration"?}; one
               sentence a row, as one unit or split into clauses (see `audiorl.simulst.clauses`)
     RealSI    {"vid", "duration", "segment": [{"utterance": [{"sub_start_time", "sub_end_time", "sub_src_text",
@@ -212,7 +212,8 @@ def _unit(unit: UnitColumns, root: Path) -> Unit:
     """Its spoken translation is not opened."""
     held = unit.target_audio
     clip = None if held is None else AudioClip(path=str(root / held.path), start=held.start, duration=held.duration)
-    return Unit(unit.start, unit.end, unit.target.strip(), (unit.source or "").strip(), unit.target_seconds, clip)
+    source, target, speaker = ((text or "").strip() for text in (unit.source, unit.target, unit.speaker))
+    return Unit(unit.start, unit.end, target, source, unit.target_seconds, clip, speaker)
 
 
 def _pair(columns: StreamColumns) -> tuple[Unit, ...] | Unit:
@@ -300,7 +301,7 @@ def _unit_row(unit: Unit, folder: Path) -> dict[str, Any]:
         row["target_audio"] = {"path": Path(os.path.relpath(str(said.path), folder)).as_posix()}
         if said.start or said.duration is not None:
             row["target_audio"] |= {"start": said.start, "duration": said.duration}
-    return row
+    return row | ({"speaker": unit.speaker} if unit.speaker else {})
 
 
 def _with_audio_file(unit: Unit, path: Path) -> Unit:

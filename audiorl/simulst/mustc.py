@@ -52,15 +52,15 @@ def _talk(
     target: list[str | FieldError],
     defaults: StreamDefaults,
 ) -> ParsedStream | BadRow:
-    units, speakers = [], []
+    units = []
     k = members[0]
     try:
         for k in members:
             segment = check(segments[k], MuSTCSegment)
             source_text, target_text = (_line(lines, k) for lines in (source, target))
             end = round(segment.offset + segment.duration, 6)
-            units.append(Unit(segment.offset, end, target_text, source_text))
-            speakers.append("" if segment.speaker_id is None else str(segment.speaker_id))
+            speaker = "" if segment.speaker_id is None else str(segment.speaker_id)
+            units.append(Unit(segment.offset, end, target_text, source_text, speaker=speaker))
         return ParsedStream(
             str(path),
             members[0] + 1,
@@ -71,7 +71,7 @@ def _talk(
             None,
             defaults.language(None, "source_language"),
             defaults.language(None, "target_language"),
-            {"speaker": speakers[0]} if speakers[0] else {},
+            {"speaker": units[0].speaker} if units[0].speaker else {},
             "duration",
         )
     except UnitError as error:

@@ -25,6 +25,8 @@ MIN_SECONDS = 0.1
 """Minimum duration of a stream and of its last chunk."""
 FRAME_SECONDS = 0.04
 """Duration of one audio token of Qwen2.5-Omni and Qwen2-Audio, the shortest possible chunk."""
+SPEAKER_MARK = ">>"
+"""Stands where another speaker begins, as in closed captions."""
 _TOLERANCE = 1e-6
 
 
@@ -32,7 +34,8 @@ _TOLERANCE = 1e-6
 class Unit:
     """A part of the source speech, from `start` to `end` seconds in the stream, and its translation `target`.
 
-    `target_seconds`: duration of the spoken translation, None if unknown. `target_audio`: a recording of it.
+    `target_seconds`: duration of the spoken translation, None if unknown. `target_audio`: a recording of it. `speaker`:
+    who says it, "" where the stream's speakers are not told apart.
     """
 
     start: float
@@ -41,6 +44,7 @@ class Unit:
     source: str = ""
     target_seconds: float | None = None
     target_audio: AudioClip | None = None
+    speaker: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +198,20 @@ def phrase_lags(stream: Stream, chunks: ChunkConfig = ChunkConfig(), pause: floa
             last = k
         lags[k] = ready[last] - ready[k]
     return lags
+
+
+def with_speaker_marks(stream: Stream) -> Stream:
+    """The stream with SPEAKER_MARK before the translation of each unit whose speaker is not that of the one before.
+
+    The first speaker has no mark. A unit without translation passes its mark on to the next one of its speaker.
+    """
+    units, before = [], ""
+    for unit in stream.units:
+        changed = bool(unit.target and before and unit.speaker and unit.speaker != before)
+        if unit.target:
+            before = unit.speaker or before
+        units.append(replace(unit, target=f"{SPEAKER_MARK} {unit.target}") if changed else unit)
+    return replace(stream, units=tuple(units))
 
 
 def interpretation_sample(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> Sample:

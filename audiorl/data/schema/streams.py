@@ -24,6 +24,7 @@ class UnitColumns(Struct):
     source: AnyText | None = None
     target_seconds: Seconds | None = None
     target_audio: TargetAudio | None = None
+    speaker: AnyText | None = None
 
 
 class WordColumns(Struct):

@@ -11,7 +11,14 @@ import pytest
 
 from audiorl.audio import AudioClip
 from audiorl.evaluation.judging import Judges
-from audiorl.evaluation.spoken_streams import durations, measure_spoken, own_voice, transcript_quality
+from audiorl.evaluation.spoken_streams import (
+    durations,
+    measure_spoken,
+    own_voice,
+    speaker_parts,
+    transcript_quality,
+    turn_speakers,
+)
 from audiorl.simulst.streams import Stream, Unit, interpretation_sample
 from audiorl.types import Rollout
 from tests.support.step_codec import DECODER, said
@@ -93,3 +100,38 @@ def test_voices_are_compared_with_other_streams_of_the_speaker() -> None:
 def test_a_turn_without_reference_or_speech_has_no_duration() -> None:
     without = replace(STREAMS[0], units=(replace(STREAMS[0].units[0], target_seconds=None),))
     assert durations([spoken(without, 1, 10)], DECODER) == {}
+
+
+def test_in_a_stream_of_two_speakers_each_is_to_have_the_own_voice() -> None:
+    """ "low" is translated after the first and third second, "high" after the second, both after the fourth."""
+    levels = {"low": 0.1, "high": 0.2}
+    order, words = ("low", "high", "low", "high", "low"), ("one", "two", "three", "four", "five")
+    units = tuple(
+        Unit(k, k + 0.9, word, "x", 1.0, None, who) for k, (word, who) in enumerate(zip(words, order, strict=True))
+    )
+    level = np.repeat([levels[who] for who in order], 16_000).astype(np.float32)
+    source = Stream("talk", AudioClip(array=level, sample_rate=16_000), 5.0, units, "es", "en")
+    texts, codes = ("one", "two", "three", "four five"), (1, 1, 1, 2)
+    turns = tuple(
+        replace(said(t, *[code] * 10), text=text) for t, (text, code) in enumerate(zip(texts, codes, strict=True), 1)
+    )
+    rollout = Rollout(
+        interpretation_sample(source), (*turns, *[said(5.0)] * (len(interpretation_sample(source).turns) - 4)), "g"
+    )
+    assert turn_speakers(source, rollout) == [
+        {"low"},
+        {"high"},
+        {"low"},
+        {"low", "high"},
+        *[set()] * (len(rollout.segments) - 4),
+    ]
+    parts, mixed = speaker_parts([source], [rollout], DECODER)
+    assert mixed == [0, 0, 0, 1]
+    assert [(p.speaker, len(p.spoken), p.source.max()) for p in parts] == [
+        ("high", 100, np.float32(0.2)),
+        ("low", 200, np.float32(0.1)),
+    ]
+    scores, _ = measure_spoken([source], [rollout], DECODER, Judges(encoder=Listener()))  # type: ignore[arg-type]
+    assert scores["OwnVoiceInStream"] == 0.5 and scores["MixedTurns"] == 0.25  # the turn of "high" is in the low voice
+    silent = Rollout(rollout.sample, (said(1.0),), "g")
+    assert speaker_parts([source], [silent], DECODER) == ([], []) and turn_speakers(source, silent) == [set()]

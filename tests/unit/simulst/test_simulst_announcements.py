@@ -130,3 +130,18 @@ def test_what_cannot_be_said(known: list[Voice]) -> None:
         announcement_streams("train", [mute])
     with pytest.raises(ValueError, match="seconds must be"):
         announcement_streams("train", known, seconds=(3.0, 2.0))
+
+
+def test_speakers_take_turns_and_each_is_translated_in_the_own_voice(known: list[Voice]) -> None:
+    low = Voice(
+        "low", {k: 0.1 * w for k, w in known[0].source.items()}, {k: 0.1 * w for k, w in known[0].target.items()}
+    )
+    high = Voice("high", known[0].source, known[0].target)
+    streams = announcement_streams("train", [low, high, known[0]], count=12, seconds=(8, 14), speakers=2)
+    assert {len({u.speaker for u in s.units}) for s in streams} == {2} and not any(s.metadata for s in streams)
+    assert len({frozenset(u.speaker for u in s.units) for s in streams}) == 3
+    for unit in (u for s in streams for u in s.units):
+        assert unit.target_audio is not None
+        assert (np.abs(unit.target_audio.load(RATE)).max() < 0.11) == (unit.speaker == "low")
+    with pytest.raises(ValueError, match="2 speakers a stream from 1 voices; give 1 to as many"):
+        announcement_streams("train", known, speakers=2)

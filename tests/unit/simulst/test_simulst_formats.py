@@ -56,6 +56,17 @@ def test_a_row(folder: Path) -> None:
     assert loaded.summary().endswith("s.jsonl: 1 sample")
 
 
+def test_speakers_of_units(folder: Path) -> None:
+    units = [{"start": k, "end": k + 1, "target": "espere", "speaker": name} for k, name in enumerate(("ann", "bo"))]
+    streams = read_streams(lines(folder / "s.jsonl", row(units=units))).samples
+    written = write_streams(folder / "out", streams)
+    assert [[u.speaker for u in s.units] for s in (*written, *read_streams(folder / "out").samples)] == [
+        ["ann", "bo"]
+    ] * 2
+    with pytest.raises(ValueError, match=r"units\[0\]\.speaker"):
+        read_streams(lines(folder / "bad.jsonl", row(units=[units[0] | {"speaker": 7}])))
+
+
 def test_a_part_of_a_file(folder: Path) -> None:
     (stream,) = read_streams(lines(folder / "s.jsonl", row(start=1.0, duration=2.0))).samples
     assert stream.seconds == 2.0 and (stream.audio.start, stream.audio.duration) == (1.0, 2.0)
@@ -463,8 +474,8 @@ def test_talks_of_mustc(mustc: Path) -> None:
     first, second = read_mustc(mustc).samples
     assert (first.id, first.seconds, first.metadata) == ("ted_1", 5.0, {"speaker": "spk.767"})
     assert first.units == (
-        Unit(0.5, 1.75, "En Nueva York,", "Back in New York,"),
-        Unit(1.75, 3.75, "construyo.", "I build."),
+        Unit(0.5, 1.75, "En Nueva York,", "Back in New York,", speaker="spk.767"),
+        Unit(1.75, 3.75, "construyo.", "I build.", speaker="spk.767"),
     )
     assert second.audio.path == str(mustc.parent.parent / "wav/ted_2.wav") and second.reference == "Hola."
     assert [s.id for s in read_mustc(mustc.parent).samples] == ["ted_1", "ted_2"]

@@ -27,6 +27,7 @@ from audiorl.simulst.streams import (
     split_stream,
     stream_from_clip,
     turns,
+    with_speaker_marks,
 )
 from audiorl.types import Turn
 
@@ -352,3 +353,11 @@ def test_pieces_hold_every_unit_once(drawn: tuple[Stream, ChunkConfig, tuple[int
     pieces = split_stream(talk, float(most))
     assert [u.source for p in pieces for u in p.units] == [u.source for u in talk.units]
     assert all(p.seconds <= max(most, *(u.end - u.start for u in p.units), 0) + 1e-6 for p in pieces if p.units)
+
+
+def test_another_speaker_is_marked_where_the_translation_begins() -> None:
+    said = [("a", "one"), ("a", "two"), ("b", ""), ("b", "three"), ("", "four"), ("b", "five"), ("a", "six")]
+    units = tuple(Unit(k, k + 0.5, text, speaker=speaker) for k, (speaker, text) in enumerate(said))
+    marked = with_speaker_marks(Stream("s", AudioClip(path="s.wav"), 7.0, units, "es", "en"))
+    assert marked.reference == "one two >> three four five >> six"
+    assert [u.speaker for u in marked.units] == [u.speaker for u in units]
