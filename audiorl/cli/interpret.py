@@ -63,8 +63,8 @@ class Interpret:
 
 
 def run_interpret(options: Interpret) -> int:
-    """Interpret to the end, or to Ctrl-C. Returns the exit code: 0, 130 after Ctrl-C in a recording, 141 for a closed
-    pipe.
+    """Interpret to the end, or to Ctrl-C: the chunk is finished, a second one stops at once. Returns the exit code: 0,
+    130 after Ctrl-C in a recording, 141 for a closed pipe.
 
     Raises ValueError for options that do not go together and for a recording that cannot be read.
     """
@@ -90,6 +90,7 @@ def _interpret(options: Interpret, write_raw: Write | None) -> int:
     from audiorl.evaluation.speech_generation import load_with_codec
     from audiorl.rollout.speech_decoder import CodecSpeechDecoder
     from audiorl.run.folder import checkpoint_of
+    from audiorl.run.stop_request import StopRequest
     from audiorl.simulst.live import Interpreter
     from audiorl.simulst.streams import ChunkConfig
 
@@ -105,19 +106,19 @@ def _interpret(options: Interpret, write_raw: Write | None) -> int:
         options.sampling,
         history=options.history,
     )
-    stopped = 0
+    stop = StopRequest()
     with wav_file(options.out, decoder.sample_rate) if decoder and options.out else nullcontext(None) as write_file:
         output = _Output(decoder, write_raw, write_file)
-        try:
+        with stop.awaited():
             for samples in _samples(options):
                 interpreter.observe(samples)
                 output.show(interpreter.segments)
-        except KeyboardInterrupt:
-            stopped = 0 if options.mic else STOPPED
-        interpreter.finish()
-        output.show(interpreter.segments)
+                if stop.received:
+                    break
+            interpreter.finish()
+            output.show(interpreter.segments)
     output.end()
-    return stopped
+    return STOPPED if stop.received and not options.mic else 0
 
 
 def _samples(options: Interpret) -> Iterator[Any]:

@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import platform
 import shutil
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -48,6 +46,7 @@ from audiorl.run.lock import locked
 from audiorl.run.metrics_log import MetricsLog, truncate_from
 from audiorl.run.pieces import TrainerState
 from audiorl.run.records import RunConfig, RunState, TrainerMeta, read_record
+from audiorl.run.stop_request import StopRequest
 from audiorl.types import Rollout, SpeechDecoder
 
 if TYPE_CHECKING:
@@ -121,7 +120,8 @@ class Run:
     def __init__(self, folder: Path, keep_checkpoints: int = 2):
         self.dir = folder
         self.keep_checkpoints = keep_checkpoints
-        self._closed = self._stop = False
+        self._closed = False
+        self._stop = StopRequest()
         self._saving: _Saving | None = None
         self._trackers: tuple[Tracker, ...] = ()
         with ExitStack() as opened:
@@ -307,23 +307,13 @@ class Run:
 
     @property
     def asked_to_stop(self) -> bool:
-        return self._stop
+        return self._stop.received
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
         """The first SIGINT or SIGTERM lets the current step end and saves; the second one stops at once."""
-
-        def handler(signum: int, frame: FrameType | None) -> None:
-            if self._stop:
-                raise KeyboardInterrupt
-            self._stop = True
-
-        before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with self._stop.awaited():
             yield
-        finally:
-            for s, previous in before.items():
-                signal.signal(s, previous)
 
     # -- what is written -------------------------------------------------------------------------------------------
 

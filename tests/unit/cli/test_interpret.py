@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -98,11 +99,30 @@ def test_the_microphone_until_it_is_stopped(
 
     def blocks() -> Iterator[np.ndarray]:
         yield from np.split(wav, [100, 20_000, 21_000, 50_000])
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+        yield np.zeros(0, np.float32)
+        raise AssertionError("went on after Ctrl-C")
 
     monkeypatch.setattr("audiorl.cli.microphone.listen", blocks)
     assert main(["interpret", str(folder / "text"), "--mic", *LANGUAGES, *SHORT]) == 0
     assert capsys.readouterr().out.splitlines() == lines(interpreted(folder, "text"))
+
+
+def test_ctrl_c_while_a_turn_is_written_lets_it_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    observe = Interpreter.observe
+
+    def interrupted(self: Interpreter, samples: np.ndarray) -> str:
+        if len(self.segments) == 1:
+            signal.raise_signal(signal.SIGINT)
+        return observe(self, samples)
+
+    monkeypatch.setattr(Interpreter, "observe", interrupted)
+    assert main(["interpret", str(folder / "text"), str(folder / "talk.wav"), *LANGUAGES, *SHORT]) == 130
+    monkeypatch.undo()
+    whole = interpreted(folder, "text")
+    assert capsys.readouterr().out.splitlines() == [x for x in lines(whole) if float(x.split()[0]) <= 2 * 0.96]
 
 
 def test_a_microphone_of_sounddevice(monkeypatch: pytest.MonkeyPatch) -> None:
