@@ -74,8 +74,14 @@ class StreamOptions:
 def streams_of(options: StreamOptions) -> Prompts | Announcements:
     if options.texts == "announcements":
         return Announcements(options)
-    if options.speakers or options.speakers_per_stream != 1 or options.speaker_marks:
-        raise ValueError("--speakers, --speakers-per-stream and --speaker-marks: need --texts announcements")
+    of_announcements = {
+        f"--speakers {options.speakers}": options.speakers != "",
+        f"--speakers-per-stream {options.speakers_per_stream}": options.speakers_per_stream != 1,
+        "--speaker-marks": options.speaker_marks,
+    }
+    for option, given in of_announcements.items():
+        if given:
+            raise ValueError(f"{option}: needs --texts announcements")
     return Prompts(options)
 
 

@@ -117,7 +117,9 @@ def announcement_streams(
     if not voices:
         raise ValueError("announcements: no voices; give one or more")
     if not 1 <= speakers <= len(voices):
-        raise ValueError(f"announcements: {speakers} speakers a stream from {len(voices)} voices; give 1 to as many")
+        raise ValueError(
+            f"announcements: {speakers} speakers a stream, but {len(voices)} voices; give 1 to {len(voices)}"
+        )
     drawable = [_drawable(voice, split, source, target, held_out) for voice in voices]
     streams = []
     for index in range(count):

@@ -17,6 +17,7 @@ import torch
 
 import tokenizers_audio
 from audiorl.cli import main
+from audiorl.data.corpus import bundled_speech, corpus
 from audiorl.data.rollout_rows import read_rollouts
 from audiorl.models import load_policy
 from audiorl.recipes._simul_streams import Prompts
@@ -28,6 +29,7 @@ from audiorl.run.metrics_log import read_metrics
 from audiorl.simulst.bundled import bundled_streams
 from audiorl.simulst.formats import read_streams, write_streams
 from audiorl.simulst.logs import read_log
+from audiorl.simulst.streams import SPEAKER_MARK
 from recipes import simul_quickstart as quickstart_recipe
 from tests.support.unified_codec import tiny as tiny_codec
 
@@ -121,6 +123,8 @@ def test_an_unseen_speaker_with_few_held_out_prompts_says_all(capsys: pytest.Cap
         (("--target", "ru"), "no recordings in 'ru', only en, es, fr"),
         (("--texts", "announcements", "--source", "fr"), "announcements are composed in en and es, not in 'fr'"),
         (("--speakers", "unseen_speakers"), "--speakers unseen_speakers: needs --texts announcements"),
+        (("--speaker-marks",), "--speaker-marks: needs --texts announcements"),
+        (("--texts", "announcements", "--speakers-per-stream", "2"), "2 speakers a stream, but 1 voices; give 1 to 1"),
     ],
 )
 def test_quickstart_without_recordings_to_measure(
@@ -213,6 +217,22 @@ def test_nobody_says_the_measured_announcements_in_training(tmp_path: Path) -> N
     assert not (dates["robots"] | dates["train"]) & (dates["test"] | dates["unseen"])
     evals = json.loads((run / "eval.json").read_text())
     assert {"on time", "before", "after stage1", "unseen_before", "unseen_after stage1"} <= set(evals)
+
+
+def test_two_speakers_take_turns_in_a_stream(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    with open(folder / "manifest.jsonl", "w") as manifest:
+        for u in (*bundled_speech(("es",)), *corpus("unseen_speakers", ("es",))):
+            columns = ("id", "key", "language", "text", "duration", "speaker", "licence")
+            row = {name: getattr(u, name) for name in columns} | {"audio": os.path.relpath(u.clip.path, folder)}
+            manifest.write(json.dumps(row) + "\n")
+    options = ("--texts", "announcements", "--speakers", str(folder), "--speakers-per-stream", "2")
+    none = ("--speaker-marks", "--robot-streams", "0", "--stages", "--ks")
+    run = train("simul_quickstart", tmp_path / "run", "--source", "es", "--target", "en", *options, *none)
+    for stream in read_streams(run / "streams" / "train").samples:
+        assert {u.speaker for u in stream.units} == {"Allison Smith", "July E. Jiménez"}
+        assert f" {SPEAKER_MARK} " in stream.reference and not stream.reference.startswith(SPEAKER_MARK)
 
 
 @pytest.fixture(scope="module")

@@ -143,5 +143,5 @@ def test_speakers_take_turns_and_each_is_translated_in_the_own_voice(known: list
     for unit in (u for s in streams for u in s.units):
         assert unit.target_audio is not None
         assert (np.abs(unit.target_audio.load(RATE)).max() < 0.11) == (unit.speaker == "low")
-    with pytest.raises(ValueError, match="2 speakers a stream from 1 voices; give 1 to as many"):
+    with pytest.raises(ValueError, match="2 speakers a stream, but 1 voices; give 1 to 1"):
         announcement_streams("train", known, speakers=2)
