@@ -105,7 +105,8 @@ def announcement_streams(
 ) -> list[Stream]:
     """`count` random streams, each of `speakers` of the voices; stream i is determined by (seed, i).
 
-    Each of several speakers says an announcement, and then any of them the next one, until the stream is full.
+    Each of several speakers says an announcement, and then any of them the next one, until the stream is full: one of
+    8 s or more has room for two.
 
     seconds: minimum and maximum duration; pauses: those after each announcement. held_out: the fraction of pairs in
     the split "test", the same for every seed, voice and length. augment: applied to the speech of each block, in a

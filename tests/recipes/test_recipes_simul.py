@@ -228,7 +228,7 @@ def test_two_speakers_take_turns_in_a_stream(tmp_path: Path) -> None:
             row = {name: getattr(u, name) for name in columns} | {"audio": os.path.relpath(u.clip.path, folder)}
             manifest.write(json.dumps(row) + "\n")
     options = ("--texts", "announcements", "--speakers", str(folder), "--speakers-per-stream", "2")
-    none = ("--speaker-marks", "--robot-streams", "0", "--stages", "--ks")
+    none = ("--speaker-marks", "--seconds", "8", "14", "--robot-streams", "0", "--stages", "--ks")
     run = train("simul_quickstart", tmp_path / "run", "--source", "es", "--target", "en", *options, *none)
     for stream in read_streams(run / "streams" / "train").samples:
         assert {u.speaker for u in stream.units} == {"Allison Smith", "July E. Jiménez"}
