@@ -157,7 +157,7 @@ def named_models(given: Sequence[str]) -> dict[str, str]:
         steps = sorted(Path(path).glob("checkpoints/*/step_*"), key=lambda step: (step.stat().st_mtime, step.name))
         if (Path(path) / "checkpoints").is_dir() and not steps:
             raise ValueError(f"{path}: a run without checkpoints; train it, or name a model folder")
-        for model in map(str, steps or [path]):
+        for model in map(str, steps) if steps else [path]:
             label = _label(model) if steps else name or _label(model)
             label = f"{name} {label}" if steps and name else label
             if label in named:

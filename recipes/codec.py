@@ -153,8 +153,8 @@ def read(config: Config) -> tuple[Recordings, list[AudioClip], list[str]]:
         raise ValueError(f"{len(recordings.clips)} recordings, of which {count} are to be held out")
     held_out = _spread(range(len(recordings.clips)), count)
     train = sorted(set(range(len(recordings.clips))) - set(held_out))
-    clips, lengths = (tuple(values[i] for i in train) for values in (recordings.clips, recordings.lengths))
-    return replace(recordings, clips=clips, lengths=lengths), [recordings.clips[i] for i in held_out], []
+    clips, lengths = (recordings.clips[i] for i in train), (recordings.lengths[i] for i in train)
+    return replace(recordings, clips=tuple(clips), lengths=tuple(lengths)), [recordings.clips[i] for i in held_out], []
 
 
 def _recordings(paths: Sequence[str], config: Config) -> Recordings:

@@ -167,12 +167,12 @@ def rewarded(config: Config, run: Run) -> WeightedSum:
     """Accuracy and format, 2 to 1, and the reward of thoughts. The judge of thoughts is the supervised start."""
     terms = [Term("accuracy", AnswerAccuracy(), 2.0), Term("format", ThinkFormat() if config.think else AnswerFormat())]
     if config.think and config.thought_weight:
-        judge = {"path": str(run.checkpoint("sft")), "device": config.model.device}
+        start, device = str(run.checkpoint("sft")), config.model.device
         thought: Reward = ThinkTranscript(config.thought_words)
         if config.thought_reward == "grounding":
-            thought = ThoughtGrounding(**judge)
+            thought = ThoughtGrounding(start, device=device)
         elif config.thought_reward == "consistency":
-            thought = ThoughtConsistency(**judge, view="silence")
+            thought = ThoughtConsistency(start, device=device, view="silence")
         terms.append(Term("thought", thought, config.thought_weight))
     return WeightedSum(tuple(terms))
 

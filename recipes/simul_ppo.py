@@ -124,7 +124,7 @@ def main(config: Config, run: Run) -> None:
     policy = policy_from(config)
     speech_decoder = with_voice(policy, config.codec, config.seed) if config.codec else None
     frame_rate = speech_decoder.codec.frame_rate if speech_decoder else None
-    single, both = (config.rewarded(reward) for reward in config.rewards.of_stages(frame_rate))
+    single, both = map(config.rewarded, config.rewards.of_stages(frame_rate))
     measure = partial(
         measure_streams,
         run,

@@ -12,6 +12,9 @@ together, with as many rollouts a step, or supervised for as much CPU time:
   stage1    PPO with the rewards of single turns
   stage2    PPO with those and the latency and quality of the whole stream
   hpo       HPO's objective (arXiv 2604.21045): quality and hinged promptness, each normalised in a group of 8 rollouts
+  kl-0.1, kl-0.25, kl-0.5
+            both stages with the adaptive KL coefficient at this target
+  kl-fixed  both stages with the KL coefficient that the run starts from
   sft       supervised training with the lag of the start
   on-time   supervised training without lag
 
@@ -30,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -45,7 +48,7 @@ from audiorl.evaluation.streams import laal_counts, measure_streams
 from audiorl.metrics.corpus import Estimate, Score, estimate, ratio
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.recipe.loader import parse_config
-from audiorl.recipe.stages import Stage, train_stages
+from audiorl.recipe.stages import Name, Stage, train_stages
 from audiorl.report.figures import draw_tradeoff
 from audiorl.report.summary import Point
 from audiorl.report.theme import LIGHT
@@ -77,27 +80,35 @@ Config = simul_quickstart.Config
 def reinforce(
     arm: str, policy: AudioPolicy, run: Run, start: RunState, config: Config, streams: Sequence[Stream]
 ) -> None:
-    """As many steps of one stage as the run has in both."""
-    single, both = config.rewards.of_stages()
-    reward, training = {
-        "stage1": (single, config.stage1),
-        "stage2": (both, config.stage2),
-        "hpo": (replace(config.rewards, hpo=True).of_stages()[1], in_groups(config.stage2)),
-    }[arm]
-    steps = config.stage1.steps + config.stage2.steps
-    name: Literal["stage1", "stage2"] = "stage1" if arm == "stage1" else "stage2"
     train_stages(
         policy,
         streams,
         [],
         run,
-        [Stage(name, reward, replace(training, steps=steps, eval_every=0), AFTER)],
+        stages_of(arm, config),
         chunks=config.chunks,
         optim=config.optim,
         sampling=config.sampling,
         measure=lambda name: None,
         seed=config.seed,
     )
+
+
+def stages_of(arm: str, config: Config) -> list[Stage]:
+    """Both stages of the run with another KL, or one stage with the steps of both."""
+    single, both = config.rewards.of_stages()
+    if arm in KL:
+        stages = [("stage1", single, KL[arm](config.stage1)), ("stage2", both, KL[arm](config.stage2))]
+    else:
+        name, reward, training = {
+            "stage1": ("stage1", single, config.stage1),
+            "stage2": ("stage2", both, config.stage2),
+            "hpo": ("stage2", replace(config.rewards, hpo=True).of_stages()[1], in_groups(config.stage2)),
+        }[arm]
+        stages = [(name, reward, replace(training, steps=config.stage1.steps + config.stage2.steps))]
+    return [
+        Stage(cast(Name, name), reward, replace(training, eval_every=0), AFTER) for name, reward, training in stages
+    ]
 
 
 def in_groups(ppo: RLConfig) -> RLConfig:
@@ -122,10 +133,20 @@ def supervise(
     sft(policy, examples, run, config=replace(config.sft, steps=steps), optim=optim, seed=config.seed)
 
 
+def kl_target(target: float, ppo: RLConfig) -> RLConfig:
+    return replace(ppo, kl_control="log-space", kl_target=target)
+
+
+KL: dict[str, Callable[[RLConfig], RLConfig]] = {
+    **{f"kl-{target:g}": partial(kl_target, target) for target in (0.1, 0.25, 0.5)},
+    "kl-fixed": lambda ppo: replace(ppo, kl_control="fixed"),
+}
+
 ARMS: dict[str, Callable[[str, AudioPolicy, Run, RunState, Config, Sequence[Stream]], None]] = {
     "stage1": reinforce,
     "stage2": reinforce,
     "hpo": reinforce,
+    **dict.fromkeys(KL, reinforce),
     "sft": supervise,
     "on-time": supervise,
 }
@@ -134,6 +155,7 @@ LABELS = {
     "stage1": "single turns alone",
     "stage2": "whole stream alone",
     "hpo": "HPO",
+    **{arm: f"KL {arm.removeprefix('kl-')}" for arm in KL},
     "sft": "more SFT",
     "on-time": "SFT on time",
 }
@@ -237,7 +259,7 @@ def draw(rows: Mapping[str, Mapping[str, Row]], png: Path) -> None:
         points = [
             Point(arm, row.values["laal"], row.values["word_f1"])
             for arm, row in arms.items()
-            if not arm.endswith("alone")
+            if not arm.endswith("alone") and not arm.startswith("KL")
         ]
         ax.set_title({"test": "known speakers", UNSEEN: "unseen speakers"}[title], color=LIGHT.ink, size=11, pad=16)
         draw_tradeoff(ax, points, LIGHT, "word F1")

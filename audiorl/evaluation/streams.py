@@ -32,7 +32,7 @@ from audiorl.metrics.latency import laal, latency_unit, reference_length
 from audiorl.metrics.longform import ReferenceSegment
 from audiorl.models import AudioPolicy
 from audiorl.rewards.check import score_rollouts
-from audiorl.rewards.similarity import sentence_chrf
+from audiorl.rewards.similarity import Metric, sentence_chrf
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
@@ -197,7 +197,7 @@ def measure_streams(
     reward: Reward,
     schedule: Schedule | None = None,
     speech_decoder: CodecSpeechDecoder | None = None,
-    optimised: Quality = "chrf",
+    optimised: Quality | Metric = "chrf",
     baseline: str = "before",
 ) -> dict[str, Any]:
     """Measure once, as a phase of the run: eval/NAME.jsonl, a SimulEval log in eval/NAME/, an entry in eval.json.
@@ -234,7 +234,7 @@ def measure_streams(
 
 
 def outside_quality(
-    folder: Path, name: str, streams: Sequence[Stream], optimised: Quality, baseline: str = "before"
+    folder: Path, name: str, streams: Sequence[Stream], optimised: Quality | Metric, baseline: str = "before"
 ) -> dict[str, Any]:
     """`outside`, the intervals of the qualities that no reward asks, and `changes` of all and of `laal` (s) since the
     `baseline`, each with its paired interval.

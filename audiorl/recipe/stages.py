@@ -91,7 +91,7 @@ def train_stages(
     chunks: ChunkConfig,
     optim: OptimConfig,
     sampling: SamplingConfig,
-    measure: Callable[[str], None],
+    measure: Callable[[str], object],
     seed: int = 0,
     supervised: Sequence[Example] = (),
     speech_decoder: SpeechDecoder | None = None,

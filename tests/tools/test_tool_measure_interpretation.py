@@ -28,7 +28,7 @@ def test_an_arm_is_trained_once_and_measured_on_strangers(tmp_path: Path) -> Non
     assert main(["train", "simul-quickstart", *SMALL, "--out", run]) == 0
     first = measure(run, "--out", str(out), "--arms", "hpo")
     assert first.returncode == 0, first.stderr
-    second = measure(run, "--out", str(out), "--arms", "hpo", "on-time", "wait-2")
+    second = measure(run, "--out", str(out), "--arms", "hpo", "kl-fixed", "on-time", "wait-2")
     assert second.returncode == 0, second.stderr
     assert "stage2 1/4" in first.stdout and "stage2 1/4" not in second.stdout and "sft 1/" in second.stdout
     known, unseen = (out / "table.md").read_text().split("## ")[1:]
@@ -39,7 +39,7 @@ def test_an_arm_is_trained_once_and_measured_on_strangers(tmp_path: Path) -> Non
         assert rows == [
             *(
                 f"{arm}, 1 runs"
-                for arm in ("before", "on time", "after stage1", "after", "HPO", "SFT on time", "wait-2")
+                for arm in ("before", "on time", "after stage1", "after", "HPO", "SFT on time", "KL fixed", "wait-2")
             )
         ]
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
