@@ -118,7 +118,7 @@ def speaker_parts(
         speakers = sorted({u.speaker for u in stream.units if u.target})
         if len(speakers) < 2:
             whole = np.concatenate(waves)
-            speaker = str(stream.metadata.get("speaker", "")) or "".join(speakers)
+            speaker = str(stream.metadata.get("speaker", "")) or next(iter(speakers), "")
             parts += [SpeakerPart(index, speaker, source, whole)] if len(whole) else []
             continue
         owners = turn_speakers(stream, rollout)
