@@ -39,7 +39,7 @@ def test_an_arm_is_trained_once_and_measured_on_strangers(tmp_path: Path) -> Non
         assert rows == [
             *(
                 f"{arm}, 1 runs"
-                for arm in ("before", "on time", "after stage1", "after", "HPO", "SFT on time", "KL fixed", "wait-2")
+                for arm in ("before", "on time", "after stage1", "after", "HPO", "KL fixed", "SFT on time", "wait-2")
             )
         ]
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
