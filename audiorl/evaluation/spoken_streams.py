@@ -117,9 +117,9 @@ def speaker_parts(
         waves, source = speech_decoder.by_segment(rollout), stream.audio.load(RATE)
         speakers = sorted({u.speaker for u in stream.units if u.target})
         if len(speakers) < 2:
-            whole = np.concatenate(waves)
+            whole = speech_decoder.waveform(rollout)
             speaker = str(stream.metadata.get("speaker", "")) or next(iter(speakers), "")
-            parts += [SpeakerPart(index, speaker, source, whole)] if len(whole) else []
+            parts += [] if whole is None else [SpeakerPart(index, speaker, source, whole)]
             continue
         owners = turn_speakers(stream, rollout)
         mixed += [float(len(of_turn) > 1) for of_turn, wav in zip(owners, waves, strict=True) if len(wav)]

@@ -20,10 +20,10 @@ class Steps:
         return codes[:, 0].repeat_interleave(10, 1).float() / 10
 
 
-def said(heard: float, *frames: int) -> Segment:
-    """A turn after `heard` seconds that said these codes, or nothing."""
+def said(seconds: float, *frames: int) -> Segment:
+    """A turn after `seconds` of the source that said these codes, or nothing."""
     if not frames:
-        return Segment(torch.zeros(1).long(), torch.tensor([7]), torch.zeros(1), source_time=heard, emit_time=heard)
+        return Segment(torch.zeros(1).long(), torch.tensor([7]), torch.zeros(1), source_time=seconds, emit_time=seconds)
     rows = LAYOUT.rows(torch.tensor([frames, frames]))
     return Segment(
         torch.zeros(1).long(),
@@ -32,8 +32,8 @@ def said(heard: float, *frames: int) -> Segment:
         "hola",
         codes=rows.codes,
         code_mask=rows.code_mask,
-        source_time=heard,
-        emit_time=heard,
+        source_time=seconds,
+        emit_time=seconds,
     )
 
 
