@@ -1,6 +1,6 @@
 """What a training step of align-speech costs in each phase: processor seconds on 32 bundled recordings.
 
-    OMP_NUM_THREADS=1 python bench/align.py grafted --attention eager
+    OMP_NUM_THREADS=1 python bench/align.py grafted
 
 `grafted` is a folder that `audiorl graft` wrote. Forward passes run in bfloat16.
 """
@@ -27,7 +27,6 @@ BATCH, WARM, TIMED = 32, 1, 2
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a folder that audiorl graft wrote")
-    parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa")
     args = parser.parse_args()
     torch.set_num_threads(1)
     samples = bundled_transcripts(max_seconds=5.0)[:: 1120 // BATCH][:BATCH]
@@ -37,10 +36,10 @@ def main() -> None:
     for phase in ("ctc", "encoder", "sft"):
         lora = LoraConfig(rank=16 if phase == "sft" else 0)
         audio = {"ctc": "projector", "encoder": "full", "sft": "frozen"}[phase]
-        config = ModelConfig(audio=audio, autocast=True, attention=args.attention, lora=lora)  # type: ignore[arg-type]
+        config = ModelConfig(audio=audio, autocast=True, lora=lora)  # type: ignore[arg-type]
         policy = load_policy(args.model, config)
         if phase == "sft":
-            worker: CTCWorker | SFTWorker = SFTWorker(policy, SFTConfig(micro_batch_tokens=600), optim)
+            worker: CTCWorker | SFTWorker = SFTWorker(policy, SFTConfig(), optim)
         else:
             examples = fitting(policy, examples, "skip")
             model = CTCModel(policy, [i for e in examples for i in target_ids(policy, e)])

@@ -3,9 +3,11 @@
     audiorl data build corpus && audiorl data build-qa qa --speech corpus
     python tools/measure_audio_qa.py --qa qa --out runs/audio-qa             # continues where it stopped
     python tools/measure_audio_qa.py --qa qa --out runs/try --quick          # minutes: every part once
+    python tools/measure_audio_qa.py --qa qa --out runs/smol --path aligned --steps 150 80 80   # from another model
 
-The start is the quickstart's model with new weights behind Whisper's encoder. The training questions are halved. Three
-forms of the task are learned from the first half by SFT:
+The start is the quickstart's model with new weights behind Whisper's encoder, or with `--path` a model that understands
+speech already, such as one of `align-speech`: it gets adapters, and computes in bfloat16. The training questions are
+halved. Three forms of the task are learned from the first half by SFT:
 
   answers   the answer alone, from the audio
   think     "i hear ANSWER" in <think> tags, then the answer, from the audio
@@ -24,7 +26,7 @@ import argparse
 import random
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -33,7 +35,7 @@ import numpy as np
 import torch
 from arms import check_listening, cpu_seconds, hits, listening_table, markdown, percent, seeds_with, timed
 
-from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.manifest import read_samples
 from audiorl.data.views import views_of
 from audiorl.errors import Interrupted
@@ -49,7 +51,6 @@ from audiorl.run.folder import Run
 from audiorl.train.sft import sft
 from audiorl.types import Sample
 
-MODEL = ModelConfig(audio="projector", gradient_checkpointing=False, audio_cache_mb=3000)
 FORMS = ("answers", "think", "blind")
 TRAINED = ("", "_grpo", "_sft")
 """What follows a form in the names of its models: the supervised start, after GRPO, after more SFT."""
@@ -66,12 +67,20 @@ class Settings:
     start_steps: int = 400
     grpo_steps: int = 240
     sft_steps: int = 400
+    start_lr: float = 1e-3
+    sft_lr: float = 3e-4
     grpo_lr: float = 3e-5
     samples: int | None = None
     """Most questions of each set; None: all."""
+    path: str | None = None
+    """The model to start from; None: the quickstart's, with new weights."""
+    model: ModelConfig = ModelConfig(audio="projector", audio_cache_mb=3000)
 
-
-QUICK = Settings(start_steps=2, grpo_steps=2, sft_steps=2, samples=16)
+    @classmethod
+    def of_path(cls, path: str) -> Settings:
+        lora = LoraConfig(rank=32, alpha=64)
+        model = ModelConfig(audio="projector", audio_cache_mb=3000, autocast=True, lora=lora)
+        return cls(path=path, model=model, start_lr=3e-4, sft_lr=1e-4)
 
 
 @dataclass(frozen=True)
@@ -97,14 +106,17 @@ def labelled(samples: list[Sample], form: str) -> list[Example]:
     return [Example(s, f"{thought}<answer>{{0}}</answer>".format(s.references[0])) for s in samples]
 
 
-def new_model(folder: Path, seed: int) -> AudioPolicy:
-    """The same for every form: its tokenizer knows the words of all prompts and answers of the training questions."""
+def first_model(folder: Path, seed: int, size: Settings) -> AudioPolicy:
+    """The same for every form. A new one's tokenizer knows the words of all prompts and answers of the training
+    questions."""
+    if size.path:
+        return load_policy(size.path, size.model)
     texts = []
     for form in ("answers", "think"):
         samples = read_samples(str(folder / "train.json"), think=form == "think").samples
         texts += [part for s in samples for m in s.messages for part in m.content if isinstance(part, str)]
         texts += [example.target for example in labelled(list(samples), form)] * 2
-    return tiny(texts, seed=seed, config=MODEL)
+    return tiny(texts, seed=seed, config=size.model)
 
 
 def train_form(out: Path, qa: Path, seed: int, form: str, size: Settings) -> None:
@@ -114,18 +126,18 @@ def train_form(out: Path, qa: Path, seed: int, form: str, size: Settings) -> Non
     data = Data.load(qa, form, size.samples)
     sets = {} if form == "blind" else {TEXT: views_of(data.held_out, TEXT)}
     evaluation = Evaluation(answer_reward(form == "think"), data.held_out, MOST_TOKENS[form], sets)
-    policy = new_model(qa, seed)
+    policy = first_model(qa, seed, size)
     supervised = partial(supervise, run=run, form=form, seed=seed)
-    timed(run, "start", lambda: supervised(policy, data.start, phase="start", steps=size.start_steps, lr=1e-3))
+    timed(run, "start", lambda: supervised(policy, data.start, phase="start", steps=size.start_steps, lr=size.start_lr))
     measure(run, form, policy, evaluation)
     start = str(run.checkpoint("start"))
 
-    policy = load_policy(start, MODEL)
+    policy = load_policy(start, size.model)
     timed(run, "grpo", lambda: reinforce(policy, data.more, run, form, seed, size))
     measure(run, f"{form}_grpo", policy, evaluation)
 
-    policy = load_policy(start, MODEL)
-    timed(run, "sft", lambda: supervised(policy, data.more, phase="sft", steps=size.sft_steps, lr=3e-4))
+    policy = load_policy(start, size.model)
+    timed(run, "sft", lambda: supervised(policy, data.more, phase="sft", steps=size.sft_steps, lr=size.sft_lr))
     measure(run, f"{form}_sft", policy, evaluation)
 
 
@@ -232,13 +244,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs, FORM/seed_N, and of table.md")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of the model and of training")
     parser.add_argument("--only", nargs="+", choices=FORMS, default=FORMS, help="forms to train")
+    parser.add_argument("--path", help="model to start from; by default the quickstart's with new weights")
+    parser.add_argument("--steps", type=int, nargs=3, metavar=("START", "GRPO", "SFT"), help="steps of each phase")
     parser.add_argument("--quick", action="store_true", help="a few questions and steps: does the command work?")
     args = parser.parse_args()
+    size = Settings.of_path(args.path) if args.path else Settings()
+    steps = args.steps or ([2, 2, 2] if args.quick else None)
+    if steps:
+        size = replace(size, start_steps=steps[0], grpo_steps=steps[1], sft_steps=steps[2])
+    if args.quick:
+        size = replace(size, samples=16)
     torch.set_num_threads(1)
     try:
         for seed in args.seeds[:1] if args.quick else args.seeds:
             for form in args.only:
-                train_form(args.out, args.qa, seed, form, QUICK if args.quick else Settings())
+                train_form(args.out, args.qa, seed, form, size)
     except Interrupted:
         sys.exit("stopped; the same command continues")
     tables = "\n".join(table(args.out) for table in (accuracy_table, against_table, thought_table, listening))
