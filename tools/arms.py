@@ -1,7 +1,9 @@
-"""What experiments share that train several arms from one start: CPU time, right answers over seeds, tables."""
+"""What experiments share that train several arms from one start: the start, runs, CPU time, right answers, tables."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,24 @@ from audiorl.models.examples import Example
 from audiorl.run.checkpoint import write_json
 from audiorl.run.folder import Run
 from audiorl.run.records import RunState, read_record
+
+
+def train_recipe(folder: Path, command: str) -> None:
+    """`audiorl train COMMAND --out FOLDER`, continued where it was stopped; nothing where it is done."""
+    begun = (folder / "state.json").exists()
+    if begun and "after" in read_record(folder / "state.json", RunState).finished:
+        return
+    arguments = ["resume", str(folder)] if begun else ["train", *command.split(), "--out", str(folder)]
+    subprocess.run([sys.executable, "-m", "audiorl.cli", *arguments], check=True)
+
+
+def supervised_start(folder: Path, seed: int = 0, quick: bool = False) -> Path:
+    """The checkpoint of the quickstart's supervised phase, made if it is not there."""
+    command = f"quickstart --control False --grpo.steps 1 --threads 1 --seed {seed}"
+    if quick:  # as short as a start can be whose answers are right now and then
+        command += " --tiny --max-phrases 12 --sft.steps 60 --sft-optim.lr 3e-3 --sft-optim.warmup-steps 0"
+    train_recipe(folder, command)
+    return max((folder / "checkpoints" / "sft").glob("step_*"))
 
 
 def timed(run: Run, arm: str, train: Callable[[], None]) -> None:
@@ -40,10 +60,10 @@ def seeds_with(out: Path, entry: str) -> list[Path]:
     return [folder for folder in sorted(out.glob("seed_*")) if (folder / "eval" / f"{entry}.jsonl").exists()]
 
 
-def hits(folders: Sequence[Path], entry: str) -> np.ndarray:
-    """Right answers of an evaluation, [question], the mean over the seeds."""
+def hits(folders: Sequence[Path], entry: str, measure: str = "accuracy") -> np.ndarray:
+    """Right answers of an evaluation, or another measure of it, [question], the mean over the seeds."""
     rows = [measures_of(folder / "eval" / f"{entry}.jsonl") for folder in folders]
-    return np.mean([[row[id]["accuracy"] for id in rows[0]] for row in rows], axis=0)
+    return np.mean([[row[id][measure] for id in rows[0]] for row in rows], axis=0)
 
 
 def percent(values: np.ndarray, sign: str = "") -> str:

@@ -29,12 +29,12 @@ missing. OUT/table.md holds the tables. The speed of packing is in `bench/longal
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from arms import supervised_start
 from preferences import losses, opa, process, reward_models, weights
 from preferences.bench import QUICK, UNSEEN, Bench, Settings
 
@@ -42,20 +42,6 @@ from audiorl.errors import Interrupted
 
 PARTS = {"losses": losses, "audio": opa, "reward": reward_models, "process": process, "weights": weights}
 """Each has `run(bench, seeds)` and `tables(bench)`, its tables in Markdown by title."""
-
-
-def supervised_start(out: Path, quick: bool) -> Path:
-    """The quickstart's model after its supervised phase, made if it is not there."""
-    folder = out / "start"
-    command = ["train", "quickstart", "--control", "False", "--grpo.steps", "1", "--threads", "1", "--out", str(folder)]
-    if quick:  # as short as a start can be whose answers are right now and then
-        short_training = "--sft.steps 60 --sft-optim.lr 3e-3 --sft-optim.warmup-steps 0"
-        command += f"--tiny --max-phrases 12 {short_training}".split()
-    if (folder / "state.json").exists():
-        command = ["resume", str(folder)]
-    if not (folder / "eval.json").exists():
-        subprocess.run([sys.executable, "-m", "audiorl.cli", *command], check=True)
-    return max((folder / "checkpoints" / "sft").glob("step_*"))
 
 
 def main() -> None:
@@ -78,7 +64,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     size = QUICK if args.quick else replace(Settings(), lr=args.lr, steps=args.steps, rl_steps=args.rl_steps)
-    path = args.path or supervised_start(args.out, args.quick)
+    path = args.path or supervised_start(args.out / "start", quick=args.quick)
     bench = Bench(args.out, path, size, args.data, args.held_out)
     seeds = args.seeds[:1] if args.quick else args.seeds
     try:

@@ -1,0 +1,62 @@
+"""The comparison of estimators runs to its tables; a second call trains nothing again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from audiorl.rewards import load_reward
+from audiorl.types import Rollout, Sample, Segment
+from tests.support.tools import TOOLS
+
+ROOT = TOOLS.parent
+
+
+def answered(text: str) -> Rollout:
+    return Rollout(Sample("s", ()), (Segment(torch.arange(2), torch.arange(2), torch.zeros(2), text=text),), "s")
+
+
+@pytest.mark.parametrize(
+    ("thought", "words"), [("por favor", 1), ("Please, enter", 1), ("por mena", 0), ("porfavor", 0), ("", 0)]
+)
+def test_a_thought_of_words_and_a_cue(thought: str, words: int) -> None:
+    (score,) = load_reward(str(TOOLS / "thought_words.py"))([answered(f"<think>{thought}</think><answer>x</answer>")])
+    assert score is not None and score.total == words
+
+
+def test_no_thought_is_not_made_of_words() -> None:
+    (score,) = load_reward(str(TOOLS / "thought_words.py"))([answered("por favor")])
+    assert score is not None and score.total == 0
+
+
+@pytest.mark.slow
+def test_arms_are_trained_once_and_measured_on_unseen_speakers(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "tools/measure_estimators.py",
+        "--out",
+        str(tmp_path),
+        "--quick",
+        "--only",
+        "RLOO",
+        "SFT",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def run() -> str:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    assert "grpo 2/2" in run() and "grpo 2/2" not in run()
+    known, unseen, listening = (tmp_path / "table.md").read_text().split("## ")[1:]
+    for table in (known, unseen):
+        assert [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| ")][2:] == [
+            *("| start", "| RLOO", "| SFT")
+        ]
+    assert "| RLOO |" in listening and "| SFT |" in listening
