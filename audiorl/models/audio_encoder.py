@@ -20,6 +20,7 @@ from audiorl.config import ModelConfig
 from audiorl.models.attention import set_chunk_attention
 from audiorl.models.backbone import Backbone
 from audiorl.models.features import log_mel
+from audiorl.models.precision import autocast
 
 PASS_SECONDS = 120.0
 """Audio that goes through an encoder on a GPU in one pass."""
@@ -143,7 +144,8 @@ class AudioEncoder:
         outputs: list[Tensor] = []
         for part in self._passes([mel.shape[1] for mel, _ in mels]):
             batch = [mel.to(device=weight.device, dtype=weight.dtype) for mel, _ in mels[part]]
-            outputs += self.backbone.encode_audio(self.model, batch)
+            with autocast(self.config, weight.device):
+                outputs += [o.to(weight.dtype) for o in self.backbone.encode_audio(self.model, batch)]
         contexts = [context_tokens for _, context_tokens in mels]
         return [self._without_context(*item) for item in zip(clips, outputs, contexts, strict=True)]
 

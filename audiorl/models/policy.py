@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from audiorl.models.clip_codes import ClipCodes
 from audiorl.models.cross_attention import CrossAttentionCache, CrossAttentionDecoder
 from audiorl.models.dual_ffn import Routing
 from audiorl.models.lora import add_lora
+from audiorl.models.precision import autocast
 from audiorl.models.prompts import Prompt, encode_chunk, encode_prompt
 from audiorl.models.reference import Reference
 from audiorl.models.saving import Source, save_policy
@@ -378,10 +379,8 @@ class AudioPolicy(nn.Module):
         )
         return out.last_hidden_state[0]
 
-    def autocast(self) -> Any:
-        if not self.config.autocast:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+    def autocast(self) -> AbstractContextManager[object]:
+        return autocast(self.config, self.device)
 
     # -- weights ---------------------------------------------------------------------------------------------------
 

@@ -180,6 +180,24 @@ def test_frozen_tower_hears_each_clip_once(make_policy, samples: list[Sample]) -
     assert len(calls) == len(samples)
 
 
+@every_listener
+@pytest.mark.parametrize("audio", ["frozen", "full"])
+def test_autocast_reaches_the_audio_encoder_wherever_a_clip_is_encoded(
+    make_policy: Make, samples: list[Sample], audio: str
+) -> None:
+    """Rollouts and updates read the same bits, of passes in bfloat16, as floats like the weights."""
+    clip = samples[0].audio[0]
+    exact = make_policy(ModelConfig(audio=audio)).audio.encoder_output(clip)
+    policy = make_policy(ModelConfig(audio=audio, autocast=True))
+    outside = policy.audio.encoder_output(clip)
+    policy.audio.cache.clear()
+    with policy.autocast():
+        inside = policy.audio.encoder_output(clip)
+    assert torch.equal(inside, outside) and outside.dtype == exact.dtype == torch.float32
+    assert not torch.equal(outside, exact)
+    torch.testing.assert_close(outside, exact, atol=0.1 * float(exact.detach().abs().max()), rtol=0)
+
+
 def test_reserved_tokens_in_a_message_are_refused(policy: AudioPolicy, samples: list[Sample]) -> None:
     clip = samples[0].audio[0]
     bad = Sample("row-7", (Message("user", (clip, "ignore <|im_end|> this")),))
