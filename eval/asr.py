@@ -34,8 +34,10 @@ from audiorl.evaluation.options import InferenceOptions, run_script, write_score
 from audiorl.evaluation.pages import article, page
 from audiorl.evaluation.recognition import (
     LOWER_IS_BETTER,
+    NAMES,
     Corpus,
     Task,
+    interval_text,
     no_speech_scores,
     paired_rows,
     slices,
@@ -52,7 +54,6 @@ Row = dict[str, Any]
 Systems = Mapping[str, Sequence[Mapping[str, Any]]]
 """Rows by the name of the system that wrote their hypotheses, in equal order; the first is the evaluated one."""
 _RATE = 16_000
-_NAMES = {"wer": "WER %", "cer": "CER %", "bleu": "BLEU", "chrf": "chrF"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,43 +274,36 @@ def _article(row: Row, clips: Sequence[AudioClip], metric: str) -> str:
 def tables(scores: Mapping[str, Any], title: str) -> Iterator[Table]:
     """The scores for people: the evaluated system by slice, then all systems, then clips without speech."""
     (name, evaluated), *others = scores["systems"].items()
-    metrics = [metric for metric in _NAMES if metric in evaluated["all"]]
+    metrics = [metric for metric in NAMES if metric in evaluated["all"]]
     out = Table(title=title)
-    columns = ["", "files", *(_NAMES[m] for m in metrics), "sub", "ins", "del", "length", "repeated %"]
+    columns = ["", "files", *(NAMES[m] for m in metrics), "sub", "ins", "del", "length", "repeated %"]
     for column in columns if metrics[0] in LOWER_IS_BETTER else [c for c in columns if c not in ("sub", "ins", "del")]:
         out.add_column(column, justify="right" if column else "left")
     for label, values in evaluated.items():
         counts = [str(values[key]) for key in ("substitutions", "insertions", "deletions") if key in values]
         length = "–" if values["length_ratio"] is None else f"{values['length_ratio']:.2f}"
-        rates = [_interval(values[m], m) for m in metrics]
+        rates = [interval_text(values[m], m) for m in metrics]
         out.add_row(label, str(values["files"]), *rates, *counts, length, f"{100 * values['repetition']:.1f}")
     yield out
     if others:
         metric = metrics[0]
-        out = Table(title=f"{_NAMES[metric]} on the same rows")
+        out = Table(title=f"{NAMES[metric]} on the same rows")
         difference = scores.get("difference")
         for column in ("", name, *(["model − baseline"] if difference else []), *(other for other, _ in others)):
             out.add_column(column, justify="right" if column else "left")
         for label, values in evaluated.items():
-            cells = [_interval(values[metric], metric)]
-            cells += [_interval(difference[label][metric], metric, signed=True)] if difference else []
-            out.add_row(label, *cells, *(_interval(slices[label][metric], metric) for _, slices in others))
+            cells = [interval_text(values[metric], metric)]
+            cells += [interval_text(difference[label][metric], metric, signed=True)] if difference else []
+            out.add_row(label, *cells, *(interval_text(slices[label][metric], metric) for _, slices in others))
         yield out
     if "no_speech" in scores:
         out = Table(title="words written per minute without speech")
         for column in ("", "clips", "minutes", *scores["no_speech"]):
             out.add_column(column, justify="right" if column else "left")
         for kind, values in next(iter(scores["no_speech"].values())).items():
-            cells = [_interval(kinds[kind]["words_per_minute"]) for kinds in scores["no_speech"].values()]
+            cells = [interval_text(kinds[kind]["words_per_minute"]) for kinds in scores["no_speech"].values()]
             out.add_row(kind, str(values["clips"]), f"{values['minutes']:.1f}", *cells)
         yield out
-
-
-def _interval(value: Mapping[str, float], metric: str = "", signed: bool = False) -> str:
-    """`12.3 (10.1–14.5)`, error rates in percent."""
-    scale = 100 if metric in LOWER_IS_BETTER else 1
-    numbers = [f"{scale * value[key]:{'+' if signed else ''}.1f}" for key in ("value", "low", "high")]
-    return f"{numbers[0]} ({numbers[1]} to {numbers[2]})" if signed else f"{numbers[0]} ({numbers[1]}–{numbers[2]})"
 
 
 def check(options: Options) -> None:

@@ -375,10 +375,13 @@ class Export:
     """Add a low-rank adapter to the weights of its base model, instead of exporting the adapter."""
     push: str | None = None
     """Repository on the Hugging Face hub to upload to, such as me/my-model; by default nothing is uploaded."""
+    scores: tuple[Path, ...] = ()
+    """Folders that `audiorl eval asr` wrote of this model: their results by language and speaker go into the card."""
 
 
 def _export(args: list[str]) -> int:
     options: Export = parse(Export, args or ["--help"], prog="audiorl export")
+    from audiorl.evaluation.recognition import model_card_section
     from audiorl.models.export import export
     from audiorl.models.model_card import run_of
     from audiorl.recipe.loader import recorded_defaults
@@ -387,7 +390,8 @@ def _export(args: list[str]) -> int:
     checkpoint = Path(checkpoint_of(str(options.checkpoint)))
     run = run_of(checkpoint)
     defaults = None if run is None else recorded_defaults(run)
-    print(export(checkpoint, options.out, options.merge, options.push, defaults))
+    sections = [model_card_section(folder) for folder in options.scores]
+    print(export(checkpoint, options.out, options.merge, options.push, defaults, sections))
     return 0
 
 

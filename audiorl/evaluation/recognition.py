@@ -5,8 +5,10 @@ A row is {id, reference, hypothesis, language?, speaker?, group?, seconds?}. A s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +21,8 @@ Row = Mapping[str, Any]
 Task = Literal["transcribe", "translate"]
 METRICS: dict[Task, tuple[str, str]] = {"transcribe": ("wer", "cer"), "translate": ("bleu", "chrf")}
 LOWER_IS_BETTER = ("wer", "cer")
+NAMES = {"wer": "WER %", "cer": "CER %", "bleu": "BLEU", "chrf": "chrF"}
+"""Of the metrics, in tables."""
 FEWEST_SPEAKERS = 3
 """Least number of speakers of an interval over speakers."""
 
@@ -153,3 +157,35 @@ def no_speech_scores(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
             "clips_with_words": float(np.mean(counts[indices, 0] > 0)),
         }
     return result
+
+
+def interval_text(value: Mapping[str, float], metric: str = "", signed: bool = False) -> str:
+    """`12.3 (10.1–14.5)`, error rates in percent."""
+    scale = 100 if metric in LOWER_IS_BETTER else 1
+    numbers = [f"{scale * value[key]:{'+' if signed else ''}.1f}" for key in ("value", "low", "high")]
+    return f"{numbers[0]} ({numbers[1]} to {numbers[2]})" if signed else f"{numbers[0]} ({numbers[1]}–{numbers[2]})"
+
+
+def model_card_section(folder: Path) -> str:
+    """What `audiorl eval asr --out FOLDER` measured, in Markdown: a row for each slice, the baseline beside it.
+
+    Raises ValueError for a folder whose scores.json holds no systems.
+    """
+    scores = json.loads((folder / "scores.json").read_text()) if (folder / "scores.json").is_file() else {}
+    if "systems" not in scores:
+        raise ValueError(f"{folder}: no scores of `audiorl eval asr` there; give its --out")
+    systems = {Path(name).name: slices for name, slices in scores["systems"].items()}
+    model = next(iter(systems.values()))
+    columns = [(name, metric) for name in systems for metric in NAMES if metric in model["all"]]
+    header = ["", "files", *(f"{name}: {NAMES[metric]}" for name, metric in columns)]
+    rows = [
+        [
+            label,
+            str(values["files"]),
+            *(interval_text(systems[name][label][metric], metric) for name, metric in columns),
+        ]
+        for label, values in model.items()
+    ]
+    lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
+    title = {"transcribe": "Recognition", "translate": "Translation into English"}[scores.get("task", "transcribe")]
+    return "\n".join([f"## {title}", "", *lines, "", "Values with 95 % bootstrap intervals over clips."])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,15 @@ def export(
     merge: bool = False,
     push: str | None = None,
     defaults: Mapping[str, Any] | None = None,
+    sections: Sequence[str] = (),
 ) -> Path:
     """Write the model of `checkpoint` to the new folder `out`, and return it.
 
     merge: add a low-rank adapter to its base model's weights; otherwise the adapter is exported as one, and serving it
     needs the base model. push: the repository on the Hugging Face hub, such as "me/my-model", that the folder is
     uploaded to; it is made private if it does not exist. defaults: the default config of the run's recipe, from which
-    the model card says which options differ (`audiorl.recipe.loader.recorded_defaults`).
+    the model card says which options differ (`audiorl.recipe.loader.recorded_defaults`). sections: further parts of the
+    model card, in Markdown.
 
     The talker of a released Omni model, which no checkpoint holds, is copied from the model that training began with.
     Where that is gone, a warning and the model card say so. Raises ValueError for a folder that is no checkpoint, for
@@ -79,7 +81,7 @@ def export(
             "model that they load."
         ]
         _log.warning("%s: PEFT and vLLM do not read %s; use --merge for a model that they load", out, NON_LORA_WEIGHTS)
-    (out / "README.md").write_text(model_card(checkpoint, policy.adapter is not None, base, notes, defaults))
+    (out / "README.md").write_text(model_card(checkpoint, policy.adapter is not None, base, notes, defaults, sections))
     if push is not None:
         from huggingface_hub import HfApi
 

@@ -26,12 +26,14 @@ def model_card(
     base: str | None = None,
     notes: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
+    sections: Sequence[str] = (),
 ) -> str:
     """README.md in Markdown with the hub's metadata. Of a checkpoint in a run folder also what the run recorded.
 
     adapter: the export is a low-rank adapter. base: the model that training began with, where the checkpoint does not
     name it. notes: paragraphs about the export. defaults: the recipe's default config; without it the card cannot say
-    which options differ. Data files that are still there are read for the `licence` of their rows.
+    which options differ. sections: what else was measured, in Markdown. Data files that are still there are read for
+    the `licence` of their rows.
     """
     run = run_of(checkpoint)
     recorded = {} if run is None else json.loads((run / "config.json").read_text())
@@ -56,6 +58,7 @@ def model_card(
     ]
     if results:
         lines += ["## Held-out results", "", *_results(results), ""]
+    lines += [line for section in sections for line in (section, "")]
     lines += ["## What was not measured", "", *(f"- {limit}" for limit in _limits(run, checkpoint, results)), ""]
     if run is not None:
         lines += ["## Data", "", *_data(recorded["config"]), ""]

@@ -9,6 +9,7 @@ import pytest
 import soundfile
 
 from audiorl.audio import AudioClip
+from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.no_speech import no_speech_samples
 from audiorl.models.saving import save_policy
@@ -283,3 +284,34 @@ def test_a_model_on_real_speech_and_on_none(asr, tmp_path) -> None:
     assert set(parts) >= {"all", "en", "es", "fr"} and parts["all"]["files"] == len(rows[::300])
     assert scores["no_speech"]["model"]["all"]["clips"] == 5
     assert parts["all"]["wer"]["value"] > 0.9
+
+
+def test_scores_in_a_model_card(asr, tmp_path) -> None:
+    def results(name: str, written: str) -> Path:
+        rows = [
+            {"id": "1", "reference": "one two", "hypothesis": written, "language": "en", "speaker": "A"},
+            {"id": "2", "reference": "uno dos", "hypothesis": "uno dos", "language": "es", "speaker": "B"},
+        ]
+        (tmp_path / name).write_text("\n".join(json.dumps(r) for r in rows))
+        return tmp_path / name
+
+    base = results("base.jsonl", "none")
+    asr.run(asr.Options(score=results("model.jsonl", "one to"), baseline=str(base), out=tmp_path / "evals"))
+    make_omni().save(tmp_path / "model")
+    command = ["export", str(tmp_path / "model"), "--out", str(tmp_path / "export"), "--scores"]
+    assert main([*command, str(tmp_path / "evals")]) == 0
+    card = (tmp_path / "export" / "README.md").read_text()
+    assert "## Recognition\n" in card
+    assert (
+        "| | files | model: WER % | model: CER % | baseline: WER % | baseline: CER % |".replace("| |", "|  |") in card
+    )
+    assert "| es | 1 | 0.0 (0.0–0.0) | 0.0 (0.0–0.0) | 0.0 (0.0–0.0) | 0.0 (0.0–0.0) |" in card
+    assert "| en, A | 1 | 50.0 (50.0–50.0) |" in card and "| 100.0 (100.0–100.0) |" in card
+
+
+def test_no_scores_for_a_model_card(tmp_path, capsys) -> None:
+    make_omni().save(tmp_path / "model")
+    command = ["export", str(tmp_path / "model"), "--out", str(tmp_path / "export"), "--scores", str(tmp_path)]
+    assert main(command) == 2
+    assert f"{tmp_path}: no scores of `audiorl eval asr` there" in capsys.readouterr().err
+    assert not (tmp_path / "export").exists()
