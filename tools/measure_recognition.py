@@ -1,4 +1,4 @@
-"""GRPO on speech recognition from a released Whisper, beside SFT of equal compute, over seeds.
+"""GRPO on speech recognition from a released Whisper and SFT of equal compute, over seeds.
 
     audiorl data build corpus
     python tools/measure_recognition.py --corpus corpus --path models/whisper-base --out runs/whisper

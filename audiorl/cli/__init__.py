@@ -21,7 +21,7 @@ import audiorl
 from audiorl.annotate.options import Annotate
 from audiorl.cli.chat import Chat
 from audiorl.cli.codec import Decode, Encode, run_codec
-from audiorl.cli.data import Build, run_data
+from audiorl.cli.data import Build, Split, run_data, run_split
 from audiorl.cli.graft import Graft, run_graft
 from audiorl.cli.interpret import Interpret, run_interpret
 from audiorl.cli.questions import BuildQuestions, run_questions
@@ -334,19 +334,27 @@ def _graft(args: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Data:
-    """Build a corpus of human speech, data build OUT, or questions about audio, data build-qa OUT. `audiorl data build
-    --help` and `audiorl data build-qa --help` list the options."""
+    """Build a corpus of human speech (data build OUT), split it into rows to train on and to measure on (data split
+    CORPUS --out ROWS), or build questions about audio (data build-qa OUT). Each lists its options with --help."""
+
+
+DATA_COMMANDS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
+    "build": (Build, run_data),
+    "split": (Split, run_split),
+    "build-qa": (BuildQuestions, run_questions),
+}
+"""Options and function of each `audiorl data COMMAND`."""
 
 
 def _data(args: list[str]) -> int:
-    if args[:1] == ["build"]:
-        run_data(parse(Build, args[1:], prog="audiorl data build"))
-        return 0
-    if args[:1] == ["build-qa"]:
-        run_questions(parse(BuildQuestions, args[1:], prog="audiorl data build-qa"))
+    if args and args[0] in DATA_COMMANDS:
+        options, run = DATA_COMMANDS[args[0]]
+        run(parse(options, args[1:], prog=f"audiorl data {args[0]}"))
         return 0
     if args and args[0] not in HELP:
-        raise ValueError(f"data: no command is called {args[0]!r}; they are data build OUT and data build-qa OUT")
+        raise ValueError(
+            f"data: no command is called {args[0]!r}; they are {', '.join(f'data {name}' for name in commands)}"
+        )
     parse(Data, ["--help"], prog="audiorl data")
     return 0
 

@@ -4,6 +4,7 @@ audiorl data build corpus                                          # downloads t
 audiorl data build corpus --sources asterisk --languages en es     # some of them
 audiorl data build corpus --packages FOLDER                        # from .deb files that are there already
 audiorl data build unseen --unseen                                 # the test set of unseen speakers
+audiorl data split corpus --out rows --unseen unseen               # rows to train on and to measure on
 """
 
 from __future__ import annotations
@@ -52,6 +53,58 @@ class Build:
     """Number of espeak-ng's voices for each language."""
     synthetic_clips: int = 1
     """Number of voices, of these, that speak each text."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Write rows to train on and to measure on from corpora: train.jsonl, held_out.jsonl and unseen.jsonl.
+
+    Held-out texts are in no training row, in any language or voice. Neither the speakers nor the texts of --unseen are
+    in the other sets. Synthetic voices are in train.jsonl only.
+    """
+
+    corpora: Positional[tuple[Path, ...]]
+    """Folders that `audiorl data build` wrote."""
+    out: Path
+    """Folder of the rows."""
+    unseen: tuple[Path, ...] = ()
+    """Folders of speakers who are measured and never trained on, such as unseen_speakers of the repository."""
+    held_out: float = 0.1
+    """Fraction of the recordings whose texts are held out."""
+    languages: tuple[str, ...] | None = None
+    """Codes of languages, such as en es; by default all."""
+    min_seconds: float = 0.4
+    """Clips that are shorter, in seconds, are left out."""
+    max_seconds: float = 8.0
+    """Clips that are longer, in seconds, are left out."""
+    min_words: int = 1
+    """Clips with fewer words are left out."""
+    seed: int = 0
+    """Which texts are held out."""
+
+
+def run_split(options: Split) -> None:
+    """Run the command. Raises ValueError for bad input."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from audiorl.data.corpus import corpus
+    from audiorl.data.split import Selection, split, summary, write_rows
+
+    if not options.corpora:
+        raise ValueError("data split: name the folder of a corpus first: audiorl data split CORPUS --out ROWS")
+    said, strangers = ([u for path in paths for u in corpus(path)] for paths in (options.corpora, options.unseen))
+    selection = Selection(options.languages, options.min_seconds, options.max_seconds, options.min_words)
+    result = split(said, strangers, options.held_out, selection, options.seed)
+    parts = {"train": result.train, "held_out": result.held_out} | ({"unseen": result.unseen} if strangers else {})
+    table = Table(*("set", "language", "speakers", "clips", "minutes"))
+    for name, language, speakers, clips, minutes in summary(parts):
+        table.add_row(name, language, str(speakers), str(clips), f"{minutes:.1f}")
+    for name, utterances in parts.items():
+        write_rows(options.out / f"{name}.jsonl", utterances)
+    Console().print(table)
+    for reason, count in result.left_out.most_common():
+        print(f"left out: {count} clips, {reason}")
 
 
 def run_data(options: Build) -> None:

@@ -167,7 +167,7 @@ def interval_text(value: Mapping[str, float], metric: str = "", signed: bool = F
 
 
 def model_card_section(folder: Path) -> str:
-    """What `audiorl eval asr --out FOLDER` measured, in Markdown: a row for each slice, the baseline beside it.
+    """What `audiorl eval asr --out FOLDER` measured, in Markdown: a row for each slice with the baseline.
 
     Raises ValueError for a folder whose scores.json holds no systems.
     """

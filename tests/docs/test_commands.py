@@ -22,9 +22,7 @@ import pytest
 
 from audiorl import cli
 from audiorl.cli.codec import Decode, Encode
-from audiorl.cli.data import Build
 from audiorl.cli.plan import Options as PlanOptions
-from audiorl.cli.questions import BuildQuestions
 from audiorl.data.bundled import SPOKEN
 from audiorl.gpu_check.run import _parser as gpu_check
 from audiorl.options import names, parse, parse_known
@@ -149,7 +147,7 @@ def check_audiorl(command: str, *args: str) -> None:
     elif command == "codec":
         parse(cli._union({"encode": Encode, "decode": Decode}), args, prog="codec")
     elif command == "data":
-        kind = {"build": Build, "build-qa": BuildQuestions}[args[0]]
+        kind, _ = cli.DATA_COMMANDS[args[0]]
         parse(kind, args[1:], prog="data")
     elif command == "doctor":
         if args[:1] == ("--gpu",):
@@ -183,7 +181,7 @@ def options_of(words: Sequence[str]) -> list[str]:
 def option_names() -> frozenset[str]:
     """Every option of every command and recipe."""
     kinds: list[object] = [options for options, _ in cli.COMMANDS.values()]
-    kinds += [*cli.REWARDS.values(), Encode, Decode, PlanOptions, Build, BuildQuestions]
+    kinds += [*cli.REWARDS.values(), Encode, Decode, PlanOptions, *(kind for kind, _ in cli.DATA_COMMANDS.values())]
     kinds += [load_recipe(file).Config for file in scripts("recipes").values()]
     kinds += [importlib.import_module(f"eval.{name}").Options for name in scripts("eval")]
     return frozenset(f"--{path}" for kind in kinds for path, _ in names(kind))
