@@ -353,7 +353,7 @@ def _data(args: list[str]) -> int:
         return 0
     if args and args[0] not in HELP:
         raise ValueError(
-            f"data: no command is called {args[0]!r}; they are {', '.join(f'data {name}' for name in commands)}"
+            f"data: no command is called {args[0]!r}; they are {', '.join(f'data {name}' for name in DATA_COMMANDS)}"
         )
     parse(Data, ["--help"], prog="audiorl data")
     return 0
