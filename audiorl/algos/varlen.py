@@ -33,6 +33,8 @@ Attention = Literal["auto", "varlen", "flex", "sdpa", "eager"]
 """What `ModelConfig.attention` may be."""
 BLOCK = 128
 """Rows of a block of FlexAttention's mask."""
+SHORT = 256
+"""Most keys of a segment that a CPU computes in 16 bits by whole matrices."""
 
 Spans = Sequence[tuple[int, int, int, int]]
 """Per span (start, end, start of its parent, end of its parent) as row indices; the parent is (0, 0) without one."""
@@ -209,6 +211,8 @@ def _segment(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: flo
     queries, keys = query.shape[2], key.shape[2]
     if not keys:
         return torch.zeros_like(query)  # softmax over no keys is NaN
+    if query.is_cpu and query.element_size() == 2 and keys <= SHORT:
+        return _by_products(query, key, value, causal, scale)
     mask = None
     if causal and queries != keys:
         mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
@@ -221,6 +225,20 @@ def _segment(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: flo
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
+
+
+def _by_products(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Tensor:
+    """The same by whole matrices, with scores in float32 as in SDPA. In 16 bits torch's kernel for CPUs takes twice to
+    three times as long for a short segment, most of it in the backward pass."""
+    heads, keys = key.shape[1:3]
+    hidden = torch.zeros(query.shape[2], keys)
+    if causal:
+        hidden = torch.full_like(hidden, -torch.inf).triu(keys - query.shape[2] + 1)
+    grouped = query[0].unflatten(0, (heads, -1)).flatten(1, 2).float()  # [kv heads, group * L, D]
+    scale = query.shape[3] ** -0.5 if scale is None else scale
+    scores = torch.baddbmm(hidden.repeat(query.shape[1] // heads, 1), grouped, key[0].float().mT, alpha=scale)
+    weights = scores.softmax(-1).to(value.dtype)
+    return torch.bmm(weights, value[0]).view(1, query.shape[1], query.shape[2], -1)
 
 
 # -- FlashAttention ------------------------------------------------------------------------------------------------
