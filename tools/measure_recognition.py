@@ -146,7 +146,7 @@ def main() -> None:
     for seed in args.seeds[:1] if args.quick else args.seeds:
         train_seed(args.out, args.path, seed, args.quick)
     languages = {u.id: u.language for u in [*corpus(args.corpus), *unseen_speakers()]}
-    folders = seeds_with(args.out, "control")
+    folders = seeds_with(args.out, "after")
     tables = [*(errors_table(folders, metric, languages) for metric in ("wer", "cer")), other_table(folders)]
     (args.out / "table.md").write_text("\n".join(tables))
     print("\n".join(tables))
