@@ -38,7 +38,9 @@ def model_card(
     run = run_of(checkpoint)
     recorded = {} if run is None else json.loads((run / "config.json").read_text())
     results = json.loads((run / "eval.json").read_text()) if run is not None and (run / "eval.json").is_file() else {}
-    base = base or adapted_model(checkpoint) or recorded.get("config", {}).get("path")
+    base = base or adapted_model(checkpoint)
+    if base is None or (run is not None and Path(base).resolve().is_relative_to(run.resolve())):
+        base = recorded.get("config", {}).get("path")  # what a phase of the run began with is no base to name
     front = {"library_name": "peft" if adapter else "transformers", "tags": ["audiorl"]}
     if base is not None and _is_hub_id(base):
         front["base_model"] = base
@@ -144,7 +146,7 @@ def _limits(run: Path | None, checkpoint: Path, results: Mapping[str, Mapping[st
         if not any(name == "before" or name.endswith("_before") for name in results):
             yield "The model before its training: there is nothing to compare with."
         if "unseen" not in sets:
-            yield "Strangers: no set of speakers that no phase trained on (`unseen`) was measured."
+            yield "Strangers: no set of speakers that no phase trained on (`unseen`) was measured in the run."
         if "control" not in results:
             yield "What supervised training on the same data gives: there is no `control`."
         without = [name for name, r in results.items() if all(_interval_of(r, m) is None for m in _metrics(r))]

@@ -18,6 +18,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.export import export
+from audiorl.models.model_card import model_card
 from audiorl.models.saving import BASE_KEY
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Message, Request, Sample
@@ -215,6 +216,13 @@ def test_the_model_card_holds_what_the_run_recorded(tmp_path: Path) -> None:
     assert "there is no `control`" in card
     assert "Strangers:" not in card and "there is nothing to compare with" not in card
     assert "licence" in card and '"train.jsonl"' in card and "private" not in card
+
+
+def test_the_base_of_the_model_card_is_what_the_run_began_with(tmp_path: Path) -> None:
+    checkpoint = recorded_run(tmp_path / "run", {"path": "Org/Model-3B", "data": []}, {})
+    aligned = tmp_path / "run" / "checkpoints" / "ctc" / "aligned"
+    assert "- Base model: Org/Model-3B\n" in model_card(checkpoint, adapter=False, base=str(aligned))
+    assert "- Base model: other\n" in model_card(checkpoint, adapter=False, base=str(tmp_path / "other"))
 
 
 def test_the_model_card_says_what_is_not_there(tmp_path: Path) -> None:
