@@ -7,9 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from audiorl.evaluation.generate import read_rows
 from audiorl.evaluation.listening import DEFAULT_VIEWS, audio_gains, verdict
 from audiorl.evaluation.phases import measures_of
 from audiorl.metrics.interval import bootstrap_interval
@@ -64,6 +66,14 @@ def hits(folders: Sequence[Path], entry: str, measure: str = "accuracy") -> np.n
     """Right answers of an evaluation, or another measure of it, [question], the mean over the seeds."""
     rows = [measures_of(folder / "eval" / f"{entry}.jsonl") for folder in folders]
     return np.mean([[row[id][measure] for id in rows[0]] for row in rows], axis=0)
+
+
+def places(path: Path, group: Callable[[Mapping[str, Any]], str]) -> dict[str, list[int]]:
+    """The places of the rows of an evaluation's file by their group."""
+    by_group: dict[str, list[int]] = {}
+    for place, row in enumerate(read_rows(path)):
+        by_group.setdefault(group(row), []).append(place)
+    return by_group
 
 
 def percent(values: np.ndarray, sign: str = "") -> str:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from arms import check_listening, cpu_seconds, hits, listening_table, markdown, percent, seeds_with, timed
+from arms import check_listening, cpu_seconds, hits, listening_table, markdown, percent, places, seeds_with, timed
 
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.manifest import read_samples
@@ -183,7 +182,7 @@ def accuracy_table(out: Path) -> str:
             if not (folders := seeds_with(out / form, name)):
                 continue
             right, start = hits(folders, name), hits(folders, form)
-            tasks = tasks_of(folders[0] / "eval" / f"{name}.jsonl")
+            tasks = places(folders[0] / "eval" / f"{name}.jsonl", lambda row: row["id"].split("-")[0])
             phase = name.removeprefix(form).strip("_") or "start"
             cells = [name, f"{fmean(cpu_seconds(folder)[phase] for folder in folders):.0f}", percent(right)]
             cells += [", ".join(f"{100 * hits([folder], name).mean():.1f}" for folder in folders)]
@@ -192,14 +191,6 @@ def accuracy_table(out: Path) -> str:
             cells += [percent(hits(folders, f"{TEXT}_{name}")) if form != "blind" else ""]
             rows.append(cells)
     return f"## Held-out questions\n\n{markdown(header, rows)}"
-
-
-def tasks_of(path: Path) -> dict[str, list[int]]:
-    """Which rows belong to speech, sound and music: the ids of the benchmark begin with it."""
-    places: dict[str, list[int]] = defaultdict(list)
-    for place, row in enumerate(read_rows(path)):
-        places[row["id"].split("-")[0]].append(place)
-    return places
 
 
 def against_table(out: Path) -> str:

@@ -23,6 +23,7 @@ from arms import (
     listening_table,
     markdown,
     percent,
+    places,
     seeds_with,
     supervised_start,
     train_recipe,
@@ -30,12 +31,10 @@ from arms import (
 
 from audiorl.config import ModelConfig
 from audiorl.data.bundled import bundled_languages
-from audiorl.evaluation.generate import read_rows
 from audiorl.evaluation.phases import UNSEEN
 from audiorl.models import load_policy
 from audiorl.models.examples import Example
-from audiorl.run.folder import Run
-from audiorl.run.records import RunState, read_record
+from audiorl.run.folder import Run, checkpoint_of
 
 RL = "--epochs 20 --max-steps 80 --sampling.max-new-tokens 20 --sampling.max-batch-tokens 32768 --optim.lr 1e-4 \
 --optim.warmup-steps 5"
@@ -66,15 +65,10 @@ def train_arm(out: Path, arm: str, seed: int, start: Path, quick: bool) -> None:
     recipe, *options = f"{ARMS[arm]} {MEASURED} --seed {seed} {QUICK if quick else ''}".split()
     train_recipe(folder, f"{recipe} --path {start} {' '.join(options)}")
     run = Run.open(folder)
-    policy = load_policy(last_checkpoint(run.dir), ModelConfig(audio="projector"))
+    policy = load_policy(checkpoint_of(str(folder)), ModelConfig(audio="projector"))
     labels = bundled_languages("test")[:: 100 if quick else 4]
     check_listening(run, arm, policy, [Example(s, f"<answer>{s.references[0]}</answer>") for s in labels])
     run.close()
-
-
-def last_checkpoint(folder: Path) -> str:
-    checkpoints = read_record(folder / "state.json", RunState).checkpoints
-    return str(folder / list(checkpoints.values())[-1])
 
 
 def table(out: Path, prefix: str = "") -> str:
@@ -87,16 +81,11 @@ def table(out: Path, prefix: str = "") -> str:
             right, before = (hits(folders, f"{prefix}{which}") for which in (when, "before"))
             each = ", ".join(f"{100 * hits([folder], entry).mean():.1f}" for folder in folders)
             words = hits(folders, entry, "thought_words") if name != "SFT" else None
-            languages = [right[places].mean() for places in by_language(folders[0] / "eval" / f"{entry}.jsonl")]
+            languages = places(folders[0] / "eval" / f"{entry}.jsonl", lambda row: row["task"]).values()
+            mean = fmean(right[of_language].mean() for of_language in languages)
             cells = [name, percent(right), each, "" if name == "start" else percent(right - before, "+")]
-            rows.append([*cells, f"{100 * fmean(languages):.1f}", "" if words is None else percent(words)])
+            rows.append([*cells, f"{100 * mean:.1f}", "" if words is None else percent(words)])
     return markdown(header, rows)
-
-
-def by_language(path: Path) -> list[list[int]]:
-    """The places of the rows of each language."""
-    languages = [row["task"] for row in read_rows(path)]
-    return [[place for place, name in enumerate(languages) if name == one] for one in sorted(set(languages))]
 
 
 def main() -> None:

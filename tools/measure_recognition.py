@@ -20,7 +20,6 @@ of the texts as written, with case and punctuation, which nothing optimises.
 from __future__ import annotations
 
 import argparse
-import json
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ import numpy as np
 from arms import hits, markdown, percent, seeds_with, train_recipe
 from numpy.typing import NDArray
 
+from audiorl.data import split
 from audiorl.data.corpus import Utterance, corpus, unseen_speakers
 from audiorl.evaluation.generate import read_rows
 from audiorl.evaluation.recognition import error_counts
@@ -65,10 +65,8 @@ def write_rows(out: Path, folder: Path, quick: bool) -> None:
         "held_out": [u for u in trained if not _hash(u) % 10],
         "retention": sorted((u for u in said if u.speaker == RETAINED), key=_hash)[:RETENTION_CLIPS],
     }
-    out.mkdir(parents=True, exist_ok=True)
     for name, utterances in rows.items():
-        lines = [json.dumps(_row(u), ensure_ascii=False) for u in utterances[:: 100 if quick else 1]]
-        (out / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        split.write_rows(out / f"{name}.jsonl", utterances[:: 100 if quick else 1])
 
 
 def _text(u: Utterance) -> str:
@@ -77,11 +75,6 @@ def _text(u: Utterance) -> str:
 
 def _hash(u: Utterance) -> int:
     return zlib.crc32(u.key.encode())
-
-
-def _row(u: Utterance) -> dict[str, str]:
-    audio = str(Path(str(u.clip.path)).absolute())
-    return {"id": u.id, "language": u.language, "text": u.text, "audio": audio, "speaker": u.speaker}
 
 
 def train_seed(out: Path, model: str, seed: int, quick: bool) -> None:

@@ -231,12 +231,12 @@ def _by_products(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale:
     """The same by whole matrices, with scores in float32 as in SDPA. In 16 bits torch's kernel for CPUs takes twice to
     three times as long for a short segment, most of it in the backward pass."""
     heads, keys = key.shape[1:3]
-    hidden = torch.zeros(query.shape[2], keys)
+    bias = torch.zeros(query.shape[2], keys)
     if causal:
-        hidden = torch.full_like(hidden, -torch.inf).triu(keys - query.shape[2] + 1)
+        bias = torch.full_like(bias, -torch.inf).triu(keys - query.shape[2] + 1)
     grouped = query[0].unflatten(0, (heads, -1)).flatten(1, 2).float()  # [kv heads, group * L, D]
     scale = query.shape[3] ** -0.5 if scale is None else scale
-    scores = torch.baddbmm(hidden.repeat(query.shape[1] // heads, 1), grouped, key[0].float().mT, alpha=scale)
+    scores = torch.baddbmm(bias.repeat(query.shape[1] // heads, 1), grouped, key[0].float().mT, alpha=scale)
     weights = scores.softmax(-1).to(value.dtype)
     return torch.bmm(weights, value[0]).view(1, query.shape[1], query.shape[2], -1)
 

@@ -6,7 +6,6 @@ show what training learned beyond its own voices. Synthetic voices are trained o
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from audiorl.data.corpus import Utterance, normalised, split_by_key
-
-SYNTHETIC = "espeak-ng "
-"""How the names of synthetic speakers begin."""
+from audiorl.data.rows import write_json_lines
+from audiorl.data.sources.synthetic import SPEAKER_PREFIX
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def split(
         else:
             left_out[reason] += 1
     train, held_out = split_by_key(chosen, held_out_fraction, seed)
-    people = [u for u in held_out if not u.speaker.startswith(SYNTHETIC)]
+    people = [u for u in held_out if not u.speaker.startswith(SPEAKER_PREFIX)]
     if dropped := len(held_out) - len(people):
         left_out["held-out text in a synthetic voice"] = dropped
     measured = [u for u in unseen if selection.refuses(u) is None]
@@ -99,22 +97,15 @@ def _reasons(left_out: Counter[str]) -> str:
 
 def write_rows(path: Path, utterances: Iterable[Utterance]) -> None:
     """JSON lines that `audiorl.data.manifest.read_samples` reads; audio relative to the file's folder."""
-    lines = []
-    for u in utterances:
-        audio = os.path.relpath(Path(str(u.clip.path)).absolute(), path.parent.absolute())
-        row: dict[str, Any] = {
-            "id": u.id,
-            "key": u.key,
-            "language": u.language,
-            "text": u.text,
-            "translation": u.translation,
-        }
-        row |= {"audio": audio, "duration": u.duration, "speaker": u.speaker, "licence": u.licence}
-        if u.clip.duration is not None:
-            row["start"] = u.clip.start
-        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(lines), encoding="utf-8")
+    write_json_lines(path, (_row(u, path.parent) for u in utterances))
+
+
+def _row(u: Utterance, folder: Path) -> dict[str, Any]:
+    audio = os.path.relpath(Path(str(u.clip.path)).absolute(), folder.absolute())
+    row: dict[str, Any] = {"id": u.id, "key": u.key, "language": u.language, "text": u.text, "audio": audio}
+    row |= {"duration": u.duration, "speaker": u.speaker, "translation": u.translation, "licence": u.licence}
+    return row | ({} if u.clip.duration is None else {"start": u.clip.start})
 
 
 def summary(parts: dict[str, list[Utterance]]) -> list[tuple[str, str, int, int, float]]:

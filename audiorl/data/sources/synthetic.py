@@ -14,6 +14,8 @@ from audiorl.data.corpus import normalised
 from audiorl.data.sources.voice import Recording, Voice
 
 SOURCE = "synthetic"
+SPEAKER_PREFIX = "espeak-ng "
+"""How the names of its speakers begin."""
 INTRODUCTION = """\
 espeak-ng (https://github.com/espeak-ng/espeak-ng) spoke the texts of the manifest. This speech is synthetic."""
 SPEEDS = (120, 200)
@@ -87,5 +89,5 @@ def _spoken(texts: Sequence[Text], language: str, speakers: int, clips: int, roo
             voice, speed, pitch = rng.choice(names), rng.randint(*SPEEDS), rng.randint(*PITCHES)
             read = partial(synthesize, text.text, language, voice=voice, speed=speed, pitch=pitch)
             name = f"{text.key}-{number}" if clips > 1 else text.key
-            speaker = f"espeak-ng {voice}"
+            speaker = f"{SPEAKER_PREFIX}{voice}"
             yield Recording(name, text.key, text.text, text.translation, read, "", speaker, text.licence)
