@@ -6,12 +6,12 @@
     python tools/measure_audio_qa.py --qa qa --out runs/smol --path aligned --steps 150 80 80   # from another model
 
 The start is the quickstart's model with new weights behind Whisper's encoder, or with `--path` a model that understands
-speech already, such as one of `align-speech`: it gets adapters, and computes in bfloat16. The training questions are
-halved. Three forms of the task are learned from the first half by SFT:
+speech already: Whisper, all of whose decoder is trained, or one of `align-speech`, which gets adapters; both compute in
+bfloat16. The training questions are halved. Three forms of the task are learned from the first half by SFT:
 
   answers   the answer alone, from the audio
   think     "i hear ANSWER" in <think> tags, then the answer, from the audio
-  blind     the answer alone, from the question and its choices, without the audio
+  blind     the answer alone, from the question and its choices, without the audio (Whisper: from silence)
 
 On the second half each then trains by GRPO (NAME_grpo), rewarded for right answers and the format, and by more SFT
 (NAME_sft) for about the same CPU time: `Settings` has the steps. Greedy answers to the held-out questions, of which no
@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,13 +35,16 @@ import numpy as np
 import torch
 from arms import check_listening, cpu_seconds, hits, listening_table, markdown, percent, places, seeds_with, timed
 
+from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.manifest import read_samples
-from audiorl.data.views import views_of
+from audiorl.data.views import RATE, views_of, with_clips
 from audiorl.errors import Interrupted
 from audiorl.evaluation.generate import read_rows
 from audiorl.evaluation.phases import Evaluation
+from audiorl.judges.loading import model_type
 from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.audio_encoder import ClipCache
 from audiorl.models.examples import Example
 from audiorl.models.qwen_omni import tiny
 from audiorl.recipe.common import answer_reward
@@ -53,8 +57,8 @@ from audiorl.types import Sample
 FORMS = ("answers", "think", "blind")
 TRAINED = ("", "_grpo", "_sft")
 """What follows a form in the names of its models: the supervised start, after GRPO, after more SFT."""
-TEXT = "text"
-"""The view without audio, and the evaluation of a model on it."""
+NO_AUDIO = "no_audio"
+"""The evaluation of a model without the audio."""
 MOST_TOKENS = {"answers": 20, "think": 36, "blind": 20}
 """Of an answer, by form."""
 
@@ -74,12 +78,21 @@ class Settings:
     path: str | None = None
     """The model to start from; None: the quickstart's, with new weights."""
     model: ModelConfig = ModelConfig(audio="projector", audio_cache_mb=3000)
+    silent: bool = False
+    """Whether a second of silence stands for no audio, as for Whisper, which reads no prompt without a recording."""
 
     @classmethod
     def of_path(cls, path: str) -> Settings:
+        if model_type(path) == "whisper":
+            model = ModelConfig(audio="frozen", audio_cache_mb=12_000, autocast=True)
+            return cls(path=path, model=model, start_lr=1e-4, sft_lr=3e-5, grpo_lr=1e-5, silent=True)
         lora = LoraConfig(rank=32, alpha=64)
         model = ModelConfig(audio="projector", audio_cache_mb=3000, autocast=True, lora=lora)
         return cls(path=path, model=model, start_lr=3e-4, sft_lr=1e-4)
+
+    def without_audio(self, samples: Sequence[Sample]) -> list[Sample]:
+        silence = AudioClip(array=np.zeros(RATE, np.float32), sample_rate=RATE)
+        return [with_clips(s, lambda *_: silence) for s in samples] if self.silent else views_of(samples, "text")
 
 
 @dataclass(frozen=True)
@@ -91,13 +104,14 @@ class Data:
     held_out: list[Sample]
 
     @classmethod
-    def load(cls, folder: Path, form: str, most: int | None) -> Data:
+    def load(cls, folder: Path, form: str, size: Settings) -> Data:
         sets = [read_samples(str(folder / f"{name}.json"), think=form == "think") for name in ("train", "held_out")]
         train, held_out = (list(loaded.samples) for loaded in sets)
         random.Random(0).shuffle(train)
         half = len(train) // 2
+        most = size.samples
         parts = [part[:: len(part) // (most or len(part))][:most] for part in (train[:half], train[half:], held_out)]
-        return cls(*(views_of(part, TEXT) if form == "blind" else part for part in parts))
+        return cls(*(size.without_audio(part) if form == "blind" else part for part in parts))
 
 
 def labelled(samples: list[Sample], form: str) -> list[Example]:
@@ -118,24 +132,30 @@ def first_model(folder: Path, seed: int, size: Settings) -> AudioPolicy:
     return tiny(texts, seed=seed, config=size.model)
 
 
-def train_form(out: Path, qa: Path, seed: int, form: str, size: Settings) -> None:
-    """A run folder of its own for the three models of one form; what is finished is not done again."""
+def train_form(out: Path, qa: Path, seed: int, form: str, size: Settings, clips: ClipCache) -> None:
+    """A run folder of its own for the three models of one form; what is finished is not done again. `clips`: what the
+    audio encoder, which no phase trains, makes of each clip."""
+
+    def sharing(policy: AudioPolicy) -> AudioPolicy:
+        policy.audio.cache = clips
+        return policy
+
     folder = out / form / f"seed_{seed}"
     run = Run.open(folder) if folder.exists() else Run.create(folder, "measure_audio_qa", [], size)
-    data = Data.load(qa, form, size.samples)
-    sets = {} if form == "blind" else {TEXT: views_of(data.held_out, TEXT)}
+    data = Data.load(qa, form, size)
+    sets = {} if form == "blind" else {NO_AUDIO: size.without_audio(data.held_out)}
     evaluation = Evaluation(answer_reward(form == "think"), data.held_out, MOST_TOKENS[form], sets)
-    policy = first_model(qa, seed, size)
+    policy = sharing(first_model(qa, seed, size))
     supervised = partial(supervise, run=run, form=form, seed=seed)
     timed(run, "start", lambda: supervised(policy, data.start, phase="start", steps=size.start_steps, lr=size.start_lr))
     measure(run, form, policy, evaluation)
     start = str(run.checkpoint("start"))
 
-    policy = load_policy(start, size.model)
+    policy = sharing(load_policy(start, size.model))
     timed(run, "grpo", lambda: reinforce(policy, data.more, run, form, seed, size))
     measure(run, f"{form}_grpo", policy, evaluation)
 
-    policy = load_policy(start, size.model)
+    policy = sharing(load_policy(start, size.model))
     timed(run, "sft", lambda: supervised(policy, data.more, phase="sft", steps=size.sft_steps, lr=size.sft_lr))
     measure(run, f"{form}_sft", policy, evaluation)
 
@@ -188,7 +208,7 @@ def accuracy_table(out: Path) -> str:
             cells += [", ".join(f"{100 * hits([folder], name).mean():.1f}" for folder in folders)]
             cells += ["" if name == form else percent(right - start, "+")]
             cells += [f"{100 * right[tasks[task]].mean():.1f}" for task in ("speech", "sound", "music")]
-            cells += [percent(hits(folders, f"{TEXT}_{name}")) if form != "blind" else ""]
+            cells += [percent(hits(folders, f"{NO_AUDIO}_{name}")) if form != "blind" else ""]
             rows.append(cells)
     return f"## Held-out questions\n\n{markdown(header, rows)}"
 
@@ -246,10 +266,11 @@ def main() -> None:
     if args.quick:
         size = replace(size, samples=16)
     torch.set_num_threads(1)
+    clips = ClipCache(size.model.audio_cache_mb * 2**20)
     try:
         for seed in args.seeds[:1] if args.quick else args.seeds:
             for form in args.only:
-                train_form(args.out, args.qa, seed, form, size)
+                train_form(args.out, args.qa, seed, form, size, clips)
     except Interrupted:
         sys.exit("stopped; the same command continues")
     tables = "\n".join(table(args.out) for table in (accuracy_table, against_table, thought_table, listening))

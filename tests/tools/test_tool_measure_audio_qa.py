@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+
+from audiorl.models import whisper
 
 ROOT = Path(__file__).parents[2]
 TASKS = ("speech", "sound", "music")
@@ -29,13 +32,19 @@ def questions(folder: Path, split: str, count: int) -> None:
     (folder / f"{split}.json").write_text(json.dumps(rows))
 
 
-@pytest.mark.slow
-def test_every_form_is_trained_once_and_measured_with_and_without_audio(tmp_path: Path) -> None:
-    qa, out = tmp_path / "qa", tmp_path / "out"
-    qa.mkdir()
-    questions(qa, "train", 48)
-    questions(qa, "held_out", 24)
-    command = [sys.executable, "tools/measure_audio_qa.py", "--qa", str(qa), "--out", str(out), "--quick"]
+@pytest.fixture
+def qa(tmp_path: Path) -> Path:
+    folder = tmp_path / "qa"
+    folder.mkdir()
+    questions(folder, "train", 48)
+    questions(folder, "held_out", 24)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path, qa: Path) -> Callable[..., str]:
+    """The quick experiment in tmp_path/out, with more options."""
+    command = [sys.executable, "tools/measure_audio_qa.py", "--qa", str(qa), "--out", str(tmp_path / "out"), "--quick"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
     def run(*options: str) -> str:
@@ -43,6 +52,14 @@ def test_every_form_is_trained_once_and_measured_with_and_without_audio(tmp_path
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
+    return run
+
+
+@pytest.mark.slow
+def test_every_form_is_trained_once_and_measured_with_and_without_audio(
+    tmp_path: Path, run: Callable[..., str]
+) -> None:
+    out = tmp_path / "out"
     first = run("--only", "answers")
     assert "| think" not in first
     second = run()
@@ -60,3 +77,14 @@ def test_every_form_is_trained_once_and_measured_with_and_without_audio(tmp_path
     run("--path", str(out / "answers" / "seed_0" / start), "--out", str(tmp_path / "other"), "--only", "answers")
     (other,) = (tmp_path / "other").glob("answers/seed_0/checkpoints/start/*")
     assert (other / "adapter_config.json").exists()
+
+
+@pytest.mark.slow
+def test_whisper_guesses_from_silence(tmp_path: Path, run: Callable[..., str]) -> None:
+    whisper.tiny(["Which tone?", "high", "low"]).save(str(tmp_path / "whisper"))
+    run("--path", str(tmp_path / "whisper"), "--only", "answers", "blind")
+    accuracy = (tmp_path / "out" / "table.md").read_text().split("## ")[1]
+    rows = {cells[0].strip("| "): cells for line in accuracy.splitlines() if (cells := line.split(" | "))[1:]}
+    for form, has_audio in (("answers", True), ("blind", False)):
+        assert bool(rows[form][-1].strip(" |")) == has_audio  # accuracy without the audio
+        assert float(rows[f"{form}_grpo"][1]) > 0  # CPU seconds
