@@ -73,8 +73,11 @@ class Settings:
     start_lr: float = 1e-3
     sft_lr: float = 3e-4
     grpo_lr: float = 3e-5
-    samples: int | None = None
-    """Most questions of each set; None: all."""
+    questions: int | None = None
+    """Most training questions; None: all."""
+    held_out: int | None = None
+    """Most questions to measure on; None: all."""
+    micro_batch_tokens: int = 3000
     path: str | None = None
     """The model to start from; None: the quickstart's, with new weights."""
     model: ModelConfig = ModelConfig(audio="projector", audio_cache_mb=3000)
@@ -85,7 +88,9 @@ class Settings:
     def of_path(cls, path: str) -> Settings:
         if model_type(path) == "whisper":
             model = ModelConfig(audio="frozen", audio_cache_mb=12_000, autocast=True)
-            return cls(path=path, model=model, start_lr=1e-4, sft_lr=3e-5, grpo_lr=1e-5, silent=True)
+            return cls(
+                path=path, model=model, start_lr=1e-4, sft_lr=3e-5, grpo_lr=1e-5, micro_batch_tokens=40_000, silent=True
+            )
         lora = LoraConfig(rank=32, alpha=64)
         model = ModelConfig(audio="projector", audio_cache_mb=3000, autocast=True, lora=lora)
         return cls(path=path, model=model, start_lr=3e-4, sft_lr=1e-4)
@@ -108,10 +113,15 @@ class Data:
         sets = [read_samples(str(folder / f"{name}.json"), think=form == "think") for name in ("train", "held_out")]
         train, held_out = (list(loaded.samples) for loaded in sets)
         random.Random(0).shuffle(train)
+        train = train[: size.questions]
         half = len(train) // 2
-        most = size.samples
-        parts = [part[:: len(part) // (most or len(part))][:most] for part in (train[:half], train[half:], held_out)]
+        parts = [train[:half], train[half:], evenly(held_out, size.held_out)]
         return cls(*(size.without_audio(part) if form == "blind" else part for part in parts))
+
+
+def evenly(samples: list[Sample], most: int | None) -> list[Sample]:
+    """At most so many of the samples, evenly spaced; None: all."""
+    return samples if most is None else samples[:: max(len(samples) // most, 1)][:most]
 
 
 def labelled(samples: list[Sample], form: str) -> list[Example]:
@@ -146,7 +156,7 @@ def train_form(out: Path, qa: Path, seed: int, form: str, size: Settings, clips:
     sets = {} if form == "blind" else {NO_AUDIO: size.without_audio(data.held_out)}
     evaluation = Evaluation(answer_reward(form == "think"), data.held_out, MOST_TOKENS[form], sets)
     policy = sharing(first_model(qa, seed, size))
-    supervised = partial(supervise, run=run, form=form, seed=seed)
+    supervised = partial(supervise, run=run, size=size, form=form, seed=seed)
     timed(run, "start", lambda: supervised(policy, data.start, phase="start", steps=size.start_steps, lr=size.start_lr))
     measure(run, form, policy, evaluation)
     start = str(run.checkpoint("start"))
@@ -161,9 +171,18 @@ def train_form(out: Path, qa: Path, seed: int, form: str, size: Settings, clips:
 
 
 def supervise(
-    policy: AudioPolicy, samples: list[Sample], *, run: Run, form: str, seed: int, phase: str, steps: int, lr: float
+    policy: AudioPolicy,
+    samples: list[Sample],
+    *,
+    run: Run,
+    size: Settings,
+    form: str,
+    seed: int,
+    phase: str,
+    steps: int,
+    lr: float,
 ) -> None:
-    config = SFTConfig(steps=steps, batch_size=24, micro_batch_tokens=3000, save_every=50)
+    config = SFTConfig(steps=steps, batch_size=24, micro_batch_tokens=size.micro_batch_tokens, save_every=50)
     optim = OptimConfig(lr=lr, warmup_steps=20, schedule="cosine")
     sft(policy, labelled(samples, form), run, config=config, optim=optim, seed=seed, phase=phase)
 
@@ -175,10 +194,14 @@ def reinforce(policy: AudioPolicy, samples: list[Sample], run: Run, form: str, s
         answer_reward(form == "think"),
         run,
         config=RLConfig(
-            steps=size.grpo_steps, group_size=8, prompts_per_step=12, micro_batch_tokens=3000, save_every=20
+            steps=size.grpo_steps,
+            group_size=8,
+            prompts_per_step=12,
+            micro_batch_tokens=size.micro_batch_tokens,
+            save_every=20,
         ),
         optim=OptimConfig(lr=size.grpo_lr, warmup_steps=5),
-        sampling=SamplingConfig(max_new_tokens=MOST_TOKENS[form]),
+        sampling=SamplingConfig(max_new_tokens=MOST_TOKENS[form], max_batch_tokens=400_000),
         seed=seed,
         phase="grpo",
     )
@@ -257,14 +280,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=FORMS, default=FORMS, help="forms to train")
     parser.add_argument("--path", help="model to start from; by default the quickstart's with new weights")
     parser.add_argument("--steps", type=int, nargs=3, metavar=("START", "GRPO", "SFT"), help="steps of each phase")
+    parser.add_argument("--questions", type=int, help="most training questions (default: all)")
     parser.add_argument("--quick", action="store_true", help="a few questions and steps: does the command work?")
     args = parser.parse_args()
-    size = Settings.of_path(args.path) if args.path else Settings()
+    size = replace(Settings.of_path(args.path) if args.path else Settings(), questions=args.questions)
     steps = args.steps or ([2, 2, 2] if args.quick else None)
     if steps:
         size = replace(size, start_steps=steps[0], grpo_steps=steps[1], sft_steps=steps[2])
     if args.quick:
-        size = replace(size, samples=16)
+        size = replace(size, questions=32, held_out=16)
     torch.set_num_threads(1)
     clips = ClipCache(size.model.audio_cache_mb * 2**20)
     try:
