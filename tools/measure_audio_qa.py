@@ -23,17 +23,21 @@ intervals over questions. `--only` names forms, `--seeds` seeds.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 import torch
 from arms import check_listening, cpu_seconds, hits, listening_table, markdown, percent, places, seeds_with, timed
+from safetensors.torch import save_file
+from torch import Tensor
 
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
@@ -46,6 +50,7 @@ from audiorl.judges.loading import model_type
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.audio_encoder import ClipCache
 from audiorl.models.examples import Example
+from audiorl.models.loading import read_tensors
 from audiorl.models.qwen_omni import tiny
 from audiorl.recipe.common import answer_reward
 from audiorl.rewards.tags import extract_answer, extract_think
@@ -142,9 +147,33 @@ def first_model(folder: Path, seed: int, size: Settings) -> AudioPolicy:
     return tiny(texts, seed=seed, config=size.model)
 
 
+class StoredClips(ClipCache):
+    """What the audio encoder, which no phase trains, makes of each clip: in memory, and in files of `folder`, so that
+    every form, seed and process has it from the first one that encodes the clip."""
+
+    def __init__(self, folder: Path, max_bytes: int):
+        super().__init__(max_bytes)
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _file(self, key: str) -> Path:
+        return self.folder / f"{sha256(key.encode()).hexdigest()[:32]}.safetensors"
+
+    def get(self, key: str) -> Tensor | None:
+        if (tensor := super().get(key)) is None and (file := self._file(key)).exists():
+            tensor = read_tensors(file)["output"]
+            super().put(key, tensor)
+        return tensor
+
+    def put(self, key: str, tensor: Tensor) -> None:
+        super().put(key, tensor)
+        partial_file = self._file(key).with_suffix(f".{os.getpid()}")
+        save_file({"output": tensor.contiguous()}, partial_file)
+        partial_file.replace(self._file(key))
+
+
 def train_form(out: Path, qa: Path, seed: int, form: str, size: Settings, clips: ClipCache) -> None:
-    """A run folder of its own for the three models of one form; what is finished is not done again. `clips`: what the
-    audio encoder, which no phase trains, makes of each clip."""
+    """A run folder of its own for the three models of one form; what is finished is not done again."""
 
     def sharing(policy: AudioPolicy) -> AudioPolicy:
         policy.audio.cache = clips
@@ -290,7 +319,7 @@ def main() -> None:
     if args.quick:
         size = replace(size, questions=32, held_out=16)
     torch.set_num_threads(1)
-    clips = ClipCache(size.model.audio_cache_mb * 2**20)
+    clips = StoredClips(args.out / "encoded", size.model.audio_cache_mb * 2**20)
     try:
         for seed in args.seeds[:1] if args.quick else args.seeds:
             for form in args.only:
