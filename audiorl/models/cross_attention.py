@@ -51,13 +51,16 @@ class CrossAttentionDecoder(WhisperDecoder):
         audio_rows: Tensor | None = None,
         spans: Spans | None = None,
         attention: Attention = "auto",
+        trained_audio: bool = True,
         **kwargs: Any,
     ) -> Any:
         """`audio_rows` is true where a row is memory: [T] with `spans`, on the CPU; [R, S] in prompts, which are padded
-        on the left and masked by `attention_mask` [R, S]; None for rows of text. Rows of memory give zeros."""
+        on the left and masked by `attention_mask` [R, S]; None for rows of text. Rows of memory give zeros. They get no
+        gradient, which most of a backward pass would be spent on, where not `trained_audio`."""
         if spans is not None:
             assert inputs_embeds is not None and audio_rows is not None
-            return BaseModelOutput(last_hidden_state=self._packed(inputs_embeds[0], audio_rows, spans, attention)[None])
+            hidden = self._packed(inputs_embeds[0], audio_rows, spans, attention, trained_audio)
+            return BaseModelOutput(last_hidden_state=hidden[None])
         if isinstance(past_key_values, CrossAttentionCache):
             assert inputs_embeds is not None
             if audio_rows is not None:
@@ -73,13 +76,15 @@ class CrossAttentionDecoder(WhisperDecoder):
             **kwargs,
         )
 
-    def _packed(self, rows_TH: Tensor, audio_rows: Tensor, spans: Spans, attention: Attention) -> Tensor:
+    def _packed(
+        self, rows_TH: Tensor, audio_rows: Tensor, spans: Spans, attention: Attention, trained_audio: bool
+    ) -> Tensor:
         texts = [0, *accumulate((~audio_rows).long().tolist())]  # rows of text before each row
         text_spans = [(texts[a], texts[b], texts[c], texts[d]) for a, b, c, d in spans]
         places = torch.cat([torch.arange(d - c, d - c + b - a) for a, b, c, d in text_spans])
         text_rows, memory_rows = (rows.nonzero()[:, 0].to(rows_TH.device) for rows in (~audio_rows, audio_rows))
         memory_lengths, reader_lengths = memories_of(audio_rows, spans)
-        memory = rows_TH[memory_rows][None]
+        memory = (rows_TH if trained_audio else rows_TH.detach())[memory_rows][None]
         self._check_length(int(places.max()) + 1 if len(places) else 0)
         hidden = (rows_TH[text_rows] + self.embed_positions.weight[places.to(rows_TH.device)])[None]
 

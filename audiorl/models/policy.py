@@ -363,6 +363,7 @@ class AudioPolicy(nn.Module):
             spans = spans_of(batch.span_ids, batch.span_parents)
             rows = self.audio_rows(batch.ids, batch.loss_mask)
             packed = {"audio_rows": rows, "spans": spans, "attention": self.config.attention}
+            packed["trained_audio"] = self.config.audio != "frozen"
             return decoder(inputs_embeds=embeds_TH[None], **packed).last_hidden_state[0]
         if takes_segments(decoder):
             spans = spans_of(batch.span_ids, batch.span_parents)
