@@ -362,9 +362,13 @@ class AudioPolicy(nn.Module):
         if isinstance(decoder, CrossAttentionDecoder):
             spans = spans_of(batch.span_ids, batch.span_parents)
             rows = self.audio_rows(batch.ids, batch.loss_mask)
-            packed = {"audio_rows": rows, "spans": spans, "attention": self.config.attention}
-            packed["trained_audio"] = self.config.audio != "frozen"
-            return decoder(inputs_embeds=embeds_TH[None], **packed).last_hidden_state[0]
+            return decoder(
+                inputs_embeds=embeds_TH[None],
+                audio_rows=rows,
+                spans=spans,
+                attention=self.config.attention,
+                trained_audio=self.config.audio != "frozen",
+            ).last_hidden_state[0]
         if takes_segments(decoder):
             spans = spans_of(batch.span_ids, batch.span_parents)
             attention = packed_arguments(decoder, spans, self.config.attention, embeds_TH[None])
