@@ -16,9 +16,11 @@ from __future__ import annotations
 import _ctypes
 import ctypes
 import os
+import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
@@ -132,6 +134,23 @@ _lock = threading.Lock()
 _unload = getattr(_ctypes, "dlclose" if os.name == "posix" else "FreeLibrary")
 
 
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """SIGINT is handled after the block: ctypes would drop a KeyboardInterrupt that is raised in a callback."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or handler is None:
+        yield
+        return
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if interrupts:
+            signal.raise_signal(signal.SIGINT)
+
+
 def _samples(text: str, voice: str, speed: int, pitch: int) -> tuple[np.ndarray, int]:
     """float32 [T] and its rate in Hz, from a library loaded for this one call.
 
@@ -146,7 +165,7 @@ def _samples(text: str, voice: str, speed: int, pitch: int) -> tuple[np.ndarray,
         return 0  # go on
 
     callback = _SynthCallback(receive)
-    with _lock:
+    with _lock, _interrupts_wait():
         library = ctypes.CDLL(espeakng_loader.get_library_path())
         try:
             rate = library.espeak_Initialize(_SYNCHRONOUS, 0, espeakng_loader.get_data_path().encode(), _DONT_EXIT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -97,3 +99,16 @@ def test_voices_are_accents_with_and_without_variants() -> None:
 def test_bad_requests(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         synthesize(**{"text": TEXT, "language": "en", **arguments})
+
+
+def test_an_interrupt_during_synthesis_is_not_lost() -> None:
+    program = """
+import os, signal, threading
+from audiorl.data.synth import synthesize
+threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+synthesize("a long text to speak " * 3000, "en")
+print("the interrupt was lost")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "KeyboardInterrupt" in done.stderr and done.stdout == "", done.stdout + done.stderr
+    assert "ignored" not in done.stderr
