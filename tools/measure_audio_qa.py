@@ -48,7 +48,7 @@ from audiorl.evaluation.generate import read_rows
 from audiorl.evaluation.phases import Evaluation
 from audiorl.judges.loading import model_type
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.audio_encoder import ClipCache
+from audiorl.models.clip_cache import ClipCache
 from audiorl.models.examples import Example
 from audiorl.models.loading import read_tensors
 from audiorl.models.qwen_omni import tiny
@@ -265,6 +265,20 @@ def accuracy_table(out: Path) -> str:
     return f"## Held-out questions\n\n{markdown(header, rows)}"
 
 
+def kinds_table(out: Path) -> str:
+    """Accuracy by kind of question, which ids begin with, of every model."""
+    models = [(form, form + suffix) for form in FORMS for suffix in TRAINED if seeds_with(out / form, form + suffix)]
+    columns, kinds = [], {}
+    for form, name in models:
+        folders = seeds_with(out / form, name)
+        kinds = places(folders[0] / "eval" / f"{name}.jsonl", lambda row: " ".join(row["id"].split("-")[:2]))
+        right = hits(folders, name)
+        columns.append([f"{100 * right[of_kind].mean():.0f}" for of_kind in kinds.values()])
+    rows = [(kind, str(len(kinds[kind])), *cells) for kind, *cells in zip(kinds, *columns, strict=True)]
+    header = ("accuracy %", "questions", *(name for _, name in models))
+    return f"## Kinds of questions\n\n{markdown(header, sorted(rows))}"
+
+
 def against_table(out: Path) -> str:
     """Differences between forms over the same questions and the seeds that both have."""
     rows = []
@@ -301,6 +315,9 @@ def listening(out: Path) -> str:
     return listening_table({name: seeds_with(out / form, name) for form, name in names})
 
 
+TABLES = (accuracy_table, kinds_table, against_table, thought_table, listening)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--qa", type=Path, required=True, help="folder that `audiorl data build-qa` wrote")
@@ -326,7 +343,7 @@ def main() -> None:
                 train_form(args.out, args.qa, seed, form, size, clips)
     except Interrupted:
         sys.exit("stopped; the same command continues")
-    tables = "\n".join(table(args.out) for table in (accuracy_table, against_table, thought_table, listening))
+    tables = "\n".join(table(args.out) for table in TABLES)
     (args.out / "table.md").write_text(tables)
     print(tables)
 

@@ -5,7 +5,6 @@ Shapes: D audio encoder width, H decoder width.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from math import ceil
@@ -19,6 +18,7 @@ from audiorl.audio import name as clip_name
 from audiorl.config import ModelConfig
 from audiorl.models.attention import set_chunk_attention
 from audiorl.models.backbone import Backbone
+from audiorl.models.clip_cache import ClipCache
 from audiorl.models.features import log_mel
 from audiorl.models.precision import autocast
 
@@ -177,28 +177,3 @@ class AudioEncoder:
                 f"together; make the context of {clip.context:g} s a multiple of the audio encoder's frame"
             )
         return output[context_tokens:]
-
-
-class ClipCache:
-    """Tensors by `AudioClip.key`, bounded in bytes; the least recently used is dropped first."""
-
-    def __init__(self, max_bytes: int):
-        self._max_bytes, self._bytes = max_bytes, 0
-        self._tensors: OrderedDict[str, Tensor] = OrderedDict()
-
-    def get(self, key: str) -> Tensor | None:
-        if key in self._tensors:
-            self._tensors.move_to_end(key)
-            return self._tensors[key]
-        return None
-
-    def clear(self) -> None:
-        self._tensors.clear()
-        self._bytes = 0
-
-    def put(self, key: str, tensor: Tensor) -> None:
-        self._tensors[key] = tensor
-        self._bytes += tensor.nbytes
-        while self._bytes > self._max_bytes and len(self._tensors) > 1:
-            _, dropped = self._tensors.popitem(last=False)
-            self._bytes -= dropped.nbytes

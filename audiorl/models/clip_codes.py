@@ -8,7 +8,7 @@ from torch import Tensor
 
 from audiorl.audio import AudioClip
 from audiorl.audio import name as clip_name
-from audiorl.models.audio_encoder import ClipCache
+from audiorl.models.clip_cache import ClipCache
 from tokenizers_audio.protocol import AudioTokenizer
 
 

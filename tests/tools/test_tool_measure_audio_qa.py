@@ -64,11 +64,12 @@ def test_every_form_is_trained_once_and_measured_with_and_without_audio(
     assert "| think" not in first
     second = run()
     assert first.count("grpo 2/2") == 1 and second.count("grpo 2/2") == 2
-    accuracy, differences, thoughts, listening = (out / "table.md").read_text().split("## ")[1:]
+    accuracy, kinds, differences, thoughts, listening = (out / "table.md").read_text().split("## ")[1:]
     names = [f"{form}{suffix}" for form in ("answers", "think", "blind") for suffix in ("", "_grpo", "_sft")]
     assert [line.split(" | ")[0] for line in accuracy.splitlines() if line.startswith("| ")][2:] == [
         f"| {name}" for name in names
     ]
+    assert "| speech pitch | 6 |" in kinds and "blind_sft" in kinds
     assert "think_grpo - answers_grpo | 1 |" in differences and "| think_grpo |" in thoughts
     assert "| blind" not in listening and "| think_sft |" in listening
     assert set(json.loads((out / "blind" / "seed_0" / "cpu.json").read_text())) == {"start", "grpo", "sft"}
