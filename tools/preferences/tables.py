@@ -15,13 +15,17 @@ from audiorl.rewards.tags import extract_think
 from audiorl.types import Rollout, Sample, Score, Segment
 from preferences.bench import Bench, read, slug
 
+CHOSEN = "preference/chosen_logprob"
+"""Of a training run's last step: the log-prob of the chosen answers."""
+
 
 def policy_table(bench: Bench, runs: Sequence[tuple[str, str]]) -> str:
     """One line for each (title, pattern of run names): means over the seeds, with intervals over the questions."""
     labels = list(bench.measured)
-    header = ["", "seeds", *(f"accuracy on {label}" for label in labels)]
-    header += ["tokens", "well-formed %", "KL to the start", "repeated words %", "thoughts said %"]
+    header = ["", "seeds", *(f"accuracy on {label}" for label in labels), f"{labels[-1]}: each seed", "mean of tasks"]
+    header += ["tokens", "well-formed %", "KL to the start", "chosen log-prob", "repeated words %", "thoughts said %"]
     transcripts = {s.id: s for s in bench.measured[labels[0]]}
+    tasks = [s.task for s in bench.measured[labels[-1]]]
     lines = []
     for title, pattern in runs:
         folders = sorted((bench.out / "results").glob(pattern))
@@ -33,9 +37,15 @@ def policy_table(bench: Bench, runs: Sequence[tuple[str, str]]) -> str:
         first = [a for rows in answers[labels[0]] for a in rows]
         cells = [title, str(len(folders))]
         cells += [share_with_interval([[float(a["right"]) for a in rows] for rows in answers[s]]) for s in labels]
+        right_SN = 100 * np.array([[a["right"] for a in rows] for rows in answers[labels[-1]]])
+        of_tasks = [right_SN[:, [task == one for task in tasks]].mean() for one in sorted(set(tasks))]
+        cells += [", ".join(f"{seed.mean():.1f}" for seed in right_SN), f"{np.mean(of_tasks):.1f}"]
         cells.append(f"{np.mean([a['tokens'] for a in first]):.1f}")
         cells.append(f"{100 * np.mean([a['well_formed'] for a in first]):.0f}")
         cells.append(f"{np.mean([gap for f in folders for gap in read(f / 'kl.json')['kl']]):.2f}")
+        trained = [read(f / "train.json") for f in folders if (f / "train.json").exists()]
+        chosen = [row[CHOSEN] for row in trained if CHOSEN in row]
+        cells.append(f"{mean(chosen):.1f}" if chosen else "")
         cells.append(f"{100 * np.mean([repeated(a['text']) for a in first]):.1f}")
         cells.append(f"{100 * np.mean([all_said(transcripts[a['id']], a['text']) for a in first]):.1f}")
         lines.append(cells)
