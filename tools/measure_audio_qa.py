@@ -187,16 +187,17 @@ def train_form(out: Path, qa: Path, seed: int, form: str, size: Settings, clips:
     policy = sharing(first_model(qa, seed, size))
     supervised = partial(supervise, run=run, size=size, form=form, seed=seed)
     timed(run, "start", lambda: supervised(policy, data.start, phase="start", steps=size.start_steps, lr=size.start_lr))
-    measure(run, form, policy, evaluation)
+    measured = partial(measure, run=run, form=form, evaluation=evaluation)
+    measured(policy, form)
     start = str(run.checkpoint("start"))
 
     policy = sharing(load_policy(start, size.model))
     timed(run, "grpo", lambda: reinforce(policy, data.more, run, form, seed, size))
-    measure(run, f"{form}_grpo", policy, evaluation)
+    measured(policy, f"{form}_grpo")
 
     policy = sharing(load_policy(start, size.model))
     timed(run, "sft", lambda: supervised(policy, data.more, phase="sft", steps=size.sft_steps, lr=size.sft_lr))
-    measure(run, f"{form}_sft", policy, evaluation)
+    measured(policy, f"{form}_sft")
 
 
 def supervise(
@@ -236,11 +237,11 @@ def reinforce(policy: AudioPolicy, samples: list[Sample], run: Run, form: str, s
     )
 
 
-def measure(run: Run, name: str, policy: AudioPolicy, evaluation: Evaluation) -> None:
+def measure(policy: AudioPolicy, name: str, *, run: Run, form: str, evaluation: Evaluation) -> None:
     """The evaluation `name`, its twin without audio, and `listening_NAME` on every fourth question."""
     evaluation.measure(run, name, policy)
     if evaluation.sets:
-        check_listening(run, name, policy, labelled(list(evaluation.held_out[::4]), "answers"))
+        check_listening(run, name, policy, labelled(list(evaluation.held_out[::4]), form))
 
 
 # -- the tables --------------------------------------------------------------------------------------------------------
