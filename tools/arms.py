@@ -1,4 +1,4 @@
-"""What experiments share that train several arms from one start: the start, runs, CPU time, right answers, tables."""
+"""What experiments with several arms from one start share: the start, runs, CPU time, samples, answers, tables."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from audiorl.models.examples import Example
 from audiorl.run.checkpoint import write_json
 from audiorl.run.folder import Run
 from audiorl.run.records import RunState, read_record
+from audiorl.types import Sample
 
 
 def train_recipe(folder: Path, command: str) -> None:
@@ -74,6 +75,11 @@ def places(path: Path, group: Callable[[Mapping[str, Any]], str]) -> dict[str, l
     for place, row in enumerate(read_rows(path)):
         by_group.setdefault(group(row), []).append(place)
     return by_group
+
+
+def spaced(samples: list[Sample], most: int | None) -> list[Sample]:
+    """At most so many of the samples, evenly spaced; None: all."""
+    return samples if most is None else samples[:: max(len(samples) // most, 1)][:most]
 
 
 def percent(values: np.ndarray, sign: str = "") -> str:

@@ -35,7 +35,18 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from arms import check_listening, cpu_seconds, hits, listening_table, markdown, percent, places, seeds_with, timed
+from arms import (
+    check_listening,
+    cpu_seconds,
+    hits,
+    listening_table,
+    markdown,
+    percent,
+    places,
+    seeds_with,
+    spaced,
+    timed,
+)
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -120,13 +131,8 @@ class Data:
         random.Random(0).shuffle(train)
         train = train[: size.questions]
         half = len(train) // 2
-        parts = [train[:half], train[half:], evenly(held_out, size.held_out)]
+        parts = [train[:half], train[half:], spaced(held_out, size.held_out)]
         return cls(*(size.without_audio(part) if form == "blind" else part for part in parts))
-
-
-def evenly(samples: list[Sample], most: int | None) -> list[Sample]:
-    """At most so many of the samples, evenly spaced; None: all."""
-    return samples if most is None else samples[:: max(len(samples) // most, 1)][:most]
 
 
 def labelled(samples: list[Sample], form: str) -> list[Example]:
@@ -170,6 +176,14 @@ class StoredClips(ClipCache):
         partial_file = self._file(key).with_suffix(f".{os.getpid()}")
         save_file({"output": tensor.contiguous()}, partial_file)
         partial_file.replace(self._file(key))
+
+
+def encoded_folder(out: Path, qa: Path, path: str | None) -> Path:
+    """Of `StoredClips`: another model or other questions, whose files may have the names of these, have another one."""
+    digest = sha256(str(path).encode())
+    for name in ("train", "held_out"):
+        digest.update((qa / f"{name}.json").read_bytes())
+    return out / "encoded" / digest.hexdigest()[:16]
 
 
 def train_form(out: Path, qa: Path, seed: int, form: str, size: Settings, clips: ClipCache) -> None:
@@ -269,15 +283,13 @@ def accuracy_table(out: Path) -> str:
 def kinds_table(out: Path) -> str:
     """Accuracy by kind of question, which ids begin with, of every model."""
     models = [(form, form + suffix) for form in FORMS for suffix in TRAINED if seeds_with(out / form, form + suffix)]
-    columns, kinds = [], {}
-    for form, name in models:
-        folders = seeds_with(out / form, name)
-        kinds = places(folders[0] / "eval" / f"{name}.jsonl", lambda row: " ".join(row["id"].split("-")[:2]))
-        right = hits(folders, name)
-        columns.append([f"{100 * right[of_kind].mean():.0f}" for of_kind in kinds.values()])
-    rows = [(kind, str(len(kinds[kind])), *cells) for kind, *cells in zip(kinds, *columns, strict=True)]
+    form, name = models[0]
+    answers = seeds_with(out / form, name)[0] / "eval" / f"{name}.jsonl"
+    kinds = places(answers, lambda row: " ".join(row["id"].split("-")[:2]))  # the same questions for every model
+    right = [hits(seeds_with(out / form, name), name) for form, name in models]
+    rows = [(k, str(len(kinds[k])), *(f"{100 * r[kinds[k]].mean():.0f}" for r in right)) for k in sorted(kinds)]
     header = ("accuracy %", "questions", *(name for _, name in models))
-    return f"## Kinds of questions\n\n{markdown(header, sorted(rows))}"
+    return f"## Kinds of questions\n\n{markdown(header, rows)}"
 
 
 def against_table(out: Path) -> str:
@@ -337,7 +349,7 @@ def main() -> None:
     if args.quick:
         size = replace(size, questions=32, held_out=16)
     torch.set_num_threads(1)
-    clips = StoredClips(args.out / "encoded", size.model.audio_cache_mb * 2**20)
+    clips = StoredClips(encoded_folder(args.out, args.qa, args.path), size.model.audio_cache_mb * 2**20)
     try:
         for seed in args.seeds[:1] if args.quick else args.seeds:
             for form in args.only:

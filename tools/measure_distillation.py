@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from arms import check_listening, cpu_seconds, hits, listening_table, markdown, percent, seeds_with, timed
+from arms import check_listening, cpu_seconds, hits, listening_table, markdown, percent, seeds_with, spaced, timed
 
 from audiorl.config import DistillConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.bundled import LANGUAGE_QUESTION, bundled_languages, language_phrases, language_question
@@ -89,7 +89,7 @@ class Data:
     def load(cls, most: int | None) -> Data:
         unseen = [language_question(u.clip, u, u.speaker) for u in unseen_speakers() if u.duration <= MAX_SECONDS]
         sets = (bundled_languages("train", MAX_SECONDS), bundled_languages("test", MAX_SECONDS), unseen)
-        return cls(*(s if most is None else s[:: max(len(s) // most, 1)][:most] for s in sets))
+        return cls(*(spaced(s, most) for s in sets))
 
 
 def labelled(samples: list[Sample]) -> list[Example]:

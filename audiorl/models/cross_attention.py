@@ -55,8 +55,8 @@ class CrossAttentionDecoder(WhisperDecoder):
         **kwargs: Any,
     ) -> Any:
         """`audio_rows` is true where a row is memory: [T] with `spans`, on the CPU; [R, S] in prompts, which are padded
-        on the left and masked by `attention_mask` [R, S]; None for rows of text. Rows of memory give zeros. They get no
-        gradient, which most of a backward pass would be spent on, where not `trained_audio`."""
+        on the left and masked by `attention_mask` [R, S]; None for rows of text. Rows of memory give zeros. Where not
+        `trained_audio` no gradient of them is computed."""
         if spans is not None:
             assert inputs_embeds is not None and audio_rows is not None
             hidden = self._packed(inputs_embeds[0], audio_rows, spans, attention, trained_audio)

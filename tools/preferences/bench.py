@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from arms import spaced
 from safetensors.torch import load_file, save_file
 
 from audiorl.config import ModelConfig, SamplingConfig
@@ -208,11 +209,6 @@ class Bench:
             assert e.engine_logprobs is not None and e.ref_logprobs is not None
             gaps.append(float((e.engine_logprobs - e.ref_logprobs).sum()))
         return gaps
-
-
-def spaced(samples: list[Sample], most: int | None) -> list[Sample]:
-    """At most so many of the samples, evenly spaced; None: all."""
-    return samples if most is None else samples[:: max(len(samples) // most, 1)][:most]
 
 
 def samples_of(name: str) -> list[Sample]:
