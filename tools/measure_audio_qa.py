@@ -4,10 +4,13 @@
     python tools/measure_audio_qa.py --qa qa --out runs/audio-qa             # continues where it stopped
     python tools/measure_audio_qa.py --qa qa --out runs/try --quick          # minutes: every part once
     python tools/measure_audio_qa.py --qa qa --out runs/smol --path aligned --steps 150 80 80   # from another model
+    python tools/measure_audio_qa.py --qa qa --out runs/reads --path models/whisper-base-10s --reading 100
 
 The start is the quickstart's model with new weights behind Whisper's encoder, or with `--path` a model that understands
 speech already: Whisper, all of whose decoder is trained, or one of `align-speech`, which gets adapters; both compute in
-bfloat16. The training questions are halved. Three forms of the task are learned from the first half by SFT:
+bfloat16 where the processor has instructions for it. With `--reading` it first learns to read choices, so many steps
+and without audio (`qa_reading.py`). The training questions are halved. Three forms of the task are learned from the
+first half by SFT:
 
   answers   the answer alone, from the audio
   think     "i hear ANSWER" in <think> tags, then the answer, from the audio
@@ -16,8 +19,9 @@ bfloat16. The training questions are halved. Three forms of the task are learned
 On the second half each then trains by GRPO (NAME_grpo), rewarded for right answers and the format, and by more SFT
 (NAME_sft) for about the same CPU time: `Settings` has the steps. Greedy answers to the held-out questions, of which no
 speaker, sound file or piece of music is in training, are measured with the audio and without it, and what the right
-audio adds to the labels (`audiorl.evaluation.listening`). OUT/table.md has means over seeds with 95 % bootstrap
-intervals over questions. `--only` names forms, `--seeds` seeds.
+audio adds to the labels (`audiorl.evaluation.listening`); to every fourth question also the answers where the prompt
+says in words what the audio would. OUT/table.md has means over seeds with 95 % bootstrap intervals over questions.
+`--only` names forms, `--seeds` seeds.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ from arms import (
     spaced,
     timed,
 )
+from qa_reading import in_words, reading_questions
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -62,6 +67,7 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.clip_cache import ClipCache
 from audiorl.models.examples import Example
 from audiorl.models.loading import read_tensors
+from audiorl.models.precision import emulates_bfloat16
 from audiorl.models.qwen_omni import tiny
 from audiorl.recipe.common import answer_reward
 from audiorl.rewards.tags import extract_answer, extract_think
@@ -73,8 +79,10 @@ from audiorl.types import Sample
 FORMS = ("answers", "think", "blind")
 TRAINED = ("", "_grpo", "_sft")
 """What follows a form in the names of its models: the supervised start, after GRPO, after more SFT."""
-NO_AUDIO = "no_audio"
-"""The evaluation of a model without the audio."""
+NO_AUDIO, IN_WORDS = "no_audio", "in_words"
+"""The evaluations of a model without the audio, and with the right answer in words instead."""
+BATCH = 24
+"""Questions of a step of SFT."""
 MOST_TOKENS = {"answers": 20, "think": 36, "blind": 20}
 """Of an answer, by form."""
 
@@ -83,6 +91,7 @@ MOST_TOKENS = {"answers": 20, "think": 36, "blind": 20}
 class Settings:
     """The size of the experiment. GRPO and more SFT take about as much CPU time."""
 
+    reading_steps: int = 0
     start_steps: int = 400
     grpo_steps: int = 240
     sft_steps: int = 400
@@ -102,13 +111,14 @@ class Settings:
 
     @classmethod
     def of_path(cls, path: str) -> Settings:
+        autocast = not emulates_bfloat16(torch.cpu.get_capabilities())
         if model_type(path) == "whisper":
-            model = ModelConfig(audio="frozen", audio_cache_mb=12_000, autocast=True)
+            model = ModelConfig(audio="frozen", audio_cache_mb=12_000, autocast=autocast)
             return cls(
                 path=path, model=model, start_lr=1e-4, sft_lr=3e-5, grpo_lr=1e-5, micro_batch_tokens=40_000, silent=True
             )
         lora = LoraConfig(rank=32, alpha=64)
-        model = ModelConfig(audio="projector", audio_cache_mb=3000, autocast=True, lora=lora)
+        model = ModelConfig(audio="projector", audio_cache_mb=3000, autocast=autocast, lora=lora)
         return cls(path=path, model=model, start_lr=3e-4, sft_lr=1e-4)
 
     def without_audio(self, samples: Sequence[Sample]) -> list[Sample]:
@@ -140,8 +150,27 @@ def labelled(samples: list[Sample], form: str) -> list[Example]:
     return [Example(s, f"{thought}<answer>{{0}}</answer>".format(s.references[0])) for s in samples]
 
 
-def first_model(folder: Path, seed: int, size: Settings) -> AudioPolicy:
-    """The same for every form. A new one's tokenizer knows the words of all prompts and answers of the training
+def first_model(out: Path, folder: Path, seed: int, size: Settings) -> AudioPolicy:
+    """The same for every form: `new_model`, after it has learned to read choices where `size` says so."""
+    policy = new_model(folder, seed, size)
+    if not size.reading_steps:
+        return policy
+    run = open_run(out / "reading" / f"seed_{seed}", size)
+    forms = {form == "think": Data.load(folder, form, size) for form in ("answers", "think")}
+    rows = reading_questions({k: d.start + d.more for k, d in forms.items()}, BATCH * size.reading_steps, seed)
+    examples = [labelled(size.without_audio([s]), "think" if think else "answers")[0] for s, think in rows]
+    timed(
+        run,
+        "reading",
+        lambda: supervise(
+            policy, examples, run=run, size=size, seed=seed, phase="reading", steps=size.reading_steps, lr=size.start_lr
+        ),
+    )
+    return policy
+
+
+def new_model(folder: Path, seed: int, size: Settings) -> AudioPolicy:
+    """The model to start from. A new one's tokenizer knows the words of all prompts and answers of the training
     questions."""
     if size.path:
         return load_policy(size.path, size.model)
@@ -193,14 +222,16 @@ def train_form(out: Path, qa: Path, seed: int, form: str, size: Settings, clips:
         policy.audio.cache = clips
         return policy
 
-    folder = out / form / f"seed_{seed}"
-    run = Run.open(folder) if folder.exists() else Run.create(folder, "measure_audio_qa", [], size)
+    run = open_run(out / form / f"seed_{seed}", size)
     data = Data.load(qa, form, size)
-    sets = {} if form == "blind" else {NO_AUDIO: size.without_audio(data.held_out)}
+    no_audio = data.held_out if form == "blind" else size.without_audio(data.held_out)
+    sets = {IN_WORDS: [in_words(s) for s in no_audio[::4]]} | ({} if form == "blind" else {NO_AUDIO: no_audio})
     evaluation = Evaluation(answer_reward(form == "think"), data.held_out, MOST_TOKENS[form], sets)
-    policy = sharing(first_model(qa, seed, size))
-    supervised = partial(supervise, run=run, size=size, form=form, seed=seed)
-    timed(run, "start", lambda: supervised(policy, data.start, phase="start", steps=size.start_steps, lr=size.start_lr))
+    policy = sharing(first_model(out, qa, seed, size))
+    supervised = partial(supervise, run=run, size=size, seed=seed)
+    start_labels, more_labels = (labelled(part, form) for part in (data.start, data.more))
+    begin = partial(supervised, phase="start", steps=size.start_steps, lr=size.start_lr)
+    timed(run, "start", lambda: begin(policy, start_labels))
     measured = partial(measure, run=run, form=form, evaluation=evaluation)
     measured(policy, form)
     start = str(run.checkpoint("start"))
@@ -210,25 +241,28 @@ def train_form(out: Path, qa: Path, seed: int, form: str, size: Settings, clips:
     measured(policy, f"{form}_grpo")
 
     policy = sharing(load_policy(start, size.model))
-    timed(run, "sft", lambda: supervised(policy, data.more, phase="sft", steps=size.sft_steps, lr=size.sft_lr))
+    timed(run, "sft", lambda: supervised(policy, more_labels, phase="sft", steps=size.sft_steps, lr=size.sft_lr))
     measured(policy, f"{form}_sft")
+
+
+def open_run(folder: Path, size: Settings) -> Run:
+    return Run.open(folder) if folder.exists() else Run.create(folder, "measure_audio_qa", [], size)
 
 
 def supervise(
     policy: AudioPolicy,
-    samples: list[Sample],
+    examples: list[Example],
     *,
     run: Run,
     size: Settings,
-    form: str,
     seed: int,
     phase: str,
     steps: int,
     lr: float,
 ) -> None:
-    config = SFTConfig(steps=steps, batch_size=24, micro_batch_tokens=size.micro_batch_tokens, save_every=50)
+    config = SFTConfig(steps=steps, batch_size=BATCH, micro_batch_tokens=size.micro_batch_tokens, save_every=50)
     optim = OptimConfig(lr=lr, warmup_steps=20, schedule="cosine")
-    sft(policy, labelled(samples, form), run, config=config, optim=optim, seed=seed, phase=phase)
+    sft(policy, examples, run, config=config, optim=optim, seed=seed, phase=phase)
 
 
 def reinforce(policy: AudioPolicy, samples: list[Sample], run: Run, form: str, seed: int, size: Settings) -> None:
@@ -254,7 +288,7 @@ def reinforce(policy: AudioPolicy, samples: list[Sample], run: Run, form: str, s
 def measure(policy: AudioPolicy, name: str, *, run: Run, form: str, evaluation: Evaluation) -> None:
     """The evaluation `name`, its twin without audio, and `listening_NAME` on every fourth question."""
     evaluation.measure(run, name, policy)
-    if evaluation.sets:
+    if form != "blind":
         check_listening(run, name, policy, labelled(list(evaluation.held_out[::4]), form))
 
 
@@ -262,7 +296,7 @@ def measure(policy: AudioPolicy, name: str, *, run: Run, form: str, evaluation: 
 
 
 def accuracy_table(out: Path) -> str:
-    header = ("", "CPU s", "accuracy %", "each seed", "change", "speech", "sound", "music", "without audio")
+    header = ("", "CPU s", "accuracy %", "each seed", "change", "speech", "sound", "music", "without audio", "in words")
     rows = []
     for form in FORMS:
         for name in (form + suffix for suffix in TRAINED):
@@ -276,6 +310,7 @@ def accuracy_table(out: Path) -> str:
             cells += ["" if name == form else percent(right - start, "+")]
             cells += [f"{100 * right[tasks[task]].mean():.1f}" for task in ("speech", "sound", "music")]
             cells += [percent(hits(folders, f"{NO_AUDIO}_{name}")) if form != "blind" else ""]
+            cells += [f"{100 * hits(folders, f'{IN_WORDS}_{name}').mean():.1f}"]
             rows.append(cells)
     return f"## Held-out questions\n\n{markdown(header, rows)}"
 
@@ -339,10 +374,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=FORMS, default=FORMS, help="forms to train")
     parser.add_argument("--path", help="model to start from; by default the quickstart's with new weights")
     parser.add_argument("--steps", type=int, nargs=3, metavar=("START", "GRPO", "SFT"), help="steps of each phase")
+    parser.add_argument(
+        "--reading", type=int, default=0, help="steps of reading choices without audio, before all else"
+    )
     parser.add_argument("--questions", type=int, help="most training questions (default: all)")
     parser.add_argument("--quick", action="store_true", help="a few questions and steps: does the command work?")
     args = parser.parse_args()
-    size = replace(Settings.of_path(args.path) if args.path else Settings(), questions=args.questions)
+    size = Settings.of_path(args.path) if args.path else Settings()
+    size = replace(size, questions=args.questions, reading_steps=args.reading)
     steps = args.steps or ([2, 2, 2] if args.quick else None)
     if steps:
         size = replace(size, start_steps=steps[0], grpo_steps=steps[1], sft_steps=steps[2])

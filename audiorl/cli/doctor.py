@@ -198,7 +198,8 @@ def check_cpu_bf16(capabilities: Mapping[str, object]) -> Check:
         return Check("accelerator", "bf16", "info", detail, advice)
     if capabilities.get("avx512_bf16"):
         return Check("accelerator", "bf16", "info", "in hardware (AVX-512)")
-    return Check("accelerator", "bf16", "info", "emulated: slower than float32", "leave --model.autocast out")
+    detail = f"emulated: a product of width 512 takes {bf16_time(512, rounds=2):.0f}× the time of float32"
+    return Check("accelerator", "bf16", "info", detail, "leave --model.autocast out")
 
 
 def bf16_time(width: int = 1024, rounds: int = 5) -> float:

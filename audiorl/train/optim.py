@@ -11,6 +11,7 @@ from torch import Tensor
 
 from audiorl.config import OptimConfig
 from audiorl.models import AudioPolicy
+from audiorl.models.precision import emulates_bfloat16
 from audiorl.models.value import ValueModel
 from audiorl.runtime.config import current
 from audiorl.runtime.world import World
@@ -24,11 +25,25 @@ BF16_WIDTH = 512
 """From this width of the decoder on, a CPU with AMX updates and decodes faster in bfloat16 (`bench/precision.py`)."""
 
 
-def slow_in_float32(policy: AudioPolicy, capabilities: Mapping[str, object]) -> bool:
-    """Whether a CPU with these capabilities would compute this policy faster under autocast than it does now."""
+def slow_precision(policy: AudioPolicy, capabilities: Mapping[str, object]) -> str:
+    """What to change where a CPU with these capabilities would compute this policy faster in the other precision."""
     head = policy.backbone.head(policy.model).weight
-    wide = head.device.type == "cpu" and head.shape[1] >= BF16_WIDTH
-    return bool(capabilities.get("amx_bf16")) and wide and head.dtype == torch.float32 and not policy.config.autocast
+    if head.device.type != "cpu":
+        return ""
+    in_float32 = head.dtype == torch.float32 and not policy.config.autocast
+    if in_float32 and capabilities.get("amx_bf16") and head.shape[1] >= BF16_WIDTH:
+        return "training computes in float32; this CPU has AMX, so that --model.autocast (bfloat16) is faster"
+    if not in_float32 and head.dtype != torch.float16 and emulates_bfloat16(capabilities):
+        return (
+            "training computes in bfloat16, for which this CPU has no instructions: it may take tens of times as long "
+            "as in float32; leave --model.autocast out and set --model.dtype float32"
+        )
+    return ""
+
+
+def warn_of_precision(policy: AudioPolicy) -> None:
+    if advice := slow_precision(policy, torch.cpu.get_capabilities()):
+        _log.warning(advice)
 
 
 def optimizer_for(
@@ -36,9 +51,8 @@ def optimizer_for(
 ) -> Optimizer | ZeroOptimizer:
     """What trains `model` in this process's runtime. Made after all copies of the model that are wanted."""
     runtime = current()
-    first = world.rank == 0
-    if first and isinstance(model, AudioPolicy) and slow_in_float32(model, torch.cpu.get_capabilities()):
-        _log.warning("training computes in float32; this CPU has AMX, so that --model.autocast (bfloat16) is faster")
+    if world.rank == 0 and isinstance(model, AudioPolicy):
+        warn_of_precision(model)
     if runtime.fsdp:
         from audiorl.train.fsdp import FsdpOptimizer
 

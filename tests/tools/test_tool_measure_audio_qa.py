@@ -81,11 +81,15 @@ def test_every_form_is_trained_once_and_measured_with_and_without_audio(
 
 
 @pytest.mark.slow
-def test_whisper_guesses_from_silence(tmp_path: Path, run: Callable[..., str]) -> None:
+def test_whisper_reads_its_choices_first_and_guesses_from_silence(tmp_path: Path, run: Callable[..., str]) -> None:
     whisper.tiny(["Which tone?", "high", "low"]).save(str(tmp_path / "whisper"))
-    run("--path", str(tmp_path / "whisper"), "--only", "answers", "blind")
+    first = run("--path", str(tmp_path / "whisper"), "--reading", "2", "--only", "answers")
+    second = run("--path", str(tmp_path / "whisper"), "--reading", "2", "--only", "answers", "blind")
+    assert first.count("reading 2/2") == 1 and "reading 2/2" not in second
+    assert (tmp_path / "out" / "reading" / "seed_0" / "checkpoints" / "reading").exists()
     accuracy = (tmp_path / "out" / "table.md").read_text().split("## ")[1]
     rows = {cells[0].strip("| "): cells for line in accuracy.splitlines() if (cells := line.split(" | "))[1:]}
     for form, has_audio in (("answers", True), ("blind", False)):
-        assert bool(rows[form][-1].strip(" |")) == has_audio  # accuracy without the audio
+        assert bool(rows[form][-2].strip()) == has_audio  # accuracy without the audio
+        assert 0 <= float(rows[form][-1].strip(" |")) <= 100  # with the right answer in words
         assert float(rows[f"{form}_grpo"][1]) > 0  # CPU seconds

@@ -97,7 +97,7 @@ def test_bf16_of_a_cpu_is_advised_only_where_it_is_fast():
     assert "--model.autocast is faster" in fast.advice and re.search(r"takes \d+\.\d\d× the time", fast.detail)
     assert check_cpu_bf16({"avx512_bf16": True}).advice == ""
     emulated = check_cpu_bf16({"avx2": True})
-    assert emulated.detail == "emulated: slower than float32" and "leave" in emulated.advice
+    assert re.search(r"emulated: .* takes \d+× the time", emulated.detail) and "leave" in emulated.advice
 
 
 def test_the_attention_of_a_gpu_is_named_with_what_keeps_faster_kernels_off(monkeypatch):

@@ -22,7 +22,7 @@ from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
 from audiorl.runtime.world import World
 from audiorl.train.adamw import Optimizer, adamw, learning_rate
-from audiorl.train.optim import optimizer_for, slow_in_float32
+from audiorl.train.optim import optimizer_for, slow_precision
 from audiorl.train.sft import SFTWorker
 from audiorl.types import Experience, Request, Sample
 from tests.conftest import make_omni, make_qwen2_audio, make_qwen3_omni
@@ -299,18 +299,24 @@ def test_a_run_folder_is_not_overwritten(tmp_path: Path) -> None:
         Run.open(tmp_path)
 
 
-def test_autocast_is_advised_for_wide_models_on_a_cpu_with_amx(
+def test_a_precision_that_is_slow_on_this_cpu_is_advised_against(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wide, amx = text.tiny(hidden=512, layers=1), {"amx_bf16": True}
-    assert slow_in_float32(wide, amx) and not slow_in_float32(wide, {"avx512_bf16": True})
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: amx)
-    low = ModelConfig(dtype="bfloat16")
-    half = text.tiny(hidden=512, layers=1, config=low)
+    amx = {"architecture": "x86_64", "avx512_f": True, "amx_bf16": True}
+    avx512, avx2 = {"architecture": "x86_64", "avx512_f": True}, {"architecture": "x86_64", "avx2": True}
+    wide, narrow = text.tiny(hidden=512, layers=1), text.tiny()
+    autocast = text.tiny(config=ModelConfig(autocast=True))
+    half = text.tiny(hidden=512, layers=1, config=ModelConfig(dtype="bfloat16"))
     half.model.to(torch.bfloat16)
-    narrow, computes_low = text.tiny(), text.tiny(hidden=512, layers=1, config=ModelConfig(autocast=True))
-    for policy in (narrow, computes_low, half):
-        optimizer_for(policy, OptimConfig(lr=1e-2), 1, World())
+    assert "--model.autocast (bfloat16) is faster" in slow_precision(wide, amx)
+    for policy in (autocast, half):
+        assert "leave --model.autocast out" in slow_precision(policy, avx2)
+        assert not any(slow_precision(policy, cpu) for cpu in (amx, avx512, {"architecture": "aarch64"}))
+    assert not any(slow_precision(narrow, cpu) for cpu in (amx, avx512, avx2))
+    assert not slow_precision(wide, avx512) and not slow_precision(wide, avx2)
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: amx)
+    optimizer_for(narrow, OptimConfig(), 1, World())
     assert "AMX" not in caplog.text
     optimizer_for(wide, OptimConfig(), 1, World())
-    assert "this CPU has AMX, so that --model.autocast (bfloat16) is faster" in caplog.text
+    assert "this CPU has AMX" in caplog.text
