@@ -378,10 +378,13 @@ def main() -> None:
         "--reading", type=int, default=0, help="steps of reading choices without audio, before all else"
     )
     parser.add_argument("--questions", type=int, help="most training questions (default: all)")
+    parser.add_argument("--grpo-lr", type=float, help="learning rate of GRPO")
     parser.add_argument("--quick", action="store_true", help="a few questions and steps: does the command work?")
     args = parser.parse_args()
     size = Settings.of_path(args.path) if args.path else Settings()
     size = replace(size, questions=args.questions, reading_steps=args.reading)
+    if args.grpo_lr is not None:
+        size = replace(size, grpo_lr=args.grpo_lr)
     steps = args.steps or ([2, 2, 2] if args.quick else None)
     if steps:
         size = replace(size, start_steps=steps[0], grpo_steps=steps[1], sft_steps=steps[2])
