@@ -9,8 +9,8 @@
 The start is the quickstart's model with new weights behind Whisper's encoder, or with `--path` a model that understands
 speech already: Whisper, all of whose decoder is trained, or one of `align-speech`, which gets adapters; both compute in
 bfloat16 where the processor has instructions for it. With `--reading` it first learns to read choices, so many steps
-and without audio (`qa_reading.py`). The training questions are halved. Three forms of the task are learned from the
-first half by SFT:
+and without audio (`qa_reading.py`), and half of what SFT learns later is read, too. The training questions are halved.
+Three forms of the task are learned from the first half by SFT:
 
   answers   the answer alone, from the audio
   think     "i hear ANSWER" in <think> tags, then the answer, from the audio
@@ -156,9 +156,7 @@ def first_model(out: Path, folder: Path, seed: int, size: Settings) -> AudioPoli
     if not size.reading_steps:
         return policy
     run = open_run(out / "reading" / f"seed_{seed}", size)
-    forms = {form == "think": Data.load(folder, form, size) for form in ("answers", "think")}
-    rows = reading_questions({k: d.start + d.more for k, d in forms.items()}, BATCH * size.reading_steps, seed)
-    examples = [labelled(size.without_audio([s]), "think" if think else "answers")[0] for s, think in rows]
+    examples = reading_examples(folder, ("answers", "think"), BATCH * size.reading_steps, seed, size)
     timed(
         run,
         "reading",
@@ -167,6 +165,16 @@ def first_model(out: Path, folder: Path, seed: int, size: Settings) -> AudioPoli
         ),
     )
     return policy
+
+
+def reading_examples(folder: Path, forms: Sequence[str], count: int, seed: int, size: Settings) -> list[Example]:
+    """So many questions that are read, in each of the forms in turn, with choices of the training questions."""
+    questions = {}
+    for form in forms:
+        data = Data.load(folder, form, size)
+        questions[form] = data.start + data.more
+    rows = reading_questions(questions, count, seed)
+    return [labelled(size.without_audio([sample]), form)[0] for sample, form in rows]
 
 
 def new_model(folder: Path, seed: int, size: Settings) -> AudioPolicy:
@@ -230,6 +238,9 @@ def train_form(out: Path, qa: Path, seed: int, form: str, size: Settings, clips:
     policy = sharing(first_model(out, qa, seed, size))
     supervised = partial(supervise, run=run, size=size, seed=seed)
     start_labels, more_labels = (labelled(part, form) for part in (data.start, data.more))
+    if size.reading_steps:  # else it forgets to read
+        read = reading_examples(qa, (form,), len(start_labels + more_labels), seed + 1, size)
+        start_labels, more_labels = start_labels + read[::2], more_labels + read[1::2]
     begin = partial(supervised, phase="start", steps=size.start_steps, lr=size.start_lr)
     timed(run, "start", lambda: begin(policy, start_labels))
     measured = partial(measure, run=run, form=form, evaluation=evaluation)
@@ -296,7 +307,19 @@ def measure(policy: AudioPolicy, name: str, *, run: Run, form: str, evaluation: 
 
 
 def accuracy_table(out: Path) -> str:
-    header = ("", "CPU s", "accuracy %", "each seed", "change", "speech", "sound", "music", "without audio", "in words")
+    header = (
+        "",
+        "CPU s",
+        "accuracy %",
+        "each seed",
+        "change",
+        "a choice %",
+        "speech",
+        "sound",
+        "music",
+        "without audio",
+        "in words",
+    )
     rows = []
     for form in FORMS:
         for name in (form + suffix for suffix in TRAINED):
@@ -308,11 +331,18 @@ def accuracy_table(out: Path) -> str:
             cells = [name, f"{fmean(cpu_seconds(folder)[phase] for folder in folders):.0f}", percent(right)]
             cells += [", ".join(f"{100 * hits([folder], name).mean():.1f}" for folder in folders)]
             cells += ["" if name == form else percent(right - start, "+")]
+            answers = [row for folder in folders for row in read_rows(folder / "eval" / f"{name}.jsonl")]
+            cells += [f"{100 * np.mean([is_choice(row['text'], row['prompt']) for row in answers]):.0f}"]
             cells += [f"{100 * right[tasks[task]].mean():.1f}" for task in ("speech", "sound", "music")]
             cells += [percent(hits(folders, f"{NO_AUDIO}_{name}")) if form != "blind" else ""]
             cells += [f"{100 * hits(folders, f'{IN_WORDS}_{name}').mean():.1f}"]
             rows.append(cells)
     return f"## Held-out questions\n\n{markdown(header, rows)}"
+
+
+def is_choice(text: str, prompt: str) -> bool:
+    """Whether the answer in a model's text is one of the choices in the prompt."""
+    return f"\n- {extract_answer(text)}\n" in prompt
 
 
 def kinds_table(out: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 
@@ -32,29 +33,39 @@ def in_words(sample: Sample, words: str = "") -> Sample:
     return replace(sample, messages=(*earlier, replace(turn, content=tuple(content))))
 
 
-def reading_questions(forms: Mapping[bool, Sequence[Sample]], count: int, seed: int) -> list[tuple[Sample, bool]]:
-    """Questions and whether each asks for a thought, from training questions with (True) and without (False) thoughts.
+def reading_questions(forms: Mapping[str, Sequence[Sample]], count: int, seed: int) -> list[tuple[Sample, str]]:
+    """Questions and the form of each, from training questions by form, whose prompts differ; forms take turns.
 
-    Every other question has its own four choices, the others have choices of any questions; one of the four, drawn at
-    random, is what the prompt says in words. The clip is a placeholder.
+    A third of them have their own four choices, a third choices of any questions, a third words that nobody knows, so
+    that reading is more than to recognise the choices of training; one of the four, drawn at random, is what the prompt
+    says in words. The clip is a placeholder.
     """
     rng = random.Random(f"reading {seed}")
     placeholder = AudioClip(array=np.zeros(RATE, np.float32), sample_rate=RATE)
-    pool = sorted({choice for sample in forms[False] for choice in sample.choices})
+    pool = sorted({choice for samples in forms.values() for sample in samples for choice in sample.choices})
     rows = []
-    for number in range(count):
-        think = number % 2 == 1
-        source = rng.choice(forms[think])
-        choices = list(source.choices) if rng.random() < 0.5 else rng.sample(pool, min(4, len(pool)))
+    for number, form in zip(range(count), cycle(forms)):
+        source = rng.choice(forms[form])
+        kind = rng.randrange(3)
+        if kind == 0:
+            choices = list(source.choices)
+        elif kind == 1:
+            choices = rng.sample(pool, min(4, len(pool)))
+        else:
+            choices = [" ".join(_new_word(rng) for _ in range(rng.randint(1, 3))) for _ in range(4)]
         answer = rng.choice(choices)
         words = _misspelled(answer, rng) if rng.random() < MISSPELLED else answer
         request = next(part for part in source.messages[-1].content if isinstance(part, str))
-        messages = choice_question(placeholder, request.split("\n")[0], choices, think)
+        messages = choice_question(placeholder, request.split("\n")[0], choices, "<think>" in request)
         sample = replace(
             source, id=f"reading-{number}", messages=messages, references=(answer,), choices=tuple(choices)
         )
-        rows.append((in_words(sample, words), think))
+        rows.append((in_words(sample, words), form))
     return rows
+
+
+def _new_word(rng: random.Random) -> str:
+    return "".join(rng.choice("bcdfghklmnprstvwz") + rng.choice("aeiou") for _ in range(rng.randint(2, 4)))
 
 
 def _misspelled(text: str, rng: random.Random) -> str:

@@ -32,20 +32,24 @@ def words_of(sample: Sample) -> str:
 
 def test_a_misspelled_answer_is_nearest_to_the_right_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     reading = load_tool("qa_reading", monkeypatch)
-    forms = {think: questions(think) for think in (False, True)}
+    forms = {"answers": questions(False), "think": questions(True)}
     rows, again = (reading.reading_questions(forms, 200, seed=0) for _ in range(2))
     assert [(words_of(s), s.choices) for s, _ in rows] == [(words_of(s), s.choices) for s, _ in again]
-    assert [think for _, think in rows] == [False, True] * 100
+    assert [form for _, form in rows] == ["answers", "think"] * 100
     nearest = exact = 0
-    for sample, think in rows:
+    for sample, form in rows:
         words, (answer,) = words_of(sample), sample.references
-        assert answer in sample.choices and len(set(sample.choices)) == 4 and set(sample.choices) <= set(ANSWERS)
+        assert answer in sample.choices and len(set(sample.choices)) == 4
         request = str(sample.messages[0].content[-1])
-        assert all(f"- {choice}\n" in request for choice in sample.choices) and ("<think>" in request) == think
+        assert all(f"- {choice}\n" in request for choice in sample.choices) and ("<think>" in request) == (
+            form == "think"
+        )
         nearest += max(sample.choices, key=lambda c: SequenceMatcher(None, words, c).ratio()) == answer
         exact += words == answer
-    assert nearest >= 195 and 80 <= exact <= 130
-    assert len({sample.references for sample, _ in rows}) == len(ANSWERS)
+    assert nearest >= 190 and 80 <= exact <= 130
+    answers = [sample.references[0] for sample, _ in rows]
+    new = [answer for answer in answers if answer not in ANSWERS]
+    assert set(ANSWERS) < set(answers) and 45 <= len(set(new)) == len(new) <= 90
 
 
 def test_words_stand_where_the_audio_was(monkeypatch: pytest.MonkeyPatch) -> None:
