@@ -149,7 +149,7 @@ def tiny(
         decoder_ffn_dim=2 * hidden,
         num_mel_bins=80,
         max_source_positions=50 * window,
-        max_target_positions=256,
+        max_target_positions=448,
         pad_token_id=tokenizer.eos_token_id,
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,

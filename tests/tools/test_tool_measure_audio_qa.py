@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from audiorl.data.manifest import read_samples
 from audiorl.models import whisper
 
 ROOT = Path(__file__).parents[2]
@@ -81,8 +82,12 @@ def test_every_form_is_trained_once_and_measured_with_and_without_audio(
 
 
 @pytest.mark.slow
-def test_whisper_reads_its_choices_first_and_guesses_from_silence(tmp_path: Path, run: Callable[..., str]) -> None:
-    whisper.tiny(["Which tone?", "high", "low"]).save(str(tmp_path / "whisper"))
+def test_whisper_reads_its_choices_first_and_guesses_from_silence(
+    tmp_path: Path, qa: Path, run: Callable[..., str]
+) -> None:
+    samples = read_samples(str(qa / "train.json"), think=True).samples
+    requests = [part for s in samples for part in s.messages[-1].content if isinstance(part, str)]
+    whisper.tiny(requests, vocab_size=800).save(str(tmp_path / "whisper"))
     first = run("--path", str(tmp_path / "whisper"), "--reading", "2", "--only", "answers")
     second = run("--path", str(tmp_path / "whisper"), "--reading", "2", "--only", "answers", "blind")
     assert first.count("reading 2/2") == 1 and "reading 2/2" not in second

@@ -147,8 +147,8 @@ def test_what_whisper_cannot_read_is_refused(policy: AudioPolicy, samples: list[
 
 
 def test_a_text_beyond_the_positions_is_refused(policy: AudioPolicy, samples: list[Sample]) -> None:
-    long = replace(samples[0], messages=(Message("user", (samples[0].audio[0], "why " * 400)),))
-    with pytest.raises(ValueError, match="Whisper reads and writes 256 tokens of text at most"):
+    long = replace(samples[0], messages=(Message("user", (samples[0].audio[0], "why " * 500)),))
+    with pytest.raises(ValueError, match="Whisper reads and writes 448 tokens of text at most"):
         HFEngine(policy).generate([Request(long)])
 
 
