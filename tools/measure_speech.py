@@ -11,7 +11,7 @@ the start is understood best, chosen on texts of the practice split, in training
   raft      supervised steps on the best of 8 samples for each practice text (RAFT, Dong et al. 2023, arXiv 2304.06767)
   voices    the same, with each text in several voices (`--raft-voices`)
   balanced  as `raft`, but the best under the condition that all together have the prosody of all samples
-  raft2     a second round, on samples of `raft`; raft3: a third
+  raft2     a second round, on samples of `raft`; raft3: a third; voices2: a second of `voices`
   word      as `text`, with the characters of each word credited to its frames
   first     as `text`, but only the codes of the first codebook are trained
   cer       the share of characters alone: nothing guards length and prosody
@@ -65,8 +65,10 @@ from audiorl.run.records import read_record
 from audiorl.train.sft import sft
 from audiorl.types import Reward
 
-ROUNDS = {"raft": "", "voices": "", "balanced": "", "raft2": "raft", "raft3": "raft2"}
+ROUNDS = {"raft": "", "voices": "", "balanced": "", "raft2": "raft", "raft3": "raft2", "voices2": "voices"}
 """The rounds of RAFT, each with the one that it goes on from."""
+SEVERAL_VOICES = ("voices", "voices2")
+"""Those of them that say each text in several voices."""
 ARMS = ("text", "word", "first", "cer", "nll", "guarded", *ROUNDS, "sft")
 RAFT_EPOCHS = 3
 COLUMNS = {
@@ -133,9 +135,8 @@ def train_arm(
             sft(policy, start.supervised(), run, config=config, optim=optim, seed=args.seed, limit=limit)
             return
         samples = stored_samples(ROUNDS[arm] or "start")
-        examples = samples.best(
-            start.raft_prompts(args.raft_texts, args.raft_voices if arm == "voices" else 1), balanced=arm == "balanced"
-        )
+        prompts = start.raft_prompts(args.raft_texts, args.raft_voices if arm in SEVERAL_VOICES else 1)
+        examples = samples.best(prompts, balanced=arm == "balanced")
         config = replace(config, steps=-(-RAFT_EPOCHS * len(examples) // config.batch_size))
         sft(policy, examples, run, config=config, optim=optim, seed=args.seed, phase=arm)
         return
@@ -295,10 +296,10 @@ def main() -> None:
     torch.set_num_threads(1)
     start = Start(args.run, args.validation, args.test)
     enough_voices = 1 < args.raft_voices <= len(start.voices)
-    arms = args.arms or [arm for arm in ARMS if arm != "voices" or enough_voices]
-    if "voices" in arms and not enough_voices:
+    arms = args.arms or [arm for arm in ARMS if arm not in SEVERAL_VOICES or enough_voices]
+    if not enough_voices and (several := [arm for arm in arms if arm in SEVERAL_VOICES]):
         raise ValueError(
-            f"--arms voices: --raft-voices is {args.raft_voices}; the start has {len(start.voices)} voices"
+            f"--arms {several[0]}: --raft-voices is {args.raft_voices}; the start has {len(start.voices)} voices"
         )
     run = Run.open(args.out) if args.out.exists() else Run.create(args.out, "measure_speech", sys.argv[1:], vars(args))
     judges = Judges.load(args.judge, args.speaker, "en")

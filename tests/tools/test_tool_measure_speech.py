@@ -41,7 +41,7 @@ def test_voices_are_told_apart(tmp_path: Path) -> None:
     start = trained_start(tmp_path / "start", replace(tts_quickstart.tiny(), corpus=str(corpus), clone=True))
     save_speaker_encoder(tmp_path / "speaker")
     options = ["--speaker", str(tmp_path / "speaker"), "--sampling", "0.5", "0.9", "--best-of"]
-    options += ["--arms", "raft", "voices", "balanced", "--raft-texts", "3", "--raft-voices", "2"]
+    options += ["--arms", "raft", "voices", "voices2", "balanced", "--raft-texts", "3", "--raft-voices", "2"]
     measure_speech(start, tmp_path / "out", *options)
     samples = load_file(tmp_path / "out" / "samples_start.safetensors")
     said = [name.removesuffix("/understood") for name in samples if name.endswith("/understood")]
@@ -50,10 +50,14 @@ def test_voices_are_told_apart(tmp_path: Path) -> None:
     assert len(texts) == 3 and sorted(in_voices) == sorted(
         [text, voice] for text in texts for voice in ("quiet", "usual")
     )
+    second_round = load_file(tmp_path / "out" / "samples_voices.safetensors")
+    assert {name.split("/understood")[0] for name in second_round if name.endswith("/understood")} == {
+        " / ".join(pair) for pair in in_voices
+    }
     head, _, *rows = (tmp_path / "out" / "table.md").read_text().splitlines()
     place = [cell.strip() for cell in head.split("|")].index("own voice %")
     shares = [float(row.split("|")[place].split()[0]) for row in rows]
-    assert [row.split("|")[1].strip() for row in rows] == ["start", "raft", "voices", "balanced"]
+    assert [row.split("|")[1].strip() for row in rows] == ["start", "raft", "voices", "voices2", "balanced"]
     assert all(0 <= s <= 100 for s in shares)
     assert "temperature" not in (tmp_path / "out" / "state.json").read_text()  # given, not chosen
 
