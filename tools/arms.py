@@ -23,12 +23,14 @@ from audiorl.run.records import RunState, read_record
 from audiorl.types import Sample
 
 
-def train_recipe(folder: Path, command: str) -> None:
-    """`audiorl train COMMAND --out FOLDER`, continued where it was stopped; nothing where it is done."""
+def train_recipe(folder: Path, command: str, trust: Sequence[str] = ()) -> None:
+    """`audiorl train COMMAND --out FOLDER`, continued where it was stopped; nothing where it is done. trust: Python files
+    that the command names, which a resumed run does not run unasked."""
     begun = (folder / "state.json").exists()
     if begun and "after" in read_record(folder / "state.json", RunState).finished:
         return
-    arguments = ["resume", str(folder)] if begun else ["train", *command.split(), "--out", str(folder)]
+    trusted = ["--trust", *trust] if trust else []
+    arguments = ["resume", str(folder), *trusted] if begun else ["train", *command.split(), "--out", str(folder)]
     subprocess.run([sys.executable, "-m", "audiorl.cli", *arguments], check=True)
 
 

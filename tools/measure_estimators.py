@@ -55,15 +55,17 @@ ARMS = {
     "SFT": "sft-audio --epochs 4 --sft.micro-batch-tokens 800 --optim.lr 3e-4",
 }
 """Recipe and options by arm. All but SFT, which learns the answer alone, think before they answer."""
-MEASURED = "--data bundled:languages/train --held-out bundled:languages/test --unseen bundled:languages/unseen \
---model.audio projector --eval-tokens 20 --outside-file tools/thought_words.py"
+OUTSIDE = "tools/thought_words.py"
+MEASURED = "--data bundled:languages/train --held-out bundled:languages/test{few} --unseen bundled:languages/unseen{few} \
+--model.audio projector --eval-tokens 20"
 QUICK = "--max-steps 2"
 
 
 def train_arm(out: Path, arm: str, seed: int, start: Path, quick: bool) -> None:
     folder = out / arm / f"seed_{seed}"
-    recipe, *options = f"{ARMS[arm]} {MEASURED} --seed {seed} {QUICK if quick else ''}".split()
-    train_recipe(folder, f"{recipe} --path {start} {' '.join(options)}")
+    measured = MEASURED.format(few=":40" if quick else "") + f" --outside-file {OUTSIDE}"
+    recipe, *options = f"{ARMS[arm]} {measured} --seed {seed} {QUICK if quick else ''}".split()
+    train_recipe(folder, f"{recipe} --path {start} {' '.join(options)}", trust=[OUTSIDE])
     run = Run.open(folder)
     policy = load_policy(checkpoint_of(str(folder)), ModelConfig(audio="projector"))
     labels = bundled_languages("test")[:: 100 if quick else 4]

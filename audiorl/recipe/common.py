@@ -208,6 +208,7 @@ def read_sets(
         options |= {"columns": column_names(config.columns, read)}
     for number, given in enumerate(paths, 1):
         path, count, _ = parse_set(given)
+        check_drawn = False
         if path.startswith("bundled"):
             items = list(bundled(path))
         else:

@@ -128,6 +128,12 @@ def test_weights_that_mean_nothing(tmp_path: Path) -> None:
         read_questions(RecipeConfig(data=("bundled",), held_out=(f"{a}:x2",), check_audio=False), think=True)
 
 
+def test_some_of_the_bundled_rows() -> None:
+    config = RecipeConfig(data=("bundled:languages/train:5",), held_out=("bundled:languages/test:3",))
+    train, held_out = read_questions(config, think=True)
+    assert (len(train), len(held_out)) == (5, 3)
+
+
 def test_only_drawn_clips_are_decoded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = manifest(tmp_path / "a.jsonl", 10)
     rows = [json.loads(line) for line in a.read_text().splitlines()]
