@@ -24,8 +24,10 @@ from audiorl.types import Sample
 
 
 def train_recipe(folder: Path, command: str, trust: Sequence[str] = ()) -> None:
-    """`audiorl train COMMAND --out FOLDER`, continued where it was stopped; nothing where it is done. trust: Python files
-    that the command names, which a resumed run does not run unasked."""
+    """`audiorl train COMMAND --out FOLDER`, continued where it was stopped; nothing where it is done.
+
+    trust: Python files that the command names, which a resumed run does not run unasked.
+    """
     begun = (folder / "state.json").exists()
     if begun and "after" in read_record(folder / "state.json", RunState).finished:
         return

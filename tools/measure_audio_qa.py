@@ -20,7 +20,8 @@ On the second half each then trains by GRPO (NAME_grpo), rewarded for right answ
 (NAME_sft) for about the same CPU time: `Settings` has the steps. Greedy answers to the held-out questions, of which no
 speaker, sound file or piece of music is in training, are measured with the audio and without it, and what the right
 audio adds to the labels (`audiorl.evaluation.listening`); to every fourth question also the answers where the prompt
-says in words what the audio would. OUT/table.md has means over seeds with 95 % bootstrap intervals over questions.
+says in words what the audio would. *Compared* is how often the right choice is the most probable of the four, which a
+model may know that does not write it. OUT/table.md has means over seeds with 95 % bootstrap intervals over questions.
 `--only` names forms, `--seeds` seeds.
 """
 
@@ -58,8 +59,10 @@ from torch import Tensor
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.manifest import read_samples
+from audiorl.data.rows import write_json_lines
 from audiorl.data.views import RATE, views_of, with_clips
 from audiorl.errors import Interrupted
+from audiorl.evaluation.choices import most_probable_choices
 from audiorl.evaluation.generate import read_rows
 from audiorl.evaluation.phases import Evaluation
 from audiorl.judges.loading import model_type
@@ -79,8 +82,9 @@ from audiorl.types import Sample
 FORMS = ("answers", "think", "blind")
 TRAINED = ("", "_grpo", "_sft")
 """What follows a form in the names of its models: the supervised start, after GRPO, after more SFT."""
-NO_AUDIO, IN_WORDS = "no_audio", "in_words"
-"""The evaluations of a model without the audio, and with the right answer in words instead."""
+NO_AUDIO, IN_WORDS, COMPARED = "no_audio", "in_words", "compared"
+"""The evaluations of a model without the audio, with the right answer in words instead, and by its most probable
+choice."""
 BATCH = 24
 """Questions of a step of SFT."""
 MOST_TOKENS = {"answers": 20, "think": 36, "blind": 20}
@@ -145,9 +149,14 @@ class Data:
         return cls(*(size.without_audio(part) if form == "blind" else part for part in parts))
 
 
+def written(choice: str, form: str) -> str:
+    """What a model of the form is to write for a choice."""
+    thought = f"<think>i hear {choice}</think>" if form == "think" else ""
+    return f"{thought}<answer>{choice}</answer>"
+
+
 def labelled(samples: list[Sample], form: str) -> list[Example]:
-    thought = "<think>i hear {0}</think>" if form == "think" else ""
-    return [Example(s, f"{thought}<answer>{{0}}</answer>".format(s.references[0])) for s in samples]
+    return [Example(s, written(s.references[0], form)) for s in samples]
 
 
 def first_model(out: Path, folder: Path, seed: int, size: Settings) -> AudioPolicy:
@@ -243,7 +252,7 @@ def train_form(out: Path, qa: Path, seed: int, form: str, size: Settings, clips:
         start_labels, more_labels = start_labels + read[::2], more_labels + read[1::2]
     begin = partial(supervised, phase="start", steps=size.start_steps, lr=size.start_lr)
     timed(run, "start", lambda: begin(policy, start_labels))
-    measured = partial(measure, run=run, form=form, evaluation=evaluation)
+    measured = partial(measure, run=run, form=form, evaluation=evaluation, budget=size.micro_batch_tokens)
     measured(policy, form)
     start = str(run.checkpoint("start"))
 
@@ -296,11 +305,28 @@ def reinforce(policy: AudioPolicy, samples: list[Sample], run: Run, form: str, s
     )
 
 
-def measure(policy: AudioPolicy, name: str, *, run: Run, form: str, evaluation: Evaluation) -> None:
-    """The evaluation `name`, its twin without audio, and `listening_NAME` on every fourth question."""
+def measure(policy: AudioPolicy, name: str, *, run: Run, form: str, evaluation: Evaluation, budget: int) -> None:
+    """The evaluation `name` and those of `Evaluation.sets`, `compared_NAME`, and on every fourth question
+    `listening_NAME`."""
     evaluation.measure(run, name, policy)
+    compare_choices(run, f"{COMPARED}_{name}", policy, evaluation.held_out, form, budget)
     if form != "blind":
         check_listening(run, name, policy, labelled(list(evaluation.held_out[::4]), form))
+
+
+def compare_choices(
+    run: Run, phase: str, policy: AudioPolicy, samples: Sequence[Sample], form: str, budget: int
+) -> None:
+    """eval/PHASE.jsonl: the most probable choice of each question, and whether it is right."""
+    if not run.finished(phase):
+        choices = most_probable_choices(policy, samples, partial(written, form=form), budget)
+        right = [float(choice == s.references[0]) for s, choice in zip(samples, choices, strict=True)]
+        rows = [
+            {"id": s.id, "choice": choice, "references": s.references, "parts": {"accuracy": hit}}
+            for s, choice, hit in zip(samples, choices, right, strict=True)
+        ]
+        write_json_lines(run.dir / "eval" / f"{phase}.jsonl", rows)
+        run.finish(phase, {"accuracy": fmean(right), "n": len(right)})
 
 
 # -- the tables --------------------------------------------------------------------------------------------------------
@@ -319,6 +345,8 @@ def accuracy_table(out: Path) -> str:
         "music",
         "without audio",
         "in words",
+        "compared",
+        "change",
     )
     rows = []
     for form in FORMS:
@@ -336,6 +364,8 @@ def accuracy_table(out: Path) -> str:
             cells += [f"{100 * right[tasks[task]].mean():.1f}" for task in ("speech", "sound", "music")]
             cells += [percent(hits(folders, f"{NO_AUDIO}_{name}")) if form != "blind" else ""]
             cells += [f"{100 * hits(folders, f'{IN_WORDS}_{name}').mean():.1f}"]
+            compared, first = (hits(folders, f"{COMPARED}_{which}") for which in (name, form))
+            cells += [percent(compared), "" if name == form else percent(compared - first, "+")]
             rows.append(cells)
     return f"## Held-out questions\n\n{markdown(header, rows)}"
 

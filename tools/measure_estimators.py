@@ -56,8 +56,10 @@ ARMS = {
 }
 """Recipe and options by arm. All but SFT, which learns the answer alone, think before they answer."""
 OUTSIDE = "tools/thought_words.py"
-MEASURED = "--data bundled:languages/train --held-out bundled:languages/test{few} --unseen bundled:languages/unseen{few} \
+MEASURED = (
+    "--data bundled:languages/train --held-out bundled:languages/test{few} --unseen bundled:languages/unseen{few} \
 --model.audio projector --eval-tokens 20"
+)
 QUICK = "--max-steps 2"
 
 

@@ -20,6 +20,7 @@ from audiorl.config import ModelConfig, RLConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.data.manifest import read_samples
 from audiorl.data.views import silence, swapped
+from audiorl.evaluation.choices import most_probable_choices
 from audiorl.evaluation.listening import Verdict, audio_gains, check_frames, gain_metrics, verdict
 from audiorl.models import AudioPolicy, qwen_omni
 from audiorl.models import policy as policy_module
@@ -278,3 +279,17 @@ def test_what_lies_on_both_sides_of_the_threshold_is_unclear(listener: AudioPoli
     assert verdict([replace(gain, nats=0.1, interval=(0.0, 0.2))], 0.1) == Verdict(
         "unclear", "the interval over silence contains 0.1: measure more samples"
     )
+
+
+def test_the_most_probable_choice_follows_the_audio(listener: AudioPolicy, questions: list[Sample]) -> None:
+    asked = [replace(s, choices=tuple(c for c in ANSWERS if c not in s.references) + s.references) for s in questions]
+    assert most_probable_choices(listener, asked, budget=600) == list(ANSWERS)
+    exchanged = [
+        replace(s, messages=other.messages) for s, other in zip(asked, asked[1:] + asked[:1], strict=True)
+    ]  # each with the audio of the next
+    assert most_probable_choices(listener, exchanged) == [*ANSWERS[1:], ANSWERS[0]]
+    following = dict(zip(ANSWERS, (*ANSWERS[1:], ANSWERS[0]), strict=True))
+    written_as_the_next = most_probable_choices(listener, asked, following.__getitem__)
+    assert [following[choice] for choice in written_as_the_next] == list(ANSWERS)
+    with pytest.raises(ValueError, match="'q-0': no choices to compare"):
+        most_probable_choices(listener, questions[:1])
