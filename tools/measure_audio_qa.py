@@ -64,7 +64,7 @@ from audiorl.data.views import RATE, views_of, with_clips
 from audiorl.errors import Interrupted
 from audiorl.evaluation.choices import most_probable_choices
 from audiorl.evaluation.generate import read_rows
-from audiorl.evaluation.phases import Evaluation
+from audiorl.evaluation.phases import Evaluation, measure_phase
 from audiorl.judges.loading import model_type
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.clip_cache import ClipCache
@@ -318,15 +318,18 @@ def compare_choices(
     run: Run, phase: str, policy: AudioPolicy, samples: Sequence[Sample], form: str, budget: int
 ) -> None:
     """eval/PHASE.jsonl: the most probable choice of each question, and whether it is right."""
-    if not run.finished(phase):
+
+    def right() -> list[bool]:
         choices = most_probable_choices(policy, samples, partial(written, form=form), budget)
-        right = [float(choice == s.references[0]) for s, choice in zip(samples, choices, strict=True)]
+        are_right = [choice == s.references[0] for s, choice in zip(samples, choices, strict=True)]
         rows = [
-            {"id": s.id, "choice": choice, "references": s.references, "parts": {"accuracy": hit}}
-            for s, choice, hit in zip(samples, choices, right, strict=True)
+            {"id": s.id, "choice": choice, "references": s.references, "parts": {"accuracy": float(hit)}}
+            for s, choice, hit in zip(samples, choices, are_right, strict=True)
         ]
         write_json_lines(run.dir / "eval" / f"{phase}.jsonl", rows)
-        run.finish(phase, {"accuracy": fmean(right), "n": len(right)})
+        return are_right
+
+    measure_phase(run, phase, right)
 
 
 # -- the tables --------------------------------------------------------------------------------------------------------

@@ -56,17 +56,14 @@ ARMS = {
 }
 """Recipe and options by arm. All but SFT, which learns the answer alone, think before they answer."""
 OUTSIDE = "tools/thought_words.py"
-MEASURED = (
-    "--data bundled:languages/train --held-out bundled:languages/test{few} --unseen bundled:languages/unseen{few} \
---model.audio projector --eval-tokens 20"
-)
-QUICK = "--max-steps 2"
+MEASURED = f"--data bundled:languages/train --model.audio projector --eval-tokens 20 --outside-file {OUTSIDE}"
+SETS = "--held-out bundled:languages/test{0} --unseen bundled:languages/unseen{0}"
 
 
 def train_arm(out: Path, arm: str, seed: int, start: Path, quick: bool) -> None:
     folder = out / arm / f"seed_{seed}"
-    measured = MEASURED.format(few=":40" if quick else "") + f" --outside-file {OUTSIDE}"
-    recipe, *options = f"{ARMS[arm]} {measured} --seed {seed} {QUICK if quick else ''}".split()
+    sets = SETS.format(":40") + " --max-steps 2" if quick else SETS.format("")
+    recipe, *options = f"{ARMS[arm]} {MEASURED} {sets} --seed {seed}".split()
     train_recipe(folder, f"{recipe} --path {start} {' '.join(options)}", trust=[OUTSIDE])
     run = Run.open(folder)
     policy = load_policy(checkpoint_of(str(folder)), ModelConfig(audio="projector"))

@@ -26,10 +26,9 @@ def most_probable_choices(
         if not sample.choices:
             raise ValueError(f"sample {sample.id!r}: no choices to compare; give rows with choices")
         experiences += [experience(policy, Example(sample, answered(c)), sample.id) for c in sample.choices]
-    sums = [float(values.sum()) for values in answer_logprobs(policy, experiences, budget, share_prompts=True)]
-    best, at = [], 0
+    sums = iter(float(values.sum()) for values in answer_logprobs(policy, experiences, budget, share_prompts=True))
+    best = []
     for sample in samples:
-        of_sample = sums[at : at + len(sample.choices)]
+        of_sample = [next(sums) for _ in sample.choices]
         best.append(sample.choices[of_sample.index(max(of_sample))])
-        at += len(sample.choices)
     return best

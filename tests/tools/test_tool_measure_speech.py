@@ -43,17 +43,18 @@ def test_voices_are_told_apart(tmp_path: Path) -> None:
     options = ["--speaker", str(tmp_path / "speaker"), "--sampling", "0.5", "0.9", "--best-of"]
     options += ["--arms", "raft", "voices", "voices2", "balanced", "--raft-texts", "3", "--raft-voices", "2"]
     measure_speech(start, tmp_path / "out", *options)
-    samples = load_file(tmp_path / "out" / "samples_start.safetensors")
-    said = [name.removesuffix("/understood") for name in samples if name.endswith("/understood")]
+
+    def sampled(of: str) -> list[str]:
+        names = load_file(tmp_path / "out" / f"samples_{of}.safetensors")
+        return [name.removesuffix("/understood") for name in names if name.endswith("/understood")]
+
+    said = sampled("start")
     texts = [text for text in said if " / " not in text]
     in_voices = [text.split(" / ") for text in said if " / " in text]
     assert len(texts) == 3 and sorted(in_voices) == sorted(
         [text, voice] for text in texts for voice in ("quiet", "usual")
     )
-    second_round = load_file(tmp_path / "out" / "samples_voices.safetensors")
-    assert {name.split("/understood")[0] for name in second_round if name.endswith("/understood")} == {
-        " / ".join(pair) for pair in in_voices
-    }
+    assert sorted(sampled("voices")) == sorted(" / ".join(pair) for pair in in_voices)  # the second round
     head, _, *rows = (tmp_path / "out" / "table.md").read_text().splitlines()
     place = [cell.strip() for cell in head.split("|")].index("own voice %")
     shares = [float(row.split("|")[place].split()[0]) for row in rows]
