@@ -530,6 +530,10 @@ class SpeechDecoder(Protocol):
         """Everything the rollout said, mono float32 [T]; None if it said nothing."""
         ...
 
+    def waveforms(self, rollouts: Sequence[Rollout]) -> list[np.ndarray | None]:
+        """`waveform` of each; a decoder may be faster with several at a time."""
+        return [self.waveform(r) for r in rollouts]
+
 
 Ended = Callable[[Sequence[Rollout]], None]
 """Gets the rollouts of a request once all of them have ended."""

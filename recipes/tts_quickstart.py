@@ -37,7 +37,7 @@ import soxr
 import torch
 
 from audiorl.audio import AudioClip
-from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, require_ranges
+from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, require_ranges, torch_device
 from audiorl.data.corpus import bundled_speech, corpus
 from audiorl.data.recordings import Recordings
 from audiorl.data.silence import trimmed
@@ -215,8 +215,10 @@ def main(config: Config, run: Run) -> None:
         [t for t, _ in speech], hidden=config.hidden, layers=config.layers, vocab_size=600, seed=config.seed
     )
     policy = dualize(writer, codec.num_codebooks, codec.codebook_size, config.seed)
+    policy.model.to(torch_device(policy.config.device))
     policy.set_codec(codec)
     examples = supervised(train, voices, config.clone, config.voices_per_text)
+    policy.encode_clips(clip for e in examples for clip in (*e.sample.audio, *e.speech))
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
 
     held_out = prompts(test, test_voices, config.clone)
@@ -358,7 +360,7 @@ def supervised(texts: Sequence[Words], voices: Voices, clone: bool = False, voic
 def trained_codec(run: Run, waves: Sequence[np.ndarray], config: Config) -> UnifiedTokenizer:
     """The tokenizer, also saved as the folder codec/ of the run."""
     torch.manual_seed(config.seed)
-    codec = UnifiedTokenizer(config.tokenizer)
+    codec = UnifiedTokenizer(config.tokenizer).to(torch_device("auto"))
     clips = tuple(AudioClip(array=wav, sample_rate=RATE) for wav in waves)
     recordings = Recordings(clips, tuple(len(wav) / RATE for wav in waves))
     train_codec(codec, recordings, run, config=config.codec, seed=config.seed)
@@ -388,7 +390,7 @@ def trained_recogniser(
 
 def through(codec: AudioTokenizer, wav: np.ndarray) -> np.ndarray:
     """[T] at RATE Hz, encoded and decoded."""
-    out = codec.decode(codec.encode(prepare(wav, RATE, codec)))[0].numpy()
+    out = codec.decode(codec.encode(prepare(wav, RATE, codec)))[0].cpu().numpy()
     return soxr.resample(out, codec.sample_rate, RATE)[: len(wav)]
 
 

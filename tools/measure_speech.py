@@ -8,10 +8,11 @@ the start is understood best, chosen on texts of the practice split, in training
 
   start     nothing is trained; best4, best16: of so many samples the one that the reward's recogniser prefers
   text      GRPO: the share of characters that the reward's recogniser understands, length, finishing
-  raft      supervised steps on the best of 8 samples for each practice text (RAFT, Dong et al. 2023, arXiv 2304.06767)
+  raft      supervised steps on the best of the samples for each practice text (RAFT, Dong et al. 2023, 2304.06767)
   voices    the same, with each text in several voices (`--raft-voices`)
   balanced  as `raft`, but the best under the condition that all together have the prosody of all samples
-  raft2     a second round, on samples of `raft`; raft3: a third; voices2: a second of `voices`
+  alike     as `voices`, but the best by errors and by likeness to the voice of the prompt (of spectra: `voice_lda.py`)
+  raft2     a second round, on samples of `raft`; raft3: a third; voices2, alike2, alike3: the same of `voices`, `alike`
   word      as `text`, with the characters of each word credited to its frames
   first     as `text`, but only the codes of the first codebook are trained
   cer       the share of characters alone: nothing guards length and prosody
@@ -39,7 +40,7 @@ from typing import Any
 import numpy as np
 import torch
 from arms import cpu_seconds, markdown, number, timed
-from speech_start import Start, StoredSamples
+from speech_start import Choice, Start, StoredSamples
 
 from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, SamplingConfig, SFTConfig
@@ -65,9 +66,12 @@ from audiorl.run.records import read_record
 from audiorl.train.sft import sft
 from audiorl.types import Reward
 
-ROUNDS = {"raft": "", "voices": "", "balanced": "", "raft2": "raft", "raft3": "raft2", "voices2": "voices"}
+ROUNDS = {
+    **{"raft": "", "voices": "", "balanced": "", "raft2": "raft", "raft3": "raft2", "voices2": "voices"},
+    **{"alike": "", "alike2": "alike", "alike3": "alike2"},
+}
 """The rounds of RAFT, each with the one that it goes on from."""
-SEVERAL_VOICES = ("voices", "voices2")
+SEVERAL_VOICES = ("voices", "voices2", "alike", "alike2", "alike3")
 """Those of them that say each text in several voices."""
 ARMS = ("text", "word", "first", "cer", "nll", "guarded", *ROUNDS, "sft")
 RAFT_EPOCHS = 3
@@ -86,23 +90,26 @@ PLAYED = 12
 """Texts on the page."""
 TEMPERATURES, TOP_PS = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25), (1.0, 0.9)
 SPEECH = SamplingConfig(max_new_tokens=8, max_frames=90)
+GPU_BATCH_TOKENS = 1_000_000
+"""`max_batch_tokens` on a GPU."""
 
 
 def choose_sampling(run: Run, start: Start, given: tuple[float, float] | None) -> SamplingConfig:
     """The temperature and top-p at which the start is understood best, or those that are given."""
+    speech = replace(SPEECH, max_batch_tokens=GPU_BATCH_TOKENS) if torch.cuda.is_available() else SPEECH
     if given is not None:
-        return replace(SPEECH, temperature=given[0], audio_top_p=given[1])
+        return replace(speech, temperature=given[0], audio_top_p=given[1])
     if not run.finished("sampling"):
         policy, rows = start.policy(), []
         for temperature in TEMPERATURES:
             for top_p in TOP_PS:
-                sampling = replace(SPEECH, temperature=temperature, audio_top_p=top_p)
-                shares = start.understood(policy, say(policy, start.validation_prompts, sampling))
+                sampling = replace(speech, temperature=temperature, audio_top_p=top_p)
+                shares = start.scores(policy, say(policy, start.validation_prompts, sampling))["understood"]
                 rows.append({"temperature": temperature, "audio_top_p": top_p, "understood": float(np.mean(shares))})
                 print(rows[-1], flush=True)
         run.finish("sampling", rows)
     best = max(run.result("sampling"), key=lambda row: row["understood"])
-    return replace(SPEECH, temperature=best["temperature"], audio_top_p=best["audio_top_p"])
+    return replace(speech, temperature=best["temperature"], audio_top_p=best["audio_top_p"])
 
 
 def reward_of(arm: str, start: Start, policy: AudioPolicy, spoken: Callable[[], ProsodyBins]) -> Reward:
@@ -122,7 +129,8 @@ def train_arm(
     arm: str, start: Start, policy: AudioPolicy, run: Run, sampling: SamplingConfig, args: argparse.Namespace
 ) -> None:
     def stored_samples(of: str) -> StoredSamples:
-        return StoredSamples(run.dir / f"samples_{of}.safetensors", start, policy, sampling, args.seed)
+        file = run.dir / f"samples_{of}.safetensors"
+        return StoredSamples(file, start, policy, sampling, args.seed, args.raft_samples)
 
     if arm == "sft" or arm in ROUNDS:
         optim = OptimConfig(lr=args.sft_lr, warmup_steps=3)
@@ -136,7 +144,8 @@ def train_arm(
             return
         samples = stored_samples(ROUNDS[arm] or "start")
         prompts = start.raft_prompts(args.raft_texts, args.raft_voices if arm in SEVERAL_VOICES else 1)
-        examples = samples.best(prompts, balanced=arm == "balanced")
+        choice: Choice = "balanced" if arm == "balanced" else "alike" if arm.startswith("alike") else "errors"
+        examples = samples.best(prompts, choice)
         config = replace(config, steps=-(-RAFT_EPOCHS * len(examples) // config.batch_size))
         sft(policy, examples, run, config=config, optim=optim, seed=args.seed, phase=arm)
         return
@@ -284,7 +293,8 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=5e-5, help="learning rate of GRPO")
     parser.add_argument("--sft-lr", type=float, default=2e-4, help="learning rate of sft")
     parser.add_argument("--raft-texts", type=int, help="texts of a round of RAFT (default: the practice split)")
-    parser.add_argument("--raft-voices", type=int, default=4, help="voices in which the arm `voices` says each text")
+    parser.add_argument("--raft-voices", type=int, default=4, help="voices in which these arms say each text")
+    parser.add_argument("--raft-samples", type=int, default=8, help="samples of which RAFT learns from the best")
     parser.add_argument(
         "--sampling", type=float, nargs=2, metavar=("TEMPERATURE", "TOP_P"), help="instead of the best of the start"
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,19 +20,26 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example
 from audiorl.models.loading import read_tensors
 from audiorl.recipes import tts_quickstart as quick
+from audiorl.recipes.judges.voice_lda import VoiceLDA, fit_voices
 from audiorl.rewards.prosody import ProsodyBins, balanced_choice, bins_of
-from audiorl.rewards.speech import Intelligibility, SpeechJudges
+from audiorl.rewards.speech import Intelligibility, SpeakerSimilarity, SpeechJudges
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.records import RunConfig, RunState, read_record
-from audiorl.types import Request, Rollout, Sample
+from audiorl.types import Request, Reward, Rollout, Sample
 from tokenizers_audio import load as load_codec
+from tokenizers_audio.batches import decode_all
 
 TEXTS = (
     *("seed", "corpus", "clone", "unseen_speakers"),
     *("words", "most_words", "train_texts", "voices_per_text", "practice_texts", "test_texts"),
 )
 """Options of the start's run that its texts follow from."""
+Choice = Literal["errors", "balanced", "alike"]
+ENCODER_TEXTS = 100
+"""Texts, said in each of the voices, from which `Start.encoder` is fitted."""
+BLOCK, GPU_BLOCK = 64, 1024
+"""Prompts that are sampled together."""
 
 
 class Start:
@@ -58,7 +66,16 @@ class Start:
         return load_policy(str(checkpoint or self.checkpoint), ModelConfig(only=only), self.codec)
 
     def judges(self, policy: AudioPolicy) -> SpeechJudges:
-        return SpeechJudges(CodecSpeechDecoder.of(policy), self.recogniser)
+        encoder = self.encoder if self.config.clone else None
+        return SpeechJudges(CodecSpeechDecoder.of(policy), self.recogniser, encoder)
+
+    @cached_property
+    def encoder(self) -> VoiceLDA:
+        """What the rewards know of voices, from the recordings of the voices to train on."""
+        texts = self.train[:: max(len(self.train) // ENCODER_TEXTS, 1)]
+        pairs = [(speaker, words) for speaker in self.voices for words in texts]
+        waves = [quick.joined(words, self.voices[speaker]) for speaker, words in pairs]
+        return fit_voices(waves, [speaker for speaker, _ in pairs], quick.RATE)
 
     def supervised(self) -> list[Example]:
         """The training split with its recordings, as the start learned to say it."""
@@ -70,33 +87,39 @@ class Start:
         chosen = self.practice if texts is None else [*self.practice, *self.train][:texts]
         return quick.prompts(chosen, self.voices, self.config.clone, voices)
 
-    def understood(self, policy: AudioPolicy, rollouts: Sequence[Rollout]) -> list[float]:
-        """The share of characters of each that the reward's recogniser understands."""
-        return [score.total for score in Intelligibility(self.judges(policy), "cer")(rollouts)]
+    def scores(self, policy: AudioPolicy, rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
+        """understood: the share of characters of each that the reward's recogniser understands. With the voice in the
+        prompt also alike: how like that voice it is."""
+        judges = self.judges(policy)
+        rewards: dict[str, Reward] = {"understood": Intelligibility(judges, "cer")}
+        if self.config.clone:
+            rewards["alike"] = SpeakerSimilarity(judges, reference=lambda sample: sample.audio[0])
+        return {name: [score.total for score in reward(rollouts) if score] for name, reward in rewards.items()}
 
     def samples(
         self, n: int, policy: AudioPolicy, prompts: Sequence[Sample], sampling: SamplingConfig, seed: int = 0
-    ) -> tuple[list[Rollout], np.ndarray]:
-        """n samples for each prompt, one prompt after the other, and how much of each is understood [prompts, n]."""
+    ) -> tuple[list[Rollout], dict[str, np.ndarray]]:
+        """n samples for each prompt, one prompt after the other, and their scores [prompts, n]."""
+        policy.encode_clips(clip for s in prompts for clip in s.audio)
         rollouts = HFEngine(policy, sampling).generate([Request(s, n, seed=seed) for s in prompts])
-        return rollouts, np.reshape(self.understood(policy, rollouts), (len(prompts), n))
+        scores = self.scores(policy, rollouts)
+        return rollouts, {name: np.reshape(values, (len(prompts), n)) for name, values in scores.items()}
 
     def best_of(
         self, n: int, policy: AudioPolicy, prompts: Sequence[Sample], sampling: SamplingConfig
     ) -> list[Rollout]:
         """Of n samples for each prompt the one of which the reward's recogniser understands most characters."""
-        rollouts, understood = self.samples(n, policy, prompts, sampling)
-        return [rollouts[i * n + k] for i, k in enumerate(understood.argmax(1))]
+        rollouts, scores = self.samples(n, policy, prompts, sampling)
+        return [rollouts[i * n + k] for i, k in enumerate(scores["understood"].argmax(1))]
 
 
 class StoredSamples:
-    """`PER_PROMPT` samples of a policy for each prompt. They are stored in `file`, from which a later call goes on:
-    {"ID/K": codes [codebooks, frames]}, {"ID/understood": [samples]}."""
+    """`count` samples of a policy for each prompt. They are stored in `file`, from which a later call goes on:
+    {"ID/K": codes [codebooks, frames]}, {"ID/understood": [samples]}, {"ID/alike": [samples]}."""
 
-    PER_PROMPT = 8
-
-    def __init__(self, file: Path, start: Start, policy: AudioPolicy, sampling: SamplingConfig, seed: int):
+    def __init__(self, file: Path, start: Start, policy: AudioPolicy, sampling: SamplingConfig, seed: int, count: int):
         self.file, self.start, self.policy, self.sampling, self.seed = file, start, policy, sampling, seed
+        self.count = count
 
     def of(self, prompts: Sequence[Sample]) -> dict[str, torch.Tensor]:
         """Everything stored, after what these prompts lack was sampled."""
@@ -104,45 +127,50 @@ class StoredSamples:
         missing = [s for s in prompts if f"{s.id}/understood" not in stored]
         layout = self.policy.speech
         assert layout is not None
-        for at in range(0, len(missing), 64):
-            block = missing[at : at + 64]
-            rollouts, understood = self.start.samples(self.PER_PROMPT, self.policy, block, self.sampling, self.seed)
+        size = BLOCK if self.policy.device.type == "cpu" else GPU_BLOCK
+        for at in range(0, len(missing), size):
+            block = missing[at : at + size]
+            rollouts, scores = self.start.samples(self.count, self.policy, block, self.sampling, self.seed)
             for i, r in enumerate(rollouts):
                 spoken = [c for s in r.segments if s.codes is not None for c in layout.spoken(s.codes)]
                 codes = torch.cat(spoken, 1) if spoken else torch.zeros(layout.codebooks, 0, dtype=torch.long)
-                stored[f"{r.sample.id}/{i % self.PER_PROMPT}"] = codes
-            stored |= {f"{s.id}/understood": torch.tensor(u) for s, u in zip(block, understood, strict=True)}
+                stored[f"{r.sample.id}/{i % self.count}"] = codes
+            for name, values in scores.items():
+                stored |= {f"{s.id}/{name}": torch.tensor(v) for s, v in zip(block, values, strict=True)}
             save_file(stored, self.file)
             print(f"samples of {at + len(block)} of {len(missing)} prompts", flush=True)
         return stored
 
-    def best(self, prompts: Sequence[Sample], balanced: bool = False) -> list[Example]:
+    def best(self, prompts: Sequence[Sample], by: Choice = "errors") -> list[Example]:
         """Each prompt with the best of its samples, whose codes the policy is given to learn from.
 
-        balanced: the best that together have the prosody of all samples.
+        by: errors; balanced: errors, while all that are chosen have the prosody of all samples; alike: errors and how
+        like the voice of the prompt it is, added up.
         """
         stored = self.of(prompts)
-        understood = np.stack([stored[f"{s.id}/understood"].numpy() for s in prompts])
-        places = understood.argmax(1)
-        if balanced:
+
+        def scores(name: str) -> np.ndarray:
+            return np.stack([stored[f"{s.id}/{name}"].numpy() for s in prompts])
+
+        understood = scores("understood")
+        if by == "balanced":
             measured = self._prosody(stored, prompts)
             places = balanced_choice(understood, measured, bins_of(measured))
+        else:
+            places = (understood + scores("alike") if by == "alike" else understood).argmax(1)
         codes = {s.id: stored[f"{s.id}/{k}"] for s, k in zip(prompts, places, strict=True)}
         rate = self.start.codec.sample_rate
-        clips = {id: AudioClip(array=self._waveform(c), sample_rate=rate) for id, c in codes.items() if c.shape[1]}
+        codes = {id: c for id, c in codes.items() if c.shape[1]}
+        waves = decode_all(self.start.codec, list(codes.values()))
+        clips = {id: AudioClip(array=wav.numpy(), sample_rate=rate) for id, wav in zip(codes, waves, strict=True)}
         self.policy.keep_codes({clip.key: codes[id] for id, clip in clips.items()})
         return [Example(s, speech=(clips[s.id],)) for s in prompts if s.id in clips]
 
     def prosody_bins(self, prompts: Sequence[Sample]) -> ProsodyBins:
         return bins_of(self._prosody(self.of(prompts), prompts))
 
-    @torch.no_grad()
-    def _waveform(self, codes: torch.Tensor) -> np.ndarray:
-        """[T] of codes [codebooks, frames]."""
-        return self.start.codec.decode(codes[None])[0].numpy()
-
     def _prosody(self, stored: dict[str, torch.Tensor], prompts: Sequence[Sample]) -> list[Prosody | None]:
         """Of all stored samples of these prompts."""
-        samples = [stored[f"{s.id}/{k}"] for s in prompts for k in range(self.PER_PROMPT)]
+        samples = [stored[f"{s.id}/{k}"] for s in prompts for k in range(self.count)]
         rate = self.start.codec.sample_rate
-        return [prosody(self._waveform(codes), rate) if codes.shape[1] else None for codes in samples]
+        return [prosody(wav.numpy(), rate) for wav in decode_all(self.start.codec, samples)]

@@ -43,7 +43,7 @@ def load_with_codec(model: str | Path, codec: str | Path | None = None, device: 
 def give_codec(policy: AudioPolicy, model: str | Path, codec: str | Path | None = None) -> None:
     """Load the codec of a speaking policy that came from `model`, as `load_speaking` looks for it."""
     loaded = load_codec(codec or _codec_above(Path(model)))
-    policy.set_codec(loaded.to(policy.device))  # type: ignore[attr-defined]
+    policy.set_codec(loaded)
 
 
 def _codec_above(model: Path) -> Path:

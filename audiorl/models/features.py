@@ -17,15 +17,27 @@ def log_mel(extractor: WhisperFeatureExtractor, wav: np.ndarray) -> Tensor:
     Equal to what the models' processors compute with the clip padded to 30 s and the padding cut off again, without
     paying for the 30 s: only the zeros that reach into the last analysis window are added.
     """
+    return log_mels(extractor, [wav])[0]
+
+
+def log_mels(extractor: WhisperFeatureExtractor, wavs: Sequence[np.ndarray], device: str = "cpu") -> list[Tensor]:
+    """`log_mel` of each, on the CPU; those of similar length are best given together. device: where it is computed."""
     hop = extractor.hop_length
-    frames = math.ceil(len(wav) / hop)
-    padded = np.zeros((frames + math.ceil(extractor.n_fft / hop) + 1) * hop, dtype=np.float32)
-    padded[: len(wav)] = wav
-    with torch.autocast("cpu", enabled=False):  # else its product with the mel filters is bfloat16, which numpy lacks
+    frames = [math.ceil(len(wav) / hop) for wav in wavs]
+    padded = np.zeros((len(wavs), (max(frames) + math.ceil(extractor.n_fft / hop) + 1) * hop), dtype=np.float32)
+    for row, wav in zip(padded, wavs, strict=True):
+        row[: len(wav)] = wav
+    # Under autocast its product with the mel filters would be bfloat16, which numpy lacks.
+    with torch.autocast(torch.device(device).type, enabled=False):
         out = extractor(
-            padded, sampling_rate=extractor.sampling_rate, padding=False, truncation=False, return_tensors="pt"
+            padded,
+            sampling_rate=extractor.sampling_rate,
+            padding=False,
+            truncation=False,
+            return_tensors="pt",
+            device=device,
         )
-    return out["input_features"][0, :, :frames]
+    return [mel[:, :count] for mel, count in zip(out["input_features"], frames, strict=True)]
 
 
 def padded_mel(mel: Tensor, frames: int) -> Tensor:
@@ -43,10 +55,6 @@ def require_in_window(frames: int, window: int, encoder: str) -> None:
             f"audio of {frames / 100:.1f} s is longer than the {window / 100:.0f} s that {encoder} encodes; "
             "cut the clip with start and duration"
         )
-
-
-def log_mels(extractor: WhisperFeatureExtractor, wavs: Sequence[np.ndarray]) -> list[Tensor]:
-    return [log_mel(extractor, wav) for wav in wavs]
 
 
 def flat_mels(mels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
 from pathlib import Path
@@ -211,7 +211,7 @@ class AudioPolicy(nn.Module):
         return None if self.clip_codes is None else self.clip_codes.codec
 
     def set_codec(self, codec: AudioTokenizer) -> None:
-        """The codec of the model's codes. The first one is recorded in the model's config.
+        """The codec of the model's codes, which moves to the model's device. The first one is recorded in its config.
 
         Raises ValueError for a model that writes text only, for another geometry and for a codec of another identity.
         """
@@ -225,6 +225,8 @@ class AudioPolicy(nn.Module):
                 f'take "{CODEC_KEY}" out of its config.json'
             )
         setattr(self.model.config, CODEC_KEY, codec.identity)
+        if isinstance(codec, nn.Module):
+            codec.to(self.device)
         self.clip_codes = ClipCodes(codec, self.config.audio_cache_mb * 2**20)
 
     def keep_codes(self, codes: Mapping[str, Tensor]) -> None:
@@ -234,9 +236,16 @@ class AudioPolicy(nn.Module):
 
     def codes(self, clip: AudioClip) -> Tensor:
         """[Q, F] int64: the clip in the codec's codes. Each clip is encoded once."""
+        return self._clip_codes().codes(clip)
+
+    def encode_clips(self, clips: Iterable[AudioClip]) -> None:
+        """Encode clips that will be read often, those of equal length together, which is faster than one by one."""
+        self._clip_codes().encode_all(clips)
+
+    def _clip_codes(self) -> ClipCodes:
         if self.clip_codes is None:
             raise ValueError("the model reads and writes codes but has no codec yet: tokenizers_audio.load, set_codec")
-        return self.clip_codes.codes(clip)
+        return self.clip_codes
 
     # -- forward ---------------------------------------------------------------------------------------------------
 

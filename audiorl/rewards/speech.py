@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class RecordedSpeech:
+class RecordedSpeech(SpeechDecoder):
     """A speech decoder for recorded rollouts, which reads the recording that the run wrote in place of their codes.
 
     For rewards of `audiorl rewards score` where the codec is not at hand. Recordings have 16 bits.
@@ -74,7 +74,7 @@ class SpeechJudges:
 
     def waveforms(self, rollouts: Sequence[Rollout]) -> list[Waveform]:
         """The speech of each, [T]; T = 0 without speech. Raises ValueError for samples that are not finite."""
-        return self._once("waveform", rollouts, lambda new: [self._decoded(r) for r in new])
+        return self._once("waveform", rollouts, self._decoded)
 
     def has_speech(self, rollout: Rollout) -> bool:
         """Whether its speech has a frame that is not silent."""
@@ -154,16 +154,15 @@ class SpeechJudges:
             raise ValueError("SpeechJudges: has no speaker encoder; pass encoder=…")
         return self.encoder
 
-    def _decoded(self, rollout: Rollout) -> Waveform:
-        wav = self.speech_decoder.waveform(rollout)
-        if wav is None:
-            return np.zeros(0, np.float32)
-        if wav.ndim != 1 or not np.isfinite(wav).all():
-            raise ValueError(
-                f"{rollout.name}: its speech has shape {wav.shape} and {int(np.count_nonzero(~np.isfinite(wav)))} "
-                "samples that are not finite; the codec or its weights are broken"
-            )
-        return wav
+    def _decoded(self, rollouts: Sequence[Rollout]) -> list[Waveform]:
+        waves = [np.zeros(0, np.float32) if wav is None else wav for wav in self.speech_decoder.waveforms(rollouts)]
+        for rollout, wav in zip(rollouts, waves, strict=True):
+            if wav.ndim != 1 or not np.isfinite(wav).all():
+                raise ValueError(
+                    f"{rollout.name}: its speech has shape {wav.shape} and {int(np.count_nonzero(~np.isfinite(wav)))} "
+                    "samples that are not finite; the codec or its weights are broken"
+                )
+        return waves
 
     def _ask_judge(
         self, name: str, rollouts: Sequence[Rollout], ask: Callable[[list[Waveform]], Sequence[T]], silent: T

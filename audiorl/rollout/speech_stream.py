@@ -29,7 +29,7 @@ from audiorl.models.speech import FrameLayout
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.samplers import SegmentBuffer
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder, Wave
-from audiorl.types import Ended, Request, Rollout, Sample
+from audiorl.types import Ended, Request, Rollout, Sample, SpeechDecoder
 from tokenizers_audio.delay import deinterleave
 from tokenizers_audio.protocol import AudioTokenizer
 
@@ -158,7 +158,7 @@ class _Speaking:
     seconds: float = 0.0
 
 
-class StreamingEngine:
+class StreamingEngine(SpeechDecoder):
     """A `RolloutEngine` that decodes speech while it is generated, and the `SpeechDecoder` of its rollouts.
 
     It measures what somebody who listens waits for. A block costs one call of the codec for each rollout; where only

@@ -19,21 +19,24 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from audiorl.config import torch_device
 from audiorl.judges.alignment import align_words, ctc_log_probability
 from audiorl.judges.protocol import AlignedWord, Waveform
-from audiorl.judges.waves import padded, resampled
+from audiorl.judges.waves import batches_by_length, padded, resampled
 from audiorl.metrics.text import normalize, spell_numbers
-from audiorl.models.features import log_mel
+from audiorl.models import AudioPolicy
+from audiorl.models.features import log_mels
 from audiorl.models.loading import read_tensors
-from audiorl.models.qwen_omni import QwenOmni, tiny
+from audiorl.models.qwen_omni import tiny
 
 MODEL_TYPE = "audiorl_character_ctc"
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz "
@@ -42,7 +45,9 @@ RATE = 16_000
 MIN_SAMPLES = 1600
 """Samples (0.1 s) to which shorter clips are filled with silence."""
 ENCODER_BATCH = 8
-"""Clips per batch of the encoder."""
+"""Clips per batch of the encoder on a CPU."""
+GPU_BATCH = 64
+"""The same on a GPU."""
 
 
 Features = Literal["whisper", "mel"]
@@ -79,6 +84,10 @@ class CharacterCTC:
     name: str = "character-ctc"
     features: Features = "whisper"
 
+    @property
+    def device(self) -> torch.device:
+        return self.head.labels.weight.device
+
     @torch.no_grad()
     def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
         return [_text(logprobs) for logprobs in self._logprobs(waveforms, sample_rate)]
@@ -103,11 +112,13 @@ class CharacterCTC:
         ]
 
     def _logprobs(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[Tensor]:
-        """[2F, V + 1] of each clip."""
-        return [
-            self.head(frames[None])[0].log_softmax(-1) if len(frames) else torch.zeros(0, len(CHARACTERS) + 1)
-            for frames in encode_clips(waveforms, sample_rate, self.features)
-        ]
+        """[2F, V + 1] of each clip, on the CPU."""
+        features = encode_clips(waveforms, sample_rate, self.features, self.device)
+        if not any(map(len, features)):
+            return [torch.zeros(0, len(CHARACTERS) + 1)] * len(features)
+        # One transfer from the device for all.
+        labels = torch.cat([self.head(frames[None])[0].log_softmax(-1) for frames in features if len(frames)]).cpu()
+        return list(labels.split([2 * len(frames) for frames in features]))
 
     def save(self, folder: str | Path) -> None:
         """config.json and head.safetensors; the encoder comes with the package."""
@@ -119,7 +130,7 @@ class CharacterCTC:
 
 
 def load(folder: str | Path, device: str = "cpu") -> CharacterCTC:
-    """A recogniser that was saved; on any `device` it runs on the CPU. Raises ValueError for other weights."""
+    """A recogniser that was saved. Raises ValueError for other weights."""
     features = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("features", "whisper")
     if features not in WIDTHS:
         raise ValueError(f"{folder}/config.json: features {features!r} is not one of {', '.join(WIDTHS)}")
@@ -129,7 +140,7 @@ def load(folder: str | Path, device: str = "cpu") -> CharacterCTC:
     if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in own.items()}:
         raise ValueError(f"{folder}/head.safetensors: its weights are not those of this recogniser; train it again")
     head.load_state_dict(weights)
-    return CharacterCTC(head.eval().requires_grad_(False), Path(folder).name, features)
+    return CharacterCTC(head.to(torch_device(device)).eval().requires_grad_(False), Path(folder).name, features)
 
 
 def train_character_ctc(
@@ -142,14 +153,16 @@ def train_character_ctc(
     lr: float = 2e-3,
     seed: int = 0,
     features: Features = "whisper",
+    device: str = "auto",
     progress: Callable[[int, float], None] | None = None,
 ) -> CharacterCTC:
     """A recogniser of clips like these. `progress(step, loss)` is called after every step.
 
     Raises ValueError for a text without letters and for one that is longer than its clip allows.
     """
-    targets = [torch.tensor(_labels(plain(text))) for text in texts]
-    frames_of_clips = encode_clips(waveforms, sample_rate, features)
+    device = torch_device(device)
+    targets = [torch.tensor(_labels(plain(text)), device=device) for text in texts]
+    frames_of_clips = encode_clips(waveforms, sample_rate, features, device)
     for text, target, frames in zip(texts, targets, frames_of_clips, strict=True):
         if not len(target):
             raise ValueError(f"text {text!r} has no letters to recognise; leave its clip out")
@@ -159,7 +172,7 @@ def train_character_ctc(
     rng = random.Random(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        head = Head(WIDTHS[features])
+        head = Head(WIDTHS[features]).to(device)
     optimizer = torch.optim.AdamW(head.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
     for step in range(steps):
@@ -183,16 +196,21 @@ def train_character_ctc(
 
 
 @torch.no_grad()
-def encode_clips(waveforms: Sequence[Waveform], sample_rate: int, features: Features = "whisper") -> list[Tensor]:
-    """The features [F, D] of each clip; none for no samples."""
-    policy = _encoder()
+def encode_clips(
+    waveforms: Sequence[Waveform],
+    sample_rate: int,
+    features: Features = "whisper",
+    device: torch.device | str = "cpu",
+) -> list[Tensor]:
+    """The features [F, D] of each clip, on the device; none for no samples."""
+    device = torch.device(device)
+    policy = _encoder(device)
     assert policy.extractor is not None
     wavs = resampled(waveforms, sample_rate, RATE)
-    out = [torch.zeros(0, WIDTHS[features])] * len(wavs)
-    audible = [i for i, wav in enumerate(wavs) if len(wav)]
-    for start in range(0, len(audible), ENCODER_BATCH):
-        part = audible[start : start + ENCODER_BATCH]
-        mels = [log_mel(policy.extractor, padded(wavs[i], MIN_SAMPLES)) for i in part]
+    out = [torch.zeros(0, WIDTHS[features], device=device)] * len(wavs)
+    for part in batches_by_length(wavs, ENCODER_BATCH if device.type == "cpu" else GPU_BATCH):
+        clips = [padded(wavs[i], MIN_SAMPLES) for i in part]
+        mels = [mel.to(device) for mel in log_mels(policy.extractor, clips, str(device))]
         if features == "mel":
             frames = [mel[:, : mel.shape[1] // 4 * 4].T.reshape(-1, WIDTHS["mel"]) for mel in mels]
         else:
@@ -202,15 +220,12 @@ def encode_clips(waveforms: Sequence[Waveform], sample_rate: int, features: Feat
     return out
 
 
-_ENCODER: list[Any] = []
-
-
-def _encoder() -> Any:
-    """The bundled encoder, read once."""
-    if not _ENCODER:
-        _ENCODER.append(tiny(hidden=16, layers=1))
-        assert isinstance(_ENCODER[0].backbone, QwenOmni)
-    return _ENCODER[0]
+@cache
+def _encoder(device: torch.device) -> AudioPolicy:
+    """The bundled encoder, read once for each device."""
+    policy = tiny(hidden=16, layers=1)
+    policy.model.to(device)
+    return policy
 
 
 def _labels(text: str) -> list[int]:

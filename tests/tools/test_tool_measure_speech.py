@@ -41,7 +41,8 @@ def test_voices_are_told_apart(tmp_path: Path) -> None:
     start = trained_start(tmp_path / "start", replace(tts_quickstart.tiny(), corpus=str(corpus), clone=True))
     save_speaker_encoder(tmp_path / "speaker")
     options = ["--speaker", str(tmp_path / "speaker"), "--sampling", "0.5", "0.9", "--best-of"]
-    options += ["--arms", "raft", "voices", "voices2", "balanced", "--raft-texts", "3", "--raft-voices", "2"]
+    options += ["--arms", "raft", "voices", "voices2", "balanced", "alike", "alike2"]
+    options += ["--raft-texts", "3", "--raft-voices", "2", "--raft-samples", "3"]
     measure_speech(start, tmp_path / "out", *options)
 
     def sampled(of: str) -> list[str]:
@@ -54,11 +55,24 @@ def test_voices_are_told_apart(tmp_path: Path) -> None:
     assert len(texts) == 3 and sorted(in_voices) == sorted(
         [text, voice] for text in texts for voice in ("quiet", "usual")
     )
-    assert sorted(sampled("voices")) == sorted(" / ".join(pair) for pair in in_voices)  # the second round
+    for first_round in ("voices", "alike"):  # what the second learns from
+        assert sorted(sampled(first_round)) == sorted(" / ".join(pair) for pair in in_voices)
+    stored = load_file(tmp_path / "out" / "samples_start.safetensors")
+    text = " / ".join(in_voices[0])
+    assert stored[f"{text}/understood"].shape == stored[f"{text}/alike"].shape == (3,)
+    assert all(0 <= x <= 1 for x in stored[f"{text}/alike"].tolist())
     head, _, *rows = (tmp_path / "out" / "table.md").read_text().splitlines()
     place = [cell.strip() for cell in head.split("|")].index("own voice %")
     shares = [float(row.split("|")[place].split()[0]) for row in rows]
-    assert [row.split("|")[1].strip() for row in rows] == ["start", "raft", "voices", "voices2", "balanced"]
+    assert [row.split("|")[1].strip() for row in rows] == [
+        "start",
+        "raft",
+        "voices",
+        "voices2",
+        "balanced",
+        "alike",
+        "alike2",
+    ]
     assert all(0 <= s <= 100 for s in shares)
     assert "temperature" not in (tmp_path / "out" / "state.json").read_text()  # given, not chosen
 
