@@ -347,6 +347,8 @@ def flex(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: f
         block_mask=segments.block_mask,
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
+        # Else rows of fewer than 128 tokens go to its kernel for decoding, which does not compile for some shapes.
+        kernel_options={"BACKEND": "TRITON"},
     )
     return out.squeeze(0).transpose(0, 1)
 

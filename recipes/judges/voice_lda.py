@@ -61,13 +61,13 @@ def fit_voices(
         raise ValueError(
             f"{len(names)} speakers, the fewest clips of one {fewest}; give two speakers, two clips of each"
         )
-    found = statistics(waveforms, sample_rate)
-    means = np.stack([found[of_clip == speaker].mean(0) for speaker in range(len(names))])
-    within = np.cov(found - means[of_clip], rowvar=False)
+    measured = statistics(waveforms, sample_rate)
+    means = np.stack([measured[of_clip == speaker].mean(0) for speaker in range(len(names))])
+    within = np.cov(measured - means[of_clip], rowvar=False)
     within += SHRINKAGE * np.trace(within) / len(within) * np.eye(len(within))
     whiten = np.linalg.cholesky(np.linalg.inv(within))
-    _, _, axes = np.linalg.svd((means - found.mean(0)) @ whiten, full_matrices=False)
-    return VoiceLDA(found.mean(0), whiten @ axes[: min(discriminants, len(names) - 1)].T)
+    _, _, axes = np.linalg.svd((means - measured.mean(0)) @ whiten, full_matrices=False)
+    return VoiceLDA(measured.mean(0), whiten @ axes[: min(discriminants, len(names) - 1)].T)
 
 
 def statistics(waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[np.float64]:

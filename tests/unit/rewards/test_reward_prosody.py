@@ -23,14 +23,14 @@ from audiorl.rewards.prosody import (
     prosody_norm,
 )
 from audiorl.rewards.speech import SpeechJudges
-from audiorl.types import Message, Rollout, Sample, Segment
+from audiorl.types import Message, Rollout, Sample, Segment, SpeechDecoder
 from tests.support.prosody import glide, melody_scaled
 
 RATE = 16_000
 
 
 @dataclass
-class Says:
+class Says(SpeechDecoder):
     """A speech decoder with given waveforms by the sample's id, which counts its calls."""
 
     waves: dict[str, np.ndarray]

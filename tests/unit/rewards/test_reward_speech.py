@@ -28,7 +28,7 @@ from audiorl.rewards.speech import (
     reference_clip,
     reference_seconds,
 )
-from audiorl.types import Message, Rollout, Sample, Segment, Turn
+from audiorl.types import Message, Rollout, Sample, Segment, SpeechDecoder, Turn
 
 RATE = 8000
 
@@ -39,7 +39,7 @@ def tone(seconds: float, hertz: float = 200.0, amplitude: float = 0.3) -> np.nda
 
 
 @dataclass
-class Said:
+class Said(SpeechDecoder):
     """A voice that says what is laid down for each rollout, and counts how often it is asked."""
 
     waves: dict[str, np.ndarray | None]

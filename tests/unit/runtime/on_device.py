@@ -42,6 +42,8 @@ from tests.support.data_trainers import contrasted, pairs_of, referenced
 from tests.support.experiences import batch_of, with_advantage
 from tests.support.pretend_device import pretend_device, register, to_device
 from tests.support.streams import stream
+from tests.support.unified_codec import tiny as tiny_codec
+from tokenizers_audio.batches import decode_all, encode_all
 
 register()
 SPOKEN = [speech_sample("spoken", "Good morning."), Sample("written", (Message("user", ("Who speaks?",)),))]
@@ -421,3 +423,22 @@ def test_a_checkpoint_continues_bit_by_bit(samples: list[Sample], tmp_path: Path
         assert resumed.step(TrainBatch(batch)).metrics == expected
         for name, weight in resumed.policy.weights().items():
             assert torch.equal(weight, straight.policy.weights()[name]), name
+
+
+# -- speech ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_codec_on_the_device_gives_the_codes_and_the_sound_of_the_host() -> None:
+    """Also its identity, which checkpoints compare."""
+    codec = tiny_codec()
+    waves = [0.1 * torch.randn(length) for length in (4000, 5000, 4000)]
+    codes, name = encode_all(codec, waves), codec.identity
+    sounds = decode_all(codec, codes)
+    with pretend_device():
+        to_device(codec)
+        assert codec.identity == name
+        for there, here in zip(encode_all(codec, waves), codes, strict=True):
+            assert there.device.type == "cpu" and torch.equal(there, here)
+        for there, here in zip(decode_all(codec, codes), sounds, strict=True):
+            assert there.device.type == "cpu"
+            torch.testing.assert_close(there, here)
