@@ -155,6 +155,6 @@ def _transcribed(
     """(rollouts, waveforms [T], what the recogniser understood); a rollout without speech has an empty waveform."""
     rollouts = speak(policy, samples, sampling)
     speech_decoder = CodecSpeechDecoder.of(policy)
-    waves = [wav if (wav := speech_decoder.waveform(r)) is not None else np.zeros(0, np.float32) for r in rollouts]
+    waves = [np.zeros(0, np.float32) if wav is None else wav for wav in speech_decoder.waveforms(rollouts)]
     assert judges.recogniser is not None, "speech is measured by what a recogniser understands"
     return rollouts, waves, judges.recogniser.transcribe(waves, speech_decoder.sample_rate)

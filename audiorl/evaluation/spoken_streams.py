@@ -47,7 +47,7 @@ def measure_spoken(
     same stream; and MixedTurns, the share of spoken turns that translate several at once, which no voice is compared
     with. Always those of `durations`. Raises ValueError for a stream without reference.
     """
-    waves = [speech_decoder.waveform(r) for r in rollouts]
+    waves = speech_decoder.waveforms(rollouts)
     spoken = [np.zeros(0, np.float32) if wav is None else wav for wav in waves]
     scores: dict[str, Any] = {}
     intervals: dict[str, Interval] = {}

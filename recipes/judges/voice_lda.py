@@ -1,4 +1,4 @@
-"""A speaker encoder that is fitted in seconds: what of the long-term spectrum tells the speakers apart.
+"""A speaker encoder that is fitted in seconds: what of the long-term spectrum distinguishes the speakers.
 
 For rewards that ask for the voice of the prompt: it knows voices like those that it was fitted on, and a neural encoder
 stays free to measure, asked by no reward. Of each clip the mean and the deviation of each log-mel band over its louder
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ def statistics(waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[np.fl
     """[N, 2B]: mean and standard deviation of each log-mel band over the louder frames, the level taken off."""
     waves = resampled(waveforms, sample_rate, RATE)
     require_samples(waves)
-    extractor, device = WhisperFeatureExtractor(), torch_device("auto")
+    extractor, device = _extractor(), torch_device("auto")
     out = np.zeros((len(waves), 2 * extractor.feature_size))
     for places in batches_by_length(waves, BATCH):
         for place, mel in zip(places, log_mels(extractor, [waves[i] for i in places], device), strict=True):
@@ -82,3 +83,9 @@ def statistics(waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[np.fl
             louder = mel[:, level >= level.max() - LOUDER].numpy()
             out[place] = np.concatenate([louder.mean(1) - louder.mean(), louder.std(1)])
     return out
+
+
+@cache
+def _extractor() -> WhisperFeatureExtractor:
+    """Made once: it computes its mel filters."""
+    return WhisperFeatureExtractor()
