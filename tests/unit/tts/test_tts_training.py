@@ -259,7 +259,9 @@ def test_measured_speech_has_prosody_next_to_that_of_its_recording(
     rate = CodecSpeechDecoder.of(policy).sample_rate
     for name, semitones in (("before", 4), ("after", 1)):
         waves = iter([glide(semitones, rate).astype(np.float32), None])
-        monkeypatch.setattr(CodecSpeechDecoder, "waveform", lambda self, rollout, waves=waves: next(waves))
+        monkeypatch.setattr(
+            CodecSpeechDecoder, "waveforms", lambda self, rollouts, waves=waves: [next(waves) for _ in rollouts]
+        )
         measure_speech(run, name, policy, samples, SAY, Judges(judge))
     rows = [json.loads(line) for line in (run.dir / "eval" / "after.jsonl").read_text().splitlines()]
     assert rows[0]["f0_range"] == pytest.approx(0.9, abs=0.1) and "f0_range" not in rows[1]
