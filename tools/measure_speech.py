@@ -18,7 +18,7 @@ the start is understood best, chosen on texts of the practice split, in training
   cer       the share of characters alone: nothing guards length and prosody
   nll       as `cer`, and how probable the recogniser finds the text, which goes on rising where there are no errors
   guarded   as `cer`, with prosody distributed as in the start's samples
-  sft       further supervised steps on recordings, for as much CPU time as the longest of the others
+  sft       further supervised steps on recordings, for as much CPU time as the longest of the others with its rounds
 
 The texts of the test split are then said once and transcribed by `--judge`, which took no part in training. Where they
 are said in several voices, `--speaker` also decides whether each is nearest to its own.
@@ -104,7 +104,7 @@ def choose_sampling(run: Run, start: Start, given: tuple[float, float] | None) -
         for temperature in TEMPERATURES:
             for top_p in TOP_PS:
                 sampling = replace(speech, temperature=temperature, audio_top_p=top_p)
-                shares = start.scores(policy, say(policy, start.validation_prompts, sampling))["understood"]
+                shares = start.understood(policy, say(policy, start.validation_prompts, sampling))
                 rows.append({"temperature": temperature, "audio_top_p": top_p, "understood": float(np.mean(shares))})
                 print(rows[-1], flush=True)
         run.finish("sampling", rows)
@@ -136,7 +136,9 @@ def train_arm(
         optim = OptimConfig(lr=args.sft_lr, warmup_steps=3)
         config = SFTConfig(steps=100_000, batch_size=32, micro_batch_tokens=4000, save_every=50)
         if arm == "sft":
-            others_cpu_s = [seconds for other, seconds in cpu_seconds(run.dir).items() if other != arm]
+            others_cpu_s = [
+                seconds for other, seconds in with_earlier_rounds(cpu_seconds(run.dir)).items() if other != arm
+            ]
             if not others_cpu_s:
                 raise ValueError("sft takes as much time as the longest other arm: train another one first")
             limit = ComputeTime(max(others_cpu_s), "cpu")
@@ -170,6 +172,15 @@ def train_arm(
         phase=arm,
         speech_decoder=CodecSpeechDecoder.of(policy),
     )
+
+
+def with_earlier_rounds(seconds: Mapping[str, float]) -> dict[str, float]:
+    """What each arm took, with the rounds that it goes on from."""
+
+    def total(arm: str) -> float:
+        return seconds.get(arm, 0.0) + (total(before) if (before := ROUNDS.get(arm)) else 0.0)
+
+    return {arm: total(arm) for arm in seconds}
 
 
 Rows = Sequence[Mapping[str, Any]]

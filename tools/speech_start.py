@@ -66,8 +66,7 @@ class Start:
         return load_policy(str(checkpoint or self.checkpoint), ModelConfig(only=only), self.codec)
 
     def judges(self, policy: AudioPolicy) -> SpeechJudges:
-        encoder = self.encoder if self.config.clone else None
-        return SpeechJudges(CodecSpeechDecoder.of(policy), self.recogniser, encoder)
+        return SpeechJudges(CodecSpeechDecoder.of(policy), self.recogniser)
 
     @cached_property
     def encoder(self) -> VoiceLDA:
@@ -87,30 +86,37 @@ class Start:
         chosen = self.practice if texts is None else [*self.practice, *self.train][:texts]
         return quick.prompts(chosen, self.voices, self.config.clone, voices)
 
+    def understood(self, policy: AudioPolicy, rollouts: Sequence[Rollout]) -> list[float]:
+        """The share of characters of each that the reward's recogniser understands."""
+        return totals(Intelligibility(self.judges(policy), "cer"), rollouts)
+
     def scores(self, policy: AudioPolicy, rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
-        """understood: the share of characters of each that the reward's recogniser understands. With the voice in the
-        prompt also alike: how like that voice it is."""
-        judges = self.judges(policy)
+        """understood, and with the voice in the prompt also alike: how like that voice it is."""
+        encoder = self.encoder if self.config.clone else None
+        judges = SpeechJudges(CodecSpeechDecoder.of(policy), self.recogniser, encoder)
         rewards: dict[str, Reward] = {"understood": Intelligibility(judges, "cer")}
         if self.config.clone:
             rewards["alike"] = SpeakerSimilarity(judges, reference=lambda sample: sample.audio[0])
-        return {name: [score.total for score in reward(rollouts) if score] for name, reward in rewards.items()}
+        return {name: totals(reward, rollouts) for name, reward in rewards.items()}
 
     def samples(
         self, n: int, policy: AudioPolicy, prompts: Sequence[Sample], sampling: SamplingConfig, seed: int = 0
-    ) -> tuple[list[Rollout], dict[str, np.ndarray]]:
-        """n samples for each prompt, one prompt after the other, and their scores [prompts, n]."""
+    ) -> list[Rollout]:
+        """n samples for each prompt, one prompt after the other."""
         policy.encode_clips(clip for s in prompts for clip in s.audio)
-        rollouts = HFEngine(policy, sampling).generate([Request(s, n, seed=seed) for s in prompts])
-        scores = self.scores(policy, rollouts)
-        return rollouts, {name: np.reshape(values, (len(prompts), n)) for name, values in scores.items()}
+        return HFEngine(policy, sampling).generate([Request(s, n, seed=seed) for s in prompts])
 
     def best_of(
         self, n: int, policy: AudioPolicy, prompts: Sequence[Sample], sampling: SamplingConfig
     ) -> list[Rollout]:
         """Of n samples for each prompt the one of which the reward's recogniser understands most characters."""
-        rollouts, scores = self.samples(n, policy, prompts, sampling)
-        return [rollouts[i * n + k] for i, k in enumerate(scores["understood"].argmax(1))]
+        rollouts = self.samples(n, policy, prompts, sampling)
+        understood = np.reshape(self.understood(policy, rollouts), (len(prompts), n))
+        return [rollouts[i * n + k] for i, k in enumerate(understood.argmax(1))]
+
+
+def totals(reward: Reward, rollouts: Sequence[Rollout]) -> list[float]:
+    return [score.total for score in reward(rollouts) if score]
 
 
 class StoredSamples:
@@ -122,21 +128,26 @@ class StoredSamples:
         self.count = count
 
     def of(self, prompts: Sequence[Sample]) -> dict[str, torch.Tensor]:
-        """Everything stored, after what these prompts lack was sampled."""
+        """Everything stored, after what these prompts lack was sampled. Raises ValueError for a file with another
+        number of samples."""
         stored = read_tensors(self.file) if self.file.exists() else {}
+        counts = {len(scores) for name, scores in stored.items() if name.endswith("/understood")}
+        if counts - {self.count}:
+            raise ValueError(f"{self.file} has {min(counts)} samples a prompt, not --raft-samples {self.count}")
         missing = [s for s in prompts if f"{s.id}/understood" not in stored]
         layout = self.policy.speech
         assert layout is not None
         size = BLOCK if self.policy.device.type == "cpu" else GPU_BLOCK
         for at in range(0, len(missing), size):
             block = missing[at : at + size]
-            rollouts, scores = self.start.samples(self.count, self.policy, block, self.sampling, self.seed)
+            rollouts = self.start.samples(self.count, self.policy, block, self.sampling, self.seed)
             for i, r in enumerate(rollouts):
                 spoken = [c for s in r.segments if s.codes is not None for c in layout.spoken(s.codes)]
                 codes = torch.cat(spoken, 1) if spoken else torch.zeros(layout.codebooks, 0, dtype=torch.long)
                 stored[f"{r.sample.id}/{i % self.count}"] = codes
-            for name, values in scores.items():
-                stored |= {f"{s.id}/{name}": torch.tensor(v) for s, v in zip(block, values, strict=True)}
+            for name, values in self.start.scores(self.policy, rollouts).items():
+                by_prompt = torch.tensor(values).reshape(len(block), self.count)
+                stored |= {f"{s.id}/{name}": v.clone() for s, v in zip(block, by_prompt, strict=True)}
             save_file(stored, self.file)
             print(f"samples of {at + len(block)} of {len(missing)} prompts", flush=True)
         return stored

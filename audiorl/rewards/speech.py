@@ -76,9 +76,9 @@ class SpeechJudges:
         """The speech of each, [T]; T = 0 without speech. Raises ValueError for samples that are not finite."""
         return self._once("waveform", rollouts, self._decoded)
 
-    def has_speech(self, rollout: Rollout) -> bool:
-        """Whether its speech has a frame that is not silent."""
-        return silent_share(self.waveforms([rollout])[0], self.sample_rate, self.silence) < 1.0
+    def have_speech(self, rollouts: Sequence[Rollout]) -> list[bool]:
+        """Whether the speech of each has a frame that is not silent."""
+        return [silent_share(wav, self.sample_rate, self.silence) < 1.0 for wav in self.waveforms(rollouts)]
 
     def transcripts(self, rollouts: Sequence[Rollout]) -> list[str]:
         """The recogniser's transcripts; "" for silence."""
@@ -176,7 +176,7 @@ class SpeechJudges:
         """The judge's results, in one call for all rollouts with speech that are not in the cache."""
 
         def results(new: list[Rollout]) -> list[T]:
-            spoken = [r for r in new if self.has_speech(r)]
+            spoken = [r for r, speaks in zip(new, self.have_speech(new), strict=True) if speaks]
             by_id = dict(zip(map(id, spoken), ask(spoken), strict=True)) if spoken else {}
             return [by_id.get(id(r), silent) for r in new]
 
@@ -184,7 +184,7 @@ class SpeechJudges:
 
     def _once(self, name: str, rollouts: Sequence[Rollout], compute: Callable[[list[Rollout]], Sequence[T]]) -> list[T]:
         new = list({id(r): r for r in rollouts if name not in self._cache.setdefault(r, {})}.values())
-        for rollout, result in zip(new, compute(new), strict=True):
+        for rollout, result in zip(new, compute(new) if new else (), strict=True):
             self._cache[rollout][name] = result
         return [self._cache[r][name] for r in rollouts]
 
@@ -390,11 +390,10 @@ class NotClipped:
             raise ValueError(f"NotClipped: most must be in [0, 1), got {self.most}")
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        waves = self.judges.waveforms(rollouts)
-        shares = [clipped_share(wav) for wav in waves]
+        shares = [clipped_share(wav) for wav in self.judges.waveforms(rollouts)]
         return [
-            Score(float(share <= self.most and self.judges.has_speech(r)), {"clipped": share})
-            for r, share in zip(rollouts, shares, strict=True)
+            Score(float(share <= self.most and speaks), {"clipped": share})
+            for share, speaks in zip(shares, self.judges.have_speech(rollouts), strict=True)
         ]
 
 
@@ -406,8 +405,8 @@ class Finished:
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [
-            Score(float(self.judges.has_speech(r) and all(s.stop_reason != "length" for s in r.segments)))
-            for r in rollouts
+            Score(float(speaks and all(s.stop_reason != "length" for s in r.segments)))
+            for r, speaks in zip(rollouts, self.judges.have_speech(rollouts), strict=True)
         ]
 
 

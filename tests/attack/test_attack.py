@@ -18,7 +18,7 @@ from tests.support.attack.process import Attacker
 from tests.support.attack.targets import GOOD, SEEDS, Input, all_targets, draw
 
 NAMES = sorted(all_targets())
-FEW, MANY = 60, 120
+FEW, MANY = 40, 80
 """Inputs of a target of weight 1."""
 
 

@@ -176,28 +176,24 @@ def assert_same_run(out: Path, expected: Path) -> None:
     assert not unfinished, unfinished
 
 
-def test_three_interrupts_and_three_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    moments = stops(1, [signal.SIGINT] * 3 + [signal.SIGKILL] * 3)
-    assert disturbed(tmp_path / "run", undisturbed, moments) >= 4  # the last may come when all is done
+def test_two_interrupts_and_two_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    moments = stops(1, [signal.SIGINT] * 2 + [signal.SIGKILL] * 2)
+    assert disturbed(tmp_path / "run", undisturbed, moments) >= 3  # the last may come when all is done
     assert_same_run(tmp_path / "run", undisturbed.out)
 
 
 def test_stopped_in_evaluations(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """The moments that the loop does not watch: after supervised training and after GRPO."""
     before, after = SFT_STEPS + 1, SFT_STEPS + GRPO_STEPS + 3
-    moments = [
-        Stop(s, milestone, share)
-        for milestone in (before, after)
-        for s, share in ((signal.SIGINT, 0.3), (signal.SIGKILL, 0.6))
-    ]
-    assert disturbed(tmp_path / "run", undisturbed, moments) >= 2
+    moments = [Stop(signal.SIGINT, before, 0.3), Stop(signal.SIGKILL, after, 0.6)]
+    assert disturbed(tmp_path / "run", undisturbed, moments) >= 1
     assert_same_run(tmp_path / "run", undisturbed.out)
 
 
 def test_killed_while_starting(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Kills before the first step, of the first start and of a resume, leave nothing in the way."""
     out, rng = tmp_path / "run", random.Random(3)
-    for share in sorted(rng.random() for _ in range(5)):
+    for share in sorted(rng.random() for _ in range(3)):
         process = launch("resume", str(out)) if out.exists() else launch(*TRAIN, "--out", str(out))
         time.sleep(share * undisturbed.times[1])
         os.killpg(process.pid, signal.SIGKILL)

@@ -585,8 +585,7 @@ def test_self_test_trains_a_step() -> None:
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("lora", ["True", "False"])
-def test_mmau_grpo_at_full_width(tmp_path: Path, lora: str) -> None:
+def test_mmau_grpo_at_full_width(tmp_path: Path) -> None:
     """The released 3B model's widths, two layers deep, as a checkpoint of the whole model in bfloat16."""
     gc.collect()  # a run before this one may still hold its model
     assert save_full_size(tmp_path / "model") > 750_000_000
@@ -595,7 +594,7 @@ def test_mmau_grpo_at_full_width(tmp_path: Path, lora: str) -> None:
     reward = "def reward(rollout):\n    return float(rollout.segments[0].ids.float().mean()) / 1e5\n"
     (tmp_path / "mine.py").write_text(reward)
     run = train(
-        "mmau_grpo", tmp_path / "run", "--path", str(tmp_path / "model"), "--lora", lora, "--data", str(manifest),
+        "mmau_grpo", tmp_path / "run", "--path", str(tmp_path / "model"), "--lora", "True", "--data", str(manifest),
         "--held-out-count", "2", "--model.dtype", "float32", "--grpo.save-every", "2",
         "--model.gradient-checkpointing", "True", 
         "--reward-file", str(tmp_path / "mine.py"),

@@ -75,11 +75,6 @@ def test_every_form_is_trained_once_and_measured_with_and_without_audio(
     assert "| blind" not in listening and "| think_sft |" in listening
     assert set(json.loads((out / "blind" / "seed_0" / "cpu.json").read_text())) == {"start", "grpo", "sft"}
 
-    start = json.loads((out / "answers" / "seed_0" / "state.json").read_text())["checkpoints"]["start"]
-    run("--path", str(out / "answers" / "seed_0" / start), "--out", str(tmp_path / "other"), "--only", "answers")
-    (other,) = (tmp_path / "other").glob("answers/seed_0/checkpoints/start/*")
-    assert (other / "adapter_config.json").exists()
-
 
 @pytest.mark.slow
 def test_whisper_reads_its_choices_first_and_guesses_from_silence(

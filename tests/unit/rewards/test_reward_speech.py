@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,7 +28,7 @@ from audiorl.rewards.speech import (
     reference_clip,
     reference_seconds,
 )
-from audiorl.types import Message, Rollout, Sample, Segment, SpeechDecoder, Turn
+from audiorl.types import Message, Reward, Rollout, Sample, Segment, SpeechDecoder, Turn
 
 RATE = 8000
 
@@ -40,11 +40,16 @@ def tone(seconds: float, hertz: float = 200.0, amplitude: float = 0.3) -> np.nda
 
 @dataclass
 class Said(SpeechDecoder):
-    """A voice that says what is laid down for each rollout, and counts how often it is asked."""
+    """A voice that says what is laid down for each rollout, and counts how often it is asked and for how many."""
 
     waves: dict[str, np.ndarray | None]
     sample_rate: int = RATE
     asked: list[str] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+
+    def waveforms(self, rollouts: Sequence[Rollout]) -> list[np.ndarray | None]:
+        self.calls.append(len(rollouts))
+        return super().waveforms(rollouts)
 
     def waveform(self, rollout: Rollout) -> np.ndarray | None:
         self.asked.append(rollout.sample.id)
@@ -233,6 +238,14 @@ def test_rewards_share_what_was_heard() -> None:
     reward([first, rollout("b", "hello")])
     assert judge.calls == [1, 1] and voice.asked == ["a", "b"]
     assert totals(Intelligibility(judges), [first, first]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("reward", [Intelligibility, Finished, NotSilent, NotClipped])
+def test_speech_is_decoded_in_one_call(reward: Callable[[SpeechJudges], Reward]) -> None:
+    voice = Said({"a": tone(1.0), "b": tone(2.0), "c": None})
+    judges = SpeechJudges(voice, recogniser=ByLength({8000: "hello", 16_000: "hello"}))
+    reward(judges)([rollout(name, "hello") for name in "abc"])
+    assert voice.calls == [3]
 
 
 def test_what_was_heard_goes_with_its_rollout() -> None:

@@ -98,7 +98,7 @@ def test_critics_train_as_one_process_and_either_goes_on_where_the_other_stopped
         assert_equal_runs(one, out)
 
 
-@pytest.mark.parametrize("sharding", ["--runtime.zero=2", "--runtime.zero=3", "--runtime.fsdp"])
+@pytest.mark.parametrize("sharding", ["--runtime.zero=2", "--runtime.fsdp"])
 def test_critics_are_sharded_among_themselves(sharding: str, cluster: Cluster, one: Path, tmp_path: Path) -> None:
     """Three groups of rollouts on two critics, whose audio encoder is trained."""
     if "zero" in sharding:

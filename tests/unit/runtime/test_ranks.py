@@ -18,16 +18,16 @@ from tests.support.rank_runs import (
 )
 
 
-@pytest.mark.parametrize("kind", ["grpo", "ppo", "distill"])
-def test_two_ranks_train_as_one_and_either_goes_on_where_the_other_stopped(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["grpo", "ppo"])
+def test_two_ranks_train_as_one_and_one_goes_on_where_they_stopped(kind: str, tmp_path: Path) -> None:
     """Three groups on two ranks: their shares differ, and so do their numbers of micro-batches."""
     one, two = tmp_path / "one", tmp_path / "two"
     audiorl("train", str(RECIPE), "--kind", kind, "--out", str(one))
     audiorl("train", str(RECIPE), "--kind", kind, "--out", str(two), ranks=2)
     assert_equal_runs(one, two)
-    for number in (1, 2) if kind == "grpo" else ():
+    if kind == "grpo":
         rewind(two)
-        audiorl("resume", str(two), "--trust", str(RECIPE), ranks=number)
+        audiorl("resume", str(two), "--trust", str(RECIPE))
         assert_equal_runs(one, two)
 
 
@@ -72,12 +72,10 @@ with process_group() as world:
                 group.all("fail_on", 1)
             except RankError as error:
                 print("driver:", error)
-        if sys.argv[1] == "own":
-            group.all("fail_on", 0)
 """
 
 
-@pytest.mark.parametrize("who", [pytest.param("none", marks=pytest.mark.smoke), "other", "own"])
+@pytest.mark.parametrize("who", [pytest.param("none", marks=pytest.mark.smoke), "other"])
 def test_a_group_of_ranks_and_what_goes_wrong_in_it(who: str, tmp_path: Path) -> None:
     """A rank that fails ends the others, which wait for it, and the driver knows why."""
     script = tmp_path / "script.py"
@@ -86,8 +84,6 @@ def test_a_group_of_ranks_and_what_goes_wrong_in_it(who: str, tmp_path: Path) ->
     assert "so far so good" in printed
     if who == "other":
         assert "driver: rank 1: ValueError: row 7 of data.jsonl is empty; the run stopped" in printed
-    if who == "own":
-        assert "ValueError: row 7 of data.jsonl is empty" in printed
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from tests.support.rank_runs import DATA, RECIPE, assert_equal_runs, audiorl, ou
 pytest.importorskip("deepspeed")
 from tests.support.zero_ranks import policy
 
-STEPS = ("--steps", "10")
 TWO = ("--runtime.kind", "torchrun", "--runtime.ranks", "2")
 SCRIPT = Path(__file__).parents[2] / "support" / "zero_ranks.py"
 
@@ -39,34 +38,32 @@ def zero(*args: str, stage: int | str) -> None:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten steps of GRPO in this process."""
+    """GRPO in this process."""
     out = tmp_path_factory.mktemp("plain") / "run"
-    audiorl("train", str(RECIPE), "--out", str(out), *STEPS)
+    audiorl("train", str(RECIPE), "--out", str(out))
     return out
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3, "fsdp"])
+@pytest.mark.parametrize("stage", [2, 3, "fsdp"])
 def test_a_stage_trains_as_one_process(stage: int | str, plain: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    zero("train", str(RECIPE), "--out", str(out), *STEPS, stage=stage)
+    zero("train", str(RECIPE), "--out", str(out), stage=stage)
     assert_equal_runs(plain, out)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [3, "fsdp"])
-def test_preferences_and_judgements_are_learned_as_in_one_process(stage: int | str, tmp_path: Path) -> None:
+def test_preferences_and_judgements_are_learned_as_in_one_process(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     audiorl("train", str(DATA), "--out", str(one))
-    zero("train", str(DATA), "--out", str(two), stage=stage)
+    zero("train", str(DATA), "--out", str(two), stage="fsdp")
     assert_equal_runs(one, two, PHASES)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [3, "fsdp"])
-def test_a_critic_of_its_own_is_sharded_with_the_policy(stage: int | str, tmp_path: Path) -> None:
+def test_a_critic_of_its_own_is_sharded_with_the_policy(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     audiorl("train", str(RECIPE), "--kind", "ppo", "--out", str(one))
-    zero("train", str(RECIPE), "--kind", "ppo", "--out", str(two), stage=stage)
+    zero("train", str(RECIPE), "--kind", "ppo", "--out", str(two), stage=3)
     assert_equal_runs(one, two)
 
 
@@ -76,7 +73,7 @@ def test_a_run_goes_on_at_another_stage_and_in_one_process(tmp_path: Path) -> No
     audiorl("train", str(RECIPE), "--out", str(one))
     zero("train", str(RECIPE), "--out", str(two), stage=3)
     assert_equal_runs(one, two)
-    for stage in (1, "fsdp", 0, 2):
+    for stage in (1, "fsdp", 0):
         rewind(two)
         if stage:
             zero("resume", str(two), "--trust", str(RECIPE), stage=stage)
@@ -91,9 +88,8 @@ def test_every_stage_goes_on_from_the_one_before() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["variants", "bfloat16", "not_finite", "speaking"])
-def test_adapters_checkpointing_offload_bfloat16_frames_and_what_is_not_finite(case: str) -> None:
-    torchrun(str(SCRIPT), case)
+def test_adapters_checkpointing_offload_bfloat16_frames_and_what_is_not_finite() -> None:
+    torchrun(str(SCRIPT), "variants", "bfloat16", "not_finite", "speaking")
 
 
 @pytest.mark.slow
