@@ -24,7 +24,8 @@ The texts of the test split are then said once and transcribed by `--judge`, whi
 are said in several voices, `--speaker` also decides whether each is nearest to its own.
 OUT/table.md has means with 95 % bootstrap intervals over texts, and paired changes against `start`; OUT/listen.html
 plays some texts as every arm says them, with their pitch. Arms that are finished are not trained again. With
-`--best-of-arms` the best of so many samples is measured after training, too.
+`--best-of-arms` the best of so many samples is measured after training, too, and compared with that of the start.
+With `--pool` table.md has the texts of several seeds together.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ COLUMNS = {
     "energy_range": ("level range", 1),
     "pauses": ("pauses %", 100),
 }
+MEASURED = "measured.json"
+"""The columns of each arm by text, in the folder of the arms."""
 RATE = 16_000
 PLAYED = 12
 """Texts on the page."""
@@ -249,18 +252,43 @@ def measured_arms(
     return rows_of, columns_of
 
 
-def table(arms: Mapping[str, Measured], seconds: Mapping[str, float]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """The head and a line for each arm: CPU seconds of training, means, and the paired changes against `start`."""
-    before = arms["start"]
+def pooled(folders: Sequence[Path]) -> tuple[dict[str, Measured], dict[str, float]]:
+    """The columns of the arms that all these have measured, by folder and text, and the mean CPU seconds."""
+    columns = [read_record(folder / MEASURED, dict[str, dict[str, dict[str, float]]]) for folder in folders]
+    seconds = [with_earlier_rounds(cpu_seconds(folder)) for folder in folders]
+    arms = [arm for arm in columns[0] if all(arm in of_folder for of_folder in columns)]
+    return (
+        {
+            arm: {f"{f}/{id}": row for f, of_f in zip(folders, columns, strict=True) for id, row in of_f[arm].items()}
+            for arm in arms
+        },
+        {arm: float(np.mean([of_folder[arm] for of_folder in seconds])) for arm in arms if arm in seconds[0]},
+    )
+
+
+def tables(arms: Mapping[str, Measured], seconds: Mapping[str, float]) -> str:
+    """Every arm against `start`, and the best of n samples of each trained arm against the best of n of the start."""
+    parts = [markdown(*table(arms, seconds, "start"))]
+    for best in (name for name in arms if name.startswith("best")):
+        if of_arms := [name for name in arms if name.endswith(f"_{best}")]:
+            parts.append(markdown(*table({name: arms[name] for name in (best, *of_arms)}, {}, best)))
+    return "\n".join(parts)
+
+
+def table(
+    arms: Mapping[str, Measured], seconds: Mapping[str, float], baseline: str
+) -> tuple[tuple[str, ...], list[list[str]]]:
+    """The head and a line for each arm: CPU seconds of training, means, and the paired changes against `baseline`."""
+    before = arms[baseline]
     columns = list(dict.fromkeys(name for row in before.values() for name in row))
     lines = []
     for arm, measured in arms.items():
-        cells = [arm, f"{seconds[arm]:.0f}" if arm in ARMS else ""]
+        cells = [arm, f"{seconds[arm]:.0f}" if arm in seconds else ""]
         for name in columns:
             values = {id: row[name] for id, row in measured.items() if name in row}
             changes = [value - before[id][name] for id, value in values.items() if name in before[id]]
             cells.append(number(np.array(list(values.values()))) if values else "")
-            cells.append(number(np.array(changes), "+") if changes and arm != "start" else "")
+            cells.append(number(np.array(changes), "+") if changes and arm != baseline else "")
         lines.append(cells)
     return ("", "CPU s", *(head for name in columns for head in (name, "change"))), lines
 
@@ -313,6 +341,9 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=160, help="texts that are measured")
     parser.add_argument("--dnsmos", type=int, default=0, help="texts that DNSMOS rates, 1 to 2 s of a core each")
     parser.add_argument("--seed", type=int, default=0, help="seed of training")
+    parser.add_argument(
+        "--pool", type=Path, nargs="+", help="--out of other seeds, which are measured: table.md is then of all texts"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     start = Start(args.run, args.validation, args.test)
@@ -344,10 +375,14 @@ def main() -> None:
     except Interrupted:
         sys.exit(130)
     rows_of, columns_of = measured_arms(run, start, args.dnsmos, judges.encoder)
-    head, lines = table(columns_of, cpu_seconds(run.dir))
-    (run.dir / "table.md").write_text(markdown(head, lines))
+    write_json(run.dir / MEASURED, columns_of)
+    seconds = with_earlier_rounds(cpu_seconds(run.dir))
+    head, lines = table(columns_of, seconds, "start")
     (run.dir / "listen.html").write_text(page(rows_of, columns_of, head, lines, run.dir), encoding="utf-8")
-    print(markdown(head, lines))
+    if args.pool:
+        columns_of, seconds = pooled([run.dir, *args.pool])
+    (run.dir / "table.md").write_text(tables(columns_of, seconds))
+    print(tables(columns_of, seconds))
 
 
 if __name__ == "__main__":

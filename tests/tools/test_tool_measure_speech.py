@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from audiorl.recipes import tts_quickstart
 from audiorl.recipes._tiny_speech import save_speaker_encoder
 from audiorl.run.folder import Run
+from tests.support.tools import load_tool
 from tests.support.voices import write_two_voices
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +34,30 @@ def measure_speech(start: Path, out: Path, *options: str) -> str:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, *options], cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
     return done.stdout
+
+
+def test_seeds_are_pooled_and_arms_compared_at_equally_many_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = load_tool("measure_speech", monkeypatch)
+    for seed, gain in (("0", 2.0), ("1", 4.0)):
+        (tmp_path / seed).mkdir()
+        arms = {"start": 50.0, "best4": 60.0, "alike": 51.0, "alike2": 50.0 + gain, "alike2_best4": 60.0 + 2 * gain}
+        measured = {arm: {text: {"understood %": score} for text in "ab"} for arm, score in arms.items()}
+        if seed == "1":
+            del measured["alike"]
+        (tmp_path / seed / tool.MEASURED).write_text(json.dumps(measured))
+        (tmp_path / seed / "cpu.json").write_text(json.dumps({"alike": 10.0 * gain, "alike2": 100.0}))
+    columns, seconds = tool.pooled([tmp_path / "0", tmp_path / "1"])
+    assert list(columns) == ["start", "best4", "alike2", "alike2_best4"] and len(columns["alike2"]) == 4
+    assert seconds == {"alike2": 130.0}  # of both rounds
+    against_start, against_best = (
+        {cells[1].strip(): [cell.split(" ")[1] for cell in cells[3:5] if cell.strip()] for cells in lines}
+        for table in tool.tables(columns, seconds).split("\n\n")
+        if (lines := [line.split("|") for line in table.splitlines()[2:] if line])
+    )
+    assert against_start["alike2"] == ["53.0", "+3.0"] and against_start["start"] == ["50.0"]
+    assert against_best == {"best4": ["60.0"], "alike2_best4": ["66.0", "+6.0"]}
 
 
 @pytest.mark.slow
