@@ -132,8 +132,7 @@ def train_arm(
     arm: str, start: Start, policy: AudioPolicy, run: Run, sampling: SamplingConfig, args: argparse.Namespace
 ) -> None:
     def stored_samples(of: str) -> StoredSamples:
-        file = run.dir / f"samples_{of}.safetensors"
-        return StoredSamples(file, start, policy, sampling, args.seed, args.raft_samples)
+        return StoredSamples(run, of, start, policy, sampling, args.seed, args.raft_samples)
 
     if arm == "sft" or arm in ROUNDS:
         optim = OptimConfig(lr=args.sft_lr, warmup_steps=3)
@@ -372,7 +371,8 @@ def main() -> None:
                 measure(f"after_{arm}", policy, sampling=sampling)
                 for n in args.best_of_arms:
                     measure(f"{arm}_best{n}", policy, sampling=sampling, speak=partial(start.best_of, n))
-    except Interrupted:
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
         sys.exit(130)
     rows_of, columns_of = measured_arms(run, start, args.dnsmos, judges.encoder)
     write_json(run.dir / MEASURED, columns_of)

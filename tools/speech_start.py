@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
+from audiorl.errors import Interrupted
 from audiorl.judges import Recogniser, load_recogniser
 from audiorl.metrics.prosody import Prosody, prosody
 from audiorl.models import AudioPolicy, load_policy
@@ -25,6 +26,7 @@ from audiorl.rewards.prosody import ProsodyBins, balanced_choice, bins_of
 from audiorl.rewards.speech import Intelligibility, SpeakerSimilarity, SpeechJudges
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.run.folder import Run
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.types import Request, Reward, Rollout, Sample
 from tokenizers_audio import load as load_codec
@@ -120,16 +122,19 @@ def totals(reward: Reward, rollouts: Sequence[Rollout]) -> list[float]:
 
 
 class StoredSamples:
-    """`count` samples of a policy for each prompt. They are stored in `file`, from which a later call goes on:
-    {"ID/K": codes [codebooks, frames]}, {"ID/understood": [samples]}, {"ID/alike": [samples]}."""
+    """`count` samples of a policy for each prompt. They are stored in a file of the run, from which a later call goes
+    on: {"ID/K": codes [codebooks, frames]}, {"ID/understood": [samples]}, {"ID/alike": [samples]}."""
 
-    def __init__(self, file: Path, start: Start, policy: AudioPolicy, sampling: SamplingConfig, seed: int, count: int):
-        self.file, self.start, self.policy, self.sampling, self.seed = file, start, policy, sampling, seed
-        self.count = count
+    def __init__(
+        self, run: Run, of: str, start: Start, policy: AudioPolicy, sampling: SamplingConfig, seed: int, count: int
+    ):
+        """of: the policy's name in the name of the file."""
+        self.run, self.file = run, run.dir / f"samples_{of}.safetensors"
+        self.start, self.policy, self.sampling, self.seed, self.count = start, policy, sampling, seed, count
 
     def of(self, prompts: Sequence[Sample]) -> dict[str, torch.Tensor]:
         """Everything stored, after what these prompts lack was sampled. Raises ValueError for a file with another
-        number of samples."""
+        number of samples, and Interrupted between two blocks."""
         stored = read_tensors(self.file) if self.file.exists() else {}
         counts = {len(scores) for name, scores in stored.items() if name.endswith("/understood")}
         if counts - {self.count}:
@@ -150,6 +155,8 @@ class StoredSamples:
                 stored |= {f"{s.id}/{name}": v.clone() for s, v in zip(block, by_prompt, strict=True)}
             save_file(stored, self.file)
             print(f"samples of {at + len(block)} of {len(missing)} prompts", flush=True)
+            if self.run.asked_to_stop:
+                raise Interrupted(f"stopped while sampling for {self.file.name}; the same command goes on")
         return stored
 
     def best(self, prompts: Sequence[Sample], by: Choice = "errors") -> list[Example]:
