@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from audiorl.cli import main as audiorl
 from audiorl.evaluation.generate import read_rows
 from audiorl.evaluation.listening import DEFAULT_VIEWS, audio_gains, verdict
 from audiorl.evaluation.phases import measures_of
@@ -33,7 +33,8 @@ def train_recipe(folder: Path, command: str, trust: Sequence[str] = ()) -> None:
         return
     trusted = ["--trust", *trust] if trust else []
     arguments = ["resume", str(folder), *trusted] if begun else ["train", *command.split(), "--out", str(folder)]
-    subprocess.run([sys.executable, "-m", "audiorl.cli", *arguments], check=True)
+    if status := audiorl(arguments):
+        sys.exit(status)
 
 
 def supervised_start(folder: Path, seed: int = 0, quick: bool = False) -> Path:

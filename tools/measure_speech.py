@@ -14,6 +14,8 @@ the start is understood best, chosen on texts of the practice split, in training
   alike     as `voices`, but the best by errors and by likeness to the voice of the prompt (of spectra: `voice_lda.py`)
   raft2     a second round, on samples of `raft`; raft3: a third; voices2, alike2, alike3: the same of `voices`, `alike`
   word      as `text`, with the characters of each word credited to its frames
+  gdpo      as `text` with likeness to the voice of the prompt, each term normalised within the group (GDPO, Liu et al.
+            2026, 2601.05242), and each text in several voices (`--raft-voices`)
   first     as `text`, but only the codes of the first codebook are trained
   cer       the share of characters alone: nothing guards length and prosody
   nll       as `cer`, and how probable the recogniser finds the text, which goes on rising where there are no errors
@@ -41,7 +43,7 @@ from typing import Any
 import numpy as np
 import torch
 from arms import cpu_seconds, markdown, number, timed
-from speech_start import Choice, Start, StoredSamples
+from speech_start import Choice, Start, StoredSamples, voice_likeness
 
 from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, SamplingConfig, SFTConfig
@@ -56,7 +58,7 @@ from audiorl.metrics.speaker import cosine
 from audiorl.models import AudioPolicy
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.report.listening import Card, Take, listening_page
-from audiorl.rewards import WeightedSum
+from audiorl.rewards import Term, WeightedSum
 from audiorl.rewards.prosody import ProsodyBins, ProsodyDistribution
 from audiorl.rewards.speech import Intelligibility, Likelihood
 from audiorl.rl.train import train_rl
@@ -72,9 +74,13 @@ ROUNDS = {
     **{"alike": "", "alike2": "alike", "alike3": "alike2"},
 }
 """The rounds of RAFT, each with the one that it goes on from."""
-SEVERAL_VOICES = ("voices", "voices2", "alike", "alike2", "alike3")
-"""Those of them that say each text in several voices."""
-ARMS = ("text", "word", "first", "cer", "nll", "guarded", *ROUNDS, "sft")
+SEVERAL_VOICES = ("gdpo", "voices", "voices2", "alike", "alike2", "alike3")
+"""The arms that say each text in several voices."""
+ARMS = ("text", "word", "gdpo", "first", "cer", "nll", "guarded", *ROUNDS, "sft")
+ADVANTAGES = {"word": "step-index", "gdpo": "decoupled"}
+"""Of the arms of GRPO that do not have `group`."""
+ALIKE_WEIGHT = 0.5
+"""Of likeness to the voice of the prompt in `gdpo`; the share of characters has 1."""
 RAFT_EPOCHS = 3
 COLUMNS = {
     "accuracy": ("understood %", 100),
@@ -117,6 +123,10 @@ def choose_sampling(run: Run, start: Start, given: tuple[float, float] | None) -
 
 def reward_of(arm: str, start: Start, policy: AudioPolicy, spoken: Callable[[], ProsodyBins]) -> Reward:
     """The reward of an arm; `spoken`: the prosody of the start."""
+    if arm == "gdpo":
+        judges = start.judges(policy, start.encoder)
+        of_text = quick.reward_of(quick.Config(credit="text"), judges)
+        return WeightedSum((*of_text.terms, Term("alike", voice_likeness(judges), ALIKE_WEIGHT)))
     judges = start.judges(policy)
     understood = Intelligibility(judges, "cer")
     if arm == "cer":
@@ -131,6 +141,8 @@ def reward_of(arm: str, start: Start, policy: AudioPolicy, spoken: Callable[[], 
 def train_arm(
     arm: str, start: Start, policy: AudioPolicy, run: Run, sampling: SamplingConfig, args: argparse.Namespace
 ) -> None:
+    prompts = start.reward_prompts(args.raft_texts, args.raft_voices if arm in SEVERAL_VOICES else 1)
+
     def stored_samples(of: str) -> StoredSamples:
         return StoredSamples(run, of, start, policy, sampling, args.seed, args.raft_samples)
 
@@ -138,16 +150,13 @@ def train_arm(
         optim = OptimConfig(lr=args.sft_lr, warmup_steps=3)
         config = SFTConfig(steps=100_000, batch_size=32, micro_batch_tokens=4000, save_every=50)
         if arm == "sft":
-            others_cpu_s = [
-                seconds for other, seconds in with_earlier_rounds(cpu_seconds(run.dir)).items() if other != arm
-            ]
+            others_cpu_s = [seconds for other, seconds in seconds_of_arms(run.dir).items() if other != arm]
             if not others_cpu_s:
                 raise ValueError("sft takes as much time as the longest other arm: train another one first")
             limit = ComputeTime(max(others_cpu_s), "cpu")
             sft(policy, start.supervised(), run, config=config, optim=optim, seed=args.seed, limit=limit)
             return
         samples = stored_samples(ROUNDS[arm] or "start")
-        prompts = start.raft_prompts(args.raft_texts, args.raft_voices if arm in SEVERAL_VOICES else 1)
         choice: Choice = "balanced" if arm == "balanced" else "alike" if arm.startswith("alike") else "errors"
         examples = samples.best(prompts, choice)
         config = replace(config, steps=-(-RAFT_EPOCHS * len(examples) // config.batch_size))
@@ -159,12 +168,12 @@ def train_arm(
         steps=args.steps,
         prompts_per_step=args.prompts,
         group_size=args.group,
-        advantage="step-index" if arm == "word" else "group",
+        advantage=ADVANTAGES.get(arm, "group"),
         codebook_weights=(1.0, *[0.0] * (start.codec.num_codebooks - 1)) if arm == "first" else (),
     )
     train_rl(
         policy,
-        start.practice_prompts,
+        prompts,
         reward_of(arm, start, policy, spoken),
         run,
         config=rl,
@@ -176,8 +185,9 @@ def train_arm(
     )
 
 
-def with_earlier_rounds(seconds: Mapping[str, float]) -> dict[str, float]:
-    """What each arm took, with the rounds that it goes on from."""
+def seconds_of_arms(folder: Path) -> dict[str, float]:
+    """CPU seconds of each arm, with the rounds that it goes on from."""
+    seconds = cpu_seconds(folder)
 
     def total(arm: str) -> float:
         return seconds.get(arm, 0.0) + (total(before) if (before := ROUNDS.get(arm)) else 0.0)
@@ -254,7 +264,7 @@ def measured_arms(
 def pooled(folders: Sequence[Path]) -> tuple[dict[str, Measured], dict[str, float]]:
     """The columns of the arms that all these have measured, by folder and text, and the mean CPU seconds."""
     columns = [read_record(folder / MEASURED, dict[str, dict[str, dict[str, float]]]) for folder in folders]
-    seconds = [with_earlier_rounds(cpu_seconds(folder)) for folder in folders]
+    seconds = [seconds_of_arms(folder) for folder in folders]
     arms = [arm for arm in columns[0] if all(arm in of_folder for of_folder in columns)]
     return (
         {
@@ -330,7 +340,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="regular expressions of the weights that GRPO trains")
     parser.add_argument("--lr", type=float, default=5e-5, help="learning rate of GRPO")
     parser.add_argument("--sft-lr", type=float, default=2e-4, help="learning rate of sft")
-    parser.add_argument("--raft-texts", type=int, help="texts of a round of RAFT (default: the practice split)")
+    parser.add_argument("--raft-texts", type=int, help="texts to say for rewards (default: the practice split)")
     parser.add_argument("--raft-voices", type=int, default=4, help="voices in which these arms say each text")
     parser.add_argument("--raft-samples", type=int, default=8, help="samples of which RAFT learns from the best")
     parser.add_argument(
@@ -341,7 +351,11 @@ def main() -> None:
     parser.add_argument("--dnsmos", type=int, default=0, help="texts that DNSMOS rates, 1 to 2 s of a core each")
     parser.add_argument("--seed", type=int, default=0, help="seed of training")
     parser.add_argument(
-        "--pool", type=Path, nargs="+", help="--out of other seeds, which are measured: table.md is then of all texts"
+        "--pool",
+        type=Path,
+        nargs="+",
+        default=(),
+        help="--out of other seeds, which are measured: table.md is then of all texts",
     )
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -376,13 +390,11 @@ def main() -> None:
         sys.exit(130)
     rows_of, columns_of = measured_arms(run, start, args.dnsmos, judges.encoder)
     write_json(run.dir / MEASURED, columns_of)
-    seconds = with_earlier_rounds(cpu_seconds(run.dir))
-    head, lines = table(columns_of, seconds, "start")
+    head, lines = table(columns_of, seconds_of_arms(run.dir), "start")
     (run.dir / "listen.html").write_text(page(rows_of, columns_of, head, lines, run.dir), encoding="utf-8")
-    if args.pool:
-        columns_of, seconds = pooled([run.dir, *args.pool])
-    (run.dir / "table.md").write_text(tables(columns_of, seconds))
-    print(tables(columns_of, seconds))
+    text = tables(*pooled([run.dir, *args.pool]))
+    (run.dir / "table.md").write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":

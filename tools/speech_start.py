@@ -67,8 +67,8 @@ class Start:
     def policy(self, only: tuple[str, ...] = (), checkpoint: Path | None = None) -> AudioPolicy:
         return load_policy(str(checkpoint or self.checkpoint), ModelConfig(only=only), self.codec)
 
-    def judges(self, policy: AudioPolicy) -> SpeechJudges:
-        return SpeechJudges(CodecSpeechDecoder.of(policy), self.recogniser)
+    def judges(self, policy: AudioPolicy, encoder: VoiceLDA | None = None) -> SpeechJudges:
+        return SpeechJudges(CodecSpeechDecoder.of(policy), self.recogniser, encoder)
 
     @cached_property
     def encoder(self) -> VoiceLDA:
@@ -82,7 +82,7 @@ class Start:
         """The training split with its recordings, as the start learned to say it."""
         return quick.supervised(self.train, self.voices, self.config.clone, self.config.voices_per_text)
 
-    def raft_prompts(self, texts: int | None, voices: int) -> list[Sample]:
+    def reward_prompts(self, texts: int | None, voices: int) -> list[Sample]:
         """`texts` of the practice split and then of the training split (None: all of the practice split), each in so
         many of the voices to train on."""
         chosen = self.practice if texts is None else [*self.practice, *self.train][:texts]
@@ -94,11 +94,10 @@ class Start:
 
     def scores(self, policy: AudioPolicy, rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
         """understood, and with the voice in the prompt also alike: how like that voice it is."""
-        encoder = self.encoder if self.config.clone else None
-        judges = SpeechJudges(CodecSpeechDecoder.of(policy), self.recogniser, encoder)
+        judges = self.judges(policy, self.encoder if self.config.clone else None)
         rewards: dict[str, Reward] = {"understood": Intelligibility(judges, "cer")}
         if self.config.clone:
-            rewards["alike"] = SpeakerSimilarity(judges, reference=lambda sample: sample.audio[0])
+            rewards["alike"] = voice_likeness(judges)
         return {name: totals(reward, rollouts) for name, reward in rewards.items()}
 
     def samples(
@@ -115,6 +114,11 @@ class Start:
         rollouts = self.samples(n, policy, prompts, sampling)
         understood = np.reshape(self.understood(policy, rollouts), (len(prompts), n))
         return [rollouts[i * n + k] for i, k in enumerate(understood.argmax(1))]
+
+
+def voice_likeness(judges: SpeechJudges) -> SpeakerSimilarity:
+    """How like the voice in the prompt the speech is."""
+    return SpeakerSimilarity(judges, reference=lambda sample: sample.audio[0])
 
 
 def totals(reward: Reward, rollouts: Sequence[Rollout]) -> list[float]:

@@ -206,6 +206,8 @@ class ZeroOptimizer:
             for p in self._all:
                 p.data = p.data.clone()
         self._engine.destroy()
+        # When the engine is freed it destroys its optimizer once more, and the weights may be another engine's by then.
+        self._engine.optimizer = None
         self._snapshot.restore()
         del self._engine, self._zero
 

@@ -185,8 +185,12 @@ def test_two_interrupts_and_two_kills(tmp_path: Path, undisturbed: Undisturbed) 
 def test_stopped_in_evaluations(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """The moments that the loop does not watch: after supervised training and after GRPO."""
     before, after = SFT_STEPS + 1, SFT_STEPS + GRPO_STEPS + 3
-    moments = [Stop(signal.SIGINT, before, 0.3), Stop(signal.SIGKILL, after, 0.6)]
-    assert disturbed(tmp_path / "run", undisturbed, moments) >= 1
+    moments = [
+        Stop(s, milestone, share)
+        for milestone in (before, after)
+        for s, share in ((signal.SIGINT, 0.3), (signal.SIGKILL, 0.6))
+    ]
+    assert disturbed(tmp_path / "run", undisturbed, moments) >= 2
     assert_same_run(tmp_path / "run", undisturbed.out)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from audiorl.cli import main
 from audiorl.run.checkpoint import STATE_FILES, read_state
 from audiorl.runtime.world import World
+from tests.support.forks import forked
 
 RECIPE = Path(__file__).parent / "steps_recipe.py"
 
@@ -29,9 +30,10 @@ DATA = Path(__file__).parent / "data_recipe.py"
 
 
 def audiorl(*args: str, ranks: int = 1) -> str:
-    """What `audiorl ARGS` printed, in one process or in several of torchrun."""
+    """What `audiorl ARGS` printed, in this process or in several as torchrun starts them."""
     if ranks > 1:
-        return output("-m", "audiorl.cli", *args, "--runtime.kind", "torchrun", f"--runtime.ranks={ranks}")
+        runtime = ("--runtime.kind", "torchrun", "--runtime.ranks", str(ranks))
+        return forked("-m", "audiorl.cli", *args, *runtime, ranks=ranks)
     threads = torch.get_num_threads()
     assert main([*args]) == 0
     torch.set_num_threads(threads)

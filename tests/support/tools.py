@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 TOOLS = Path(__file__).parents[2] / "tools"
 
@@ -21,3 +24,17 @@ def load_tool(name: str, patch: pytest.MonkeyPatch) -> Any:
     patch.setitem(sys.modules, name, module)  # dataclasses look their module up by name
     spec.loader.exec_module(module)
     return module
+
+
+def run_tool(name: str, *arguments: str) -> str:
+    """What tools/NAME.py prints when it is called so. In this process, which has imported torch and transformers."""
+    printed, threads = io.StringIO(), torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        tool = load_tool(name, patch)
+        patch.setattr(sys, "argv", [f"tools/{name}.py", *arguments])
+        patch.chdir(TOOLS.parent)
+        try:
+            tool.main()
+        finally:
+            torch.set_num_threads(threads)
+    return printed.getvalue()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +13,8 @@ import soundfile
 
 from audiorl.data.manifest import read_samples
 from audiorl.models import whisper
+from tests.support.tools import run_tool
 
-ROOT = Path(__file__).parents[2]
 TASKS = ("speech", "sound", "music")
 
 
@@ -45,15 +43,7 @@ def qa(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(tmp_path: Path, qa: Path) -> Callable[..., str]:
     """The quick experiment in tmp_path/out, with more options."""
-    command = [sys.executable, "tools/measure_audio_qa.py", "--qa", str(qa), "--out", str(tmp_path / "out"), "--quick"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-    def run(*options: str) -> str:
-        done = subprocess.run([*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
-
-    return run
+    return partial(run_tool, "measure_audio_qa", "--qa", str(qa), "--out", str(tmp_path / "out"), "--quick")
 
 
 @pytest.mark.slow
@@ -74,6 +64,11 @@ def test_every_form_is_trained_once_and_measured_with_and_without_audio(
     assert "think_grpo - answers_grpo | 1 |" in differences and "| think_grpo |" in thoughts
     assert "| blind" not in listening and "| think_sft |" in listening
     assert set(json.loads((out / "blind" / "seed_0" / "cpu.json").read_text())) == {"start", "grpo", "sft"}
+
+    start = json.loads((out / "answers" / "seed_0" / "state.json").read_text())["checkpoints"]["start"]
+    run("--path", str(out / "answers" / "seed_0" / start), "--out", str(tmp_path / "other"), "--only", "answers")
+    (other,) = (tmp_path / "other").glob("answers/seed_0/checkpoints/start/*")
+    assert (other / "adapter_config.json").exists()
 
 
 @pytest.mark.slow

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.tools import run_tool
+
 ARMS = ("sft", "grpo", "distill", "both")
 
 
 @pytest.mark.slow
 def test_every_arm_is_trained_once_and_measured_on_strangers(tmp_path: Path) -> None:
-    command = [sys.executable, "tools/measure_distillation.py", "--out", str(tmp_path), "--quick"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-    def run(*options: str) -> str:
-        return subprocess.run(
-            [*command, *options], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
-        ).stdout
-
+    run = partial(run_tool, "measure_distillation", "--out", str(tmp_path), "--quick")
     first = run("--only", "sft", "distill")
     assert "grpo 1/2" not in first and "| after_grpo" not in first
     second = run()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,7 @@ import torch
 
 from audiorl.rewards import load_reward
 from audiorl.types import Rollout, Sample, Segment
-from tests.support.tools import TOOLS
-
-ROOT = TOOLS.parent
+from tests.support.tools import TOOLS, run_tool
 
 
 def answered(text: str) -> Rollout:
@@ -37,21 +33,7 @@ def test_no_thought_is_not_made_of_words() -> None:
 
 @pytest.mark.slow
 def test_arms_are_trained_once_and_measured_on_unseen_speakers(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "tools/measure_estimators.py",
-        "--out",
-        str(tmp_path),
-        "--quick",
-        "--only",
-        "RLOO",
-    ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-    def run() -> str:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
+    run = partial(run_tool, "measure_estimators", "--out", str(tmp_path), "--quick", "--only", "RLOO", "SFT")
 
     assert "grpo 2/2" in run()
     state = tmp_path / "RLOO" / "seed_0" / "state.json"
@@ -61,6 +43,7 @@ def test_arms_are_trained_once_and_measured_on_unseen_speakers(tmp_path: Path) -
     assert "grpo 2/2" not in run()
     known, unseen, listening = (tmp_path / "table.md").read_text().split("## ")[1:]
     for table in (known, unseen):
-        names = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| ")]
-        assert names[2:] == ["| start", "| RLOO"]
-    assert "| RLOO |" in listening
+        assert [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| ")][2:] == [
+            *("| start", "| RLOO", "| SFT")
+        ]
+    assert "| RLOO |" in listening and "| SFT |" in listening

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from audiorl.cli import main
+from tests.support.tools import run_tool
 
-ROOT = Path(__file__).parents[2]
 SMALL = ["--tiny", "--ks", "--source", "es", "--target", "en", "--unseen", "unseen_speakers", "--late-steps", "1"]
 
 
-def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "tools/measure_interpretation.py", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False, capture_output=True, text=True
-    )
+measure = partial(run_tool, "measure_interpretation")
 
 
 @pytest.mark.slow
@@ -27,10 +21,8 @@ def test_an_arm_is_trained_once_and_measured_on_strangers(tmp_path: Path) -> Non
     run, out = str(tmp_path / "run"), tmp_path / "arms"
     assert main(["train", "simul-quickstart", *SMALL, "--out", run]) == 0
     first = measure(run, "--out", str(out), "--arms", "hpo")
-    assert first.returncode == 0, first.stderr
     second = measure(run, "--out", str(out), "--arms", "hpo", "kl-fixed", "on-time", "wait-2")
-    assert second.returncode == 0, second.stderr
-    assert "stage2 1/4" in first.stdout and "stage2 1/4" not in second.stdout and "sft 1/" in second.stdout
+    assert "stage2 1/4" in first and "stage2 1/4" not in second and "sft 1/" in second
     known, unseen = (out / "table.md").read_text().split("## ")[1:]
     assert known.startswith("test\n") and unseen.startswith("unseen\n")
     for part in (known, unseen):
@@ -49,5 +41,5 @@ def test_runs_of_other_recipes_are_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.json").write_text('{"recipe": "recipes/grpo.py", "argv": [], "config": {}}')
-    result = measure(str(run), "--out", str(tmp_path / "arms"))
-    assert result.returncode == 1 and f"{run}: a run of recipes/grpo.py; give runs of simul-quickstart" in result.stderr
+    with pytest.raises(SystemExit, match=f"{run}: a run of recipes/grpo.py; give runs of simul-quickstart"):
+        measure(str(run), "--out", str(tmp_path / "arms"))

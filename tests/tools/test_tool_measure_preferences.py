@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from audiorl.types import Sample
-from tests.support.tools import TOOLS
+from tests.support.tools import TOOLS, run_tool
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,12 +67,7 @@ def test_words_that_a_thought_repeats() -> None:
 
 @pytest.mark.slow
 def test_a_quick_run_ends_with_its_tables_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    def run(*parts: str) -> str:
-        command = [sys.executable, "tools/measure_preferences.py", "--quick", "--out", str(tmp_path), *parts]
-        environment = os.environ | {"PYTHONPATH": str(TOOLS.parent), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, cwd=TOOLS.parent, env=environment, check=True, capture_output=True, text=True)
-        return done.stdout
-
+    run = partial(run_tool, "measure_preferences", "--quick", "--out", str(tmp_path))
     run("--only", "losses", "--losses", "DPO", "KTO")
     printed = run("--only", "losses", "reward", "--losses", "DPO")
     assert "losses/dpo/0" not in printed and "reward/debiased/0: " in printed

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from audiorl.data.corpus import bundled_speech, unseen_speakers
 from audiorl.models.saving import save_policy
 from audiorl.models.whisper import tiny
-from tests.support.tools import TOOLS, load_tool
+from tests.support.tools import load_tool, run_tool
 
 
 @pytest.fixture
@@ -64,15 +62,8 @@ def test_a_corpus_without_a_language(built: Path, tmp_path: Path, monkeypatch: p
 @pytest.mark.slow
 def test_a_seed_is_trained_once_and_measured_on_every_set(built: Path, tmp_path: Path) -> None:
     save_policy(tiny(), tmp_path / "whisper")
-    command = [sys.executable, "tools/measure_recognition.py", "--quick", "--corpus", str(built)]
-    command += ["--path", str(tmp_path / "whisper"), "--out", str(tmp_path / "out")]
-    environment = os.environ | {"PYTHONPATH": str(TOOLS.parent), "OMP_NUM_THREADS": "1"}
-
-    def run() -> str:
-        done = subprocess.run(command, cwd=TOOLS.parent, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
-
+    places = ["--corpus", str(built), "--path", str(tmp_path / "whisper"), "--out", str(tmp_path / "out")]
+    run = partial(run_tool, "measure_recognition", "--quick", *places)
     assert "grpo 1/1" in run() and "grpo 1/1" not in run()
     words, characters, other = (tmp_path / "out" / "table.md").read_text().split("\n\n")
     for table in (words, characters):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +12,8 @@ from safetensors.torch import load_file
 from audiorl.recipes import tts_quickstart
 from audiorl.recipes._tiny_speech import save_speaker_encoder
 from audiorl.run.folder import Run
-from tests.support.tools import load_tool
+from tests.support.tools import load_tool, run_tool
 from tests.support.voices import write_two_voices
-
-ROOT = Path(__file__).parents[2]
 
 
 def trained_start(folder: Path, config: tts_quickstart.Config) -> Path:
@@ -29,11 +24,8 @@ def trained_start(folder: Path, config: tts_quickstart.Config) -> Path:
 
 
 def measure_speech(start: Path, out: Path, *options: str) -> str:
-    command = [sys.executable, "tools/measure_speech.py", str(start), "--judge", str(start / "recogniser")]
-    command += ["--out", str(out), "--steps", "1", "--prompts", "2", "--group", "2", "--validation", "1", "--test", "2"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, *options], cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
-    return done.stdout
+    given = [str(start), "--judge", str(start / "recogniser"), "--out", str(out), "--validation", "1", "--test", "2"]
+    return run_tool("measure_speech", *given, "--steps", "1", "--prompts", "2", "--group", "2", *options)
 
 
 def test_seeds_are_pooled_and_arms_compared_at_equally_many_samples(

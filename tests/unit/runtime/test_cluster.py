@@ -161,11 +161,11 @@ def test_colocated_engines_train_as_one_process(cluster: Cluster, one: Path, tmp
     assert_equal_runs(one, two)
 
 
-@pytest.mark.parametrize(("kind", "references"), [("grpo", "2"), ("distill", "1")])
+@pytest.mark.parametrize(("kind", "references"), [("grpo", "2"), ("ppo", "1"), ("distill", "1")])
 def test_a_separate_reference_trains_as_one_process(
     kind: str, references: str, cluster: Cluster, one: Path, tmp_path: Path
 ) -> None:
-    """With the KL in the loss, and as the teacher of distillation."""
+    """With the KL in the loss, in the reward of PPO, and as the teacher of distillation too."""
     local, separate = (one if kind == "grpo" else tmp_path / "one"), tmp_path / "separate"
     if kind != "grpo":
         assert main(["train", str(RECIPE), "--kind", kind, "--out", str(local)]) == 0

@@ -13,6 +13,7 @@ from tests.support.rank_runs import (
     RECIPE,
     assert_equal_runs,
     audiorl,
+    output,
     rewind,
     torchrun,
 )
@@ -72,10 +73,12 @@ with process_group() as world:
                 group.all("fail_on", 1)
             except RankError as error:
                 print("driver:", error)
+        if sys.argv[1] == "own":
+            group.all("fail_on", 0)
 """
 
 
-@pytest.mark.parametrize("who", [pytest.param("none", marks=pytest.mark.smoke), "other"])
+@pytest.mark.parametrize("who", [pytest.param("none", marks=pytest.mark.smoke), "other", "own"])
 def test_a_group_of_ranks_and_what_goes_wrong_in_it(who: str, tmp_path: Path) -> None:
     """A rank that fails ends the others, which wait for it, and the driver knows why."""
     script = tmp_path / "script.py"
@@ -84,6 +87,8 @@ def test_a_group_of_ranks_and_what_goes_wrong_in_it(who: str, tmp_path: Path) ->
     assert "so far so good" in printed
     if who == "other":
         assert "driver: rank 1: ValueError: row 7 of data.jsonl is empty; the run stopped" in printed
+    if who == "own":
+        assert "ValueError: row 7 of data.jsonl is empty" in printed
 
 
 @pytest.mark.parametrize(
@@ -132,7 +137,8 @@ def main(config, run):
 def test_the_processes_that_the_launcher_starts_listen_on_loopback_only(tmp_path: Path) -> None:
     recipe = tmp_path / "sockets.py"
     recipe.write_text(SOCKETS)
-    printed = audiorl("train", str(recipe), "--out", str(tmp_path / "run"), ranks=2)
+    runtime = ("--runtime.kind", "torchrun", "--runtime.ranks", "2")
+    printed = output("-m", "audiorl.cli", "train", str(recipe), "--out", str(tmp_path / "run"), *runtime)
     processes, _, addresses = printed.partition("processes ")[2].partition("\n")[0].partition(" listen on ")
     assert processes == "3" and addresses, printed
     loopback = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}

@@ -4,9 +4,7 @@ another."""
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,18 +20,18 @@ from audiorl.runtime.config import RuntimeConfig, current, set_current
 from audiorl.runtime.world import World
 from audiorl.train.optim import optimizer_for
 from tests.support.data_recipe import PHASES
-from tests.support.rank_runs import DATA, RECIPE, assert_equal_runs, audiorl, output, rewind, torchrun
+from tests.support.forks import forked
+from tests.support.rank_runs import DATA, RECIPE, assert_equal_runs, audiorl, rewind
 
 pytest.importorskip("deepspeed")
 from tests.support.zero_ranks import policy
 
-TWO = ("--runtime.kind", "torchrun", "--runtime.ranks", "2")
 SCRIPT = Path(__file__).parents[2] / "support" / "zero_ranks.py"
 
 
 def zero(*args: str, stage: int | str) -> None:
     how = ("--runtime.fsdp", "--runtime.async-save", "on") if stage == "fsdp" else ("--runtime.zero", str(stage))
-    output("-m", "audiorl.cli", *args, *TWO, *how)
+    audiorl(*args, *how, ranks=2)
 
 
 @pytest.fixture(scope="module")
@@ -84,24 +82,21 @@ def test_a_run_goes_on_at_another_stage_and_in_one_process(tmp_path: Path) -> No
 
 def test_every_stage_goes_on_from_the_one_before() -> None:
     """Several sums in every pass, audio in some micro-batches only, an encoder that is trained after all passes."""
-    torchrun(str(SCRIPT), "stages")
+    forked(str(SCRIPT), "stages", ranks=2)
 
 
 @pytest.mark.slow
 def test_adapters_checkpointing_offload_bfloat16_frames_and_what_is_not_finite() -> None:
-    torchrun(str(SCRIPT), "variants", "bfloat16", "not_finite", "speaking")
+    forked(str(SCRIPT), "variants", "bfloat16", "not_finite", "speaking", ranks=2)
 
 
 @pytest.mark.slow
 def test_one_process_alone_can_use_it() -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(RECIPE.parents[2])}
-    environment.pop("WORLD_SIZE", None)
-    done = subprocess.run([sys.executable, str(SCRIPT), "stages"], capture_output=True, text=True, env=environment)
-    assert "rank 0 of 1: stages" in done.stdout, done.stderr[-3000:]
+    assert "rank 0 of 1: stages" in forked(str(SCRIPT), "stages")
 
 
 def test_no_weight_and_no_state_goes_through_the_first_rank_when_a_run_is_saved_and_resumed(tmp_path: Path) -> None:
-    said = torchrun(str(SCRIPT.with_name("driver_traffic.py")), str(tmp_path / "run"))
+    said = forked(str(SCRIPT.with_name("driver_traffic.py")), str(tmp_path / "run"), ranks=2)
     in_updates, at_saves = (int(re.search(rf"in {what}: (\d+)", said)[1]) for what in ("updates", "save and resume"))  # type: ignore[index]
     assert in_updates > 100_000, "updates are seen"
     assert 0 < at_saves < 2_000, "commands, paths and checksums"

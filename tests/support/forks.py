@@ -1,0 +1,73 @@
+"""Commands of Python in processes that have imported torch, transformers and audiorl before they begin.
+
+A server that has imported them forks each process. To import them costs ten seconds of a core, more than what most
+commands of a test do.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing import connection, forkserver
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+_forks = multiprocessing.get_context("forkserver")
+# Of these the server leaves out what is not installed.
+_forks.set_forkserver_preload(["deepspeed", "audiorl.cli", "audiorl.models.qwen_omni", "audiorl.rl.train"])
+
+
+def _execute(arguments: Sequence[str], environment: Mapping[str, str], printed: str) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    descriptor = os.open(printed, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    sys.path.insert(0, str(ROOT))
+    if arguments[0] == "-m":
+        sys.argv = list(arguments[1:])
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(arguments)
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def forked(*arguments: str, ranks: int = 1, timeout: float = 900) -> str:
+    """What `python ARGUMENTS` prints, as one process or as the ranks that torchrun starts.
+
+    AssertionError where one fails; the others are then killed, as torchrun does.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        forkserver.ensure_running()  # with one thread: the server's count is that of its children
+    environments: list[dict[str, str]] = [{}]
+    if ranks > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+        world |= {"LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": "none", "GLOO_SOCKET_IFNAME": "lo"}
+        environments = [world | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    with tempfile.NamedTemporaryFile("r") as printed:
+        processes = [
+            _forks.Process(target=_execute, args=(arguments, os.environ | {"OMP_NUM_THREADS": "1"} | own, printed.name))
+            for own in environments
+        ]
+        for process in processes:
+            process.start()
+        ends = time.monotonic() + timeout
+        while None in (codes := {p.exitcode for p in processes}) and codes <= {None, 0} and time.monotonic() < ends:
+            connection.wait([p.sentinel for p in processes if p.exitcode is None], timeout=1.0)
+        for process in processes:
+            process.kill()
+            process.join()
+        said = printed.read()
+        assert codes == {0}, f"exit statuses {codes}: {said[-6000:]}"
+        return said
