@@ -12,6 +12,7 @@ the start is understood best, chosen on texts of the practice split, in training
   voices    the same, with each text in several voices (`--raft-voices`)
   balanced  as `raft`, but the best under the condition that all together have the prosody of all samples
   alike     as `voices`, but the best by errors and by likeness to the voice of the prompt (of spectra: `voice_lda.py`)
+  dpo       DPO on the best and the worst of the samples, by errors and likeness as `alike`; dpo2, dpo3: further rounds
   raft2     a second round, on samples of `raft`; raft3: a third; voices2, alike2, alike3: the same of `voices`, `alike`
   word      as `text`, with the characters of each word credited to its frames
   gdpo      as `text` with likeness to the voice of the prompt, each term normalised within the group (GDPO, Liu et al.
@@ -46,7 +47,7 @@ from arms import cpu_seconds, markdown, number, timed
 from speech_start import Choice, Start, StoredSamples, voice_likeness
 
 from audiorl.audio import AudioClip
-from audiorl.config import OptimConfig, SamplingConfig, SFTConfig
+from audiorl.config import OptimConfig, PreferenceConfig, SamplingConfig, SFTConfig
 from audiorl.errors import Interrupted
 from audiorl.evaluation.generate import read_rows
 from audiorl.evaluation.judging import Judges
@@ -66,15 +67,16 @@ from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.checkpoint import write_json
 from audiorl.run.folder import ComputeTime, Run
 from audiorl.run.records import read_record
+from audiorl.train.preference import prefer
 from audiorl.train.sft import sft
 from audiorl.types import Reward
 
 ROUNDS = {
     **{"raft": "", "voices": "", "balanced": "", "raft2": "raft", "raft3": "raft2", "voices2": "voices"},
-    **{"alike": "", "alike2": "alike", "alike3": "alike2"},
+    **{"alike": "", "alike2": "alike", "alike3": "alike2", "dpo": "", "dpo2": "dpo", "dpo3": "dpo2"},
 }
-"""The rounds of RAFT, each with the one that it goes on from."""
-SEVERAL_VOICES = ("gdpo", "voices", "voices2", "alike", "alike2", "alike3")
+"""The rounds of RAFT and DPO, each with the one that it goes on from."""
+SEVERAL_VOICES = ("gdpo", *(arm for arm in ROUNDS if arm.startswith(("voices", "alike", "dpo"))))
 """The arms that say each text in several voices."""
 ARMS = ("text", "word", "gdpo", "first", "cer", "nll", "guarded", *ROUNDS, "sft")
 ADVANTAGES = {"word": "step-index", "gdpo": "decoupled"}
@@ -82,6 +84,8 @@ ADVANTAGES = {"word": "step-index", "gdpo": "decoupled"}
 ALIKE_WEIGHT = 0.5
 """Of likeness to the voice of the prompt in `gdpo`; the share of characters has 1."""
 RAFT_EPOCHS = 3
+DPO: dict[str, Any] = {"beta": 0.1, "sft_coef": 0.2, "batch_size": 16, "micro_batch_tokens": 4000, "save_every": 25}
+"""Options of `PreferenceConfig`; one pass over the pairs."""
 COLUMNS = {
     "accuracy": ("understood %", 100),
     "mos": ("100 x DNSMOS", 100),
@@ -157,6 +161,12 @@ def train_arm(
             sft(policy, start.supervised(), run, config=config, optim=optim, seed=args.seed, limit=limit)
             return
         samples = stored_samples(ROUNDS[arm] or "start")
+        if arm.startswith("dpo"):
+            pairs = samples.pairs(prompts)
+            preference = PreferenceConfig(**DPO, steps=-(-len(pairs) // DPO["batch_size"]))
+            optim = OptimConfig(lr=args.dpo_lr, warmup_steps=3)
+            prefer(policy, pairs, run, config=preference, optim=optim, seed=args.seed, phase=arm)
+            return
         choice: Choice = "balanced" if arm == "balanced" else "alike" if arm.startswith("alike") else "errors"
         examples = samples.best(prompts, choice)
         config = replace(config, steps=-(-RAFT_EPOCHS * len(examples) // config.batch_size))
@@ -340,6 +350,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="regular expressions of the weights that GRPO trains")
     parser.add_argument("--lr", type=float, default=5e-5, help="learning rate of GRPO")
     parser.add_argument("--sft-lr", type=float, default=2e-4, help="learning rate of sft")
+    parser.add_argument("--dpo-lr", type=float, default=5e-5, help="learning rate of dpo")
     parser.add_argument("--raft-texts", type=int, help="texts to say for rewards (default: the practice split)")
     parser.add_argument("--raft-voices", type=int, default=4, help="voices in which these arms say each text")
     parser.add_argument("--raft-samples", type=int, default=8, help="samples of which RAFT learns from the best")

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
+from audiorl.data.preferences import Pair
 from audiorl.errors import Interrupted
 from audiorl.judges import Recogniser, load_recogniser
 from audiorl.metrics.prosody import Prosody, prosody
@@ -38,6 +39,8 @@ TEXTS = (
 )
 """Options of the start's run that its texts follow from."""
 Choice = Literal["errors", "balanced", "alike"]
+LEAST_MARGIN = 0.05
+"""How much better the best of the samples is than the worst where the two make a pair: 5 % of the characters."""
 ENCODER_TEXTS = 100
 """Texts, said in each of the voices, from which `Start.encoder` is fitted."""
 BLOCK, GPU_BLOCK = 64, 1024
@@ -180,13 +183,28 @@ class StoredSamples:
             places = balanced_choice(understood, measured, bins_of(measured))
         else:
             places = (understood + scores("alike") if by == "alike" else understood).argmax(1)
-        codes = {s.id: stored[f"{s.id}/{k}"] for s, k in zip(prompts, places, strict=True)}
+        clips = self._clips({s.id: stored[f"{s.id}/{k}"] for s, k in zip(prompts, places, strict=True)})
+        return [Example(s, speech=(clips[s.id],)) for s in prompts if s.id in clips]
+
+    def pairs(self, prompts: Sequence[Sample]) -> list[Pair]:
+        """The best and the worst sample of each prompt by errors and likeness added up, where LEAST_MARGIN lies between
+        them and both have speech."""
+        stored = self.of(prompts)
+        scores = {s.id: (stored[f"{s.id}/understood"] + stored[f"{s.id}/alike"]).numpy() for s in prompts}
+        margins = {id: float(np.ptp(of_prompt)) for id, of_prompt in scores.items()}
+        wanted = [s for s in prompts if margins[s.id] >= LEAST_MARGIN]
+        best = self._clips({s.id: stored[f"{s.id}/{scores[s.id].argmax()}"] for s in wanted})
+        worst = self._clips({s.id: stored[f"{s.id}/{scores[s.id].argmin()}"] for s in wanted})
+        return [Pair(s, best[s.id], worst[s.id], margins[s.id]) for s in wanted if s.id in best and s.id in worst]
+
+    def _clips(self, codes: dict[str, torch.Tensor]) -> dict[str, AudioClip]:
+        """The speech of these codes where they are not empty; the policy is given them, too."""
         rate = self.start.codec.sample_rate
         codes = {id: c for id, c in codes.items() if c.shape[1]}
         waves = decode_all(self.start.codec, list(codes.values()))
         clips = {id: AudioClip(array=wav.numpy(), sample_rate=rate) for id, wav in zip(codes, waves, strict=True)}
         self.policy.keep_codes({clip.key: codes[id] for id, clip in clips.items()})
-        return [Example(s, speech=(clips[s.id],)) for s in prompts if s.id in clips]
+        return clips
 
     def prosody_bins(self, prompts: Sequence[Sample]) -> ProsodyBins:
         return bins_of(self._prosody(self.of(prompts), prompts))

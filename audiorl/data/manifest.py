@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypedDict, TypeVar, get_args
 
-from audiorl.audio import AudioError, load_clip, probe
+from audiorl.audio import AudioClip, AudioError, load_clip, probe
 from audiorl.data.archives import cut_rows, is_cut, is_shar, shar_rows, webdataset_rows
 from audiorl.data.folders import librispeech_rows, wenetspeech_rows
 from audiorl.data.formats import FORMATS, Style, audio_field, detect
@@ -286,10 +286,12 @@ def _value(
                 own = "prompt" if repeats else "row"
                 raise FieldError("id", f"{sample.id!r} also names row {earlier}; give every {own} its own id")
         if check_audio:
-            try:
-                check_clips(sample)
-            except AudioError as error:
-                raise FieldError(audio_field(row), str(error)) from error
+            spoken = {field: answer for field, answer in vars(value).items() if isinstance(answer, AudioClip)}
+            for field, clips in {audio_field(row): sample.audio, **{f: (c,) for f, c in spoken.items()}}.items():
+                try:
+                    check_clips(clips)
+                except AudioError as error:
+                    raise FieldError(field, str(error)) from error
     except FieldError as error:
         return SkippedRow(row.file, row.number, error.field, error.message)
     first.setdefault(sample.id, (row.number, sample))  # not the row, which may hold the recording
@@ -301,7 +303,7 @@ def _prompt(sample: Sample) -> list[tuple[str, list[str]]]:
     return [(m.role, [c if isinstance(c, str) else c.key for c in m.content]) for m in sample.messages]
 
 
-def check_clips(sample: Sample) -> None:
-    """Decode the sample's clips. Raises AudioError for the first that cannot be used."""
-    for clip in sample.audio:
+def check_clips(clips: Iterable[AudioClip]) -> None:
+    """Decode all. Raises AudioError for the first that cannot be used."""
+    for clip in clips:
         load_clip(clip, probe(clip).sample_rate)

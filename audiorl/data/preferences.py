@@ -14,8 +14,9 @@ A row is any that `read_samples` knows, its gold answer optional, with these col
     {"audio": "a.wav", "question": "Which animal?", "answer": "a dog", "desirable": false}
     {"audio": "a.wav", "question": "Which animal?", "steps": ["It barks.", "a cat"], "labels": [1, 0]}
 
-Answers may be TRL's `[{"role": "assistant", "content": "…"}]`. A whole conversation stands in `prompt`, with gold texts
-in `references`; it is taken as it is, with no request for tags added. `write_pairs` writes such rows::
+Answers may be TRL's `[{"role": "assistant", "content": "…"}]`, whose content may be an audio part: a spoken answer, to
+a prompt whose `metadata` has `"respond": "speech"`. A whole conversation stands in `prompt`, with gold texts in
+`references`; it is taken as it is, with no request for tags added. `write_pairs` writes such rows::
 
     {"prompt": [{"role": "user", "content": [{"type": "audio", "audio": "a.wav"}, {"type": "text", "text": "Why?"}]}],
      "chosen": "Because.", "rejected": "No."}
@@ -54,6 +55,10 @@ ROLLOUT_COLUMNS = frozenset(
 """Columns of a recorded rollout; a labelled one has them besides those of a judged answer, and they are no metadata."""
 
 
+Answer = str | AudioClip
+"""A written answer, or the recording of a spoken one."""
+
+
 @dataclass(frozen=True)
 class Pair:
     """Two answers to one prompt; `margin` is by how much the chosen one is better, 0 if unknown.
@@ -62,15 +67,15 @@ class Pair:
     """
 
     sample: Sample
-    chosen: str
-    rejected: str
+    chosen: Answer
+    rejected: Answer
     margin: float = 0.0
 
     def __post_init__(self) -> None:
-        for field, text in (("chosen", self.chosen), ("rejected", self.rejected)):
-            _filled(field, text)
-        if self.chosen.strip() == self.rejected.strip():
-            raise FieldError("rejected", "chosen and rejected are the same text; give two different answers")
+        for field, answer in (("chosen", self.chosen), ("rejected", self.rejected)):
+            _filled(field, answer)
+        if _content(self.chosen) == _content(self.rejected):
+            raise FieldError("rejected", "chosen and rejected are the same answer; give two different ones")
         if not math.isfinite(self.margin):
             raise FieldError("margin", f"the margin {self.margin} is not finite; give a number, or leave it out")
 
@@ -80,7 +85,7 @@ class Judged:
     """One answer to a prompt, good or bad. Raises ValueError for an empty one."""
 
     sample: Sample
-    answer: str
+    answer: Answer
     desirable: bool
 
     def __post_init__(self) -> None:
@@ -175,7 +180,7 @@ def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> None:
 def _pair(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Pair]:
     columns = check(row.data, PairColumns)
     sample = _sample(row, style, to_sample, "chosen", "rejected", "margin")
-    chosen, rejected = _answer(columns.chosen, "chosen"), _answer(columns.rejected, "rejected")
+    chosen, rejected = _answer(columns.chosen, "chosen", style), _answer(columns.rejected, "rejected", style)
     return sample, Pair(sample, chosen, rejected, columns.margin or 0.0)
 
 
@@ -192,7 +197,7 @@ def _judged(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Judged]:
         raise FieldError(verdict, f"{desirable!r} is not a verdict; give true or false")
     if answer is None:
         raise FieldError(field, f"missing; give the text of the answer{existing_columns(row)}")
-    return sample, Judged(sample, _answer(answer, field), bool(desirable))
+    return sample, Judged(sample, _answer(answer, field, style), bool(desirable))
 
 
 def _steps(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Steps]:
@@ -238,7 +243,7 @@ def _conversation(row: Row, style: Style) -> Sample:
             **{k: v for k, v in row.data.items() if k not in used and v is not None},
         },
     )
-    if not sample.audio:
+    if not sample.audio and sample.metadata.get("respond") != "speech":
         raise FieldError("prompt", 'holds no audio; put {"type": "audio", "audio": "…"} where it belongs')
     return sample
 
@@ -257,21 +262,29 @@ def _texts(value: list[str] | str | None) -> tuple[str, ...]:
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
-def _answer(reply: str | list[ChatMessage], field: str) -> str:
+def _answer(reply: str | list[ChatMessage], field: str, style: Style) -> Answer:
     if isinstance(reply, str):
         return _filled(field, reply)
     if len(reply) != 1 or reply[0].role != "assistant":
         raise FieldError(field, "is not one assistant message; what comes before it belongs in prompt")
-    parts = _parts(reply[0])
-    if any(isinstance(part, ContentPart) and part.type == "audio" for part in parts):
-        raise FieldError(field, "holds audio; give the answer as text")
-    return _filled(field, "".join(part if isinstance(part, str) else part.text or "" for part in parts))
+    parts = [_piece(part, style) for part in _parts(reply[0])]
+    if len(parts) == 1 and isinstance(parts[0], AudioClip):
+        return parts[0]
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) < len(parts):
+        raise FieldError(field, "holds audio besides something else; give a text, or one audio part that says it all")
+    return _filled(field, "".join(texts))
 
 
-def _filled(field: str, text: str) -> str:
-    if not text.strip():
+def _filled(field: str, answer: Answer) -> Answer:
+    if isinstance(answer, str) and not answer.strip():
         raise FieldError(field, f"the {field} text is empty; give an answer")
-    return text
+    return answer
+
+
+def _content(answer: Answer) -> str:
+    """Equal for equal answers."""
+    return answer.strip() if isinstance(answer, str) else answer.key
 
 
 def _either(row: Row, *fields: str) -> str:
@@ -289,10 +302,14 @@ def pair_row(pair: Pair) -> dict[str, Any]:
         "choices": s.choices,
         "task": s.task,
         "metadata": dict(s.metadata),
-        "chosen": pair.chosen,
-        "rejected": pair.rejected,
+        "chosen": _answer_row(pair.chosen),
+        "rejected": _answer_row(pair.rejected),
         "margin": pair.margin,
     }
+
+
+def _answer_row(answer: Answer) -> str | list[dict[str, Any]]:
+    return answer if isinstance(answer, str) else [{"role": "assistant", "content": [part_row(answer)]}]
 
 
 def part_row(content: str | AudioClip) -> dict[str, Any]:

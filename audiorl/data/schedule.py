@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from audiorl.algos.packing import sorted_batches
-from audiorl.audio import seconds
+from audiorl.audio import AudioClip, seconds
 from audiorl.types import Sample
 
 T = TypeVar("T")
@@ -35,10 +35,11 @@ def sorted_batch_of_step(
     return [items[i] for i in _sorted(lengths, size, seed, epoch)[place]]
 
 
-def rough_length(sample: Sample, *answers: str) -> int:
-    """About how many tokens a prompt and its answers make, from the length of its audio: good enough to sort by."""
-    characters = sum(len(c) for m in sample.messages for c in m.content if isinstance(c, str))
-    return int(25 * sum(seconds(c) for c in sample.audio)) + (characters + sum(map(len, answers))) // 4
+def rough_length(sample: Sample, *answers: str | AudioClip) -> int:
+    """About how many tokens a prompt and its answers make, from the length of their audio: good enough to sort by."""
+    parts = [*(c for m in sample.messages for c in m.content if isinstance(c, str)), *sample.audio, *answers]
+    texts, clips = (p for p in parts if isinstance(p, str)), (p for p in parts if isinstance(p, AudioClip))
+    return int(25 * sum(map(seconds, clips))) + sum(map(len, texts)) // 4
 
 
 @lru_cache(maxsize=4)

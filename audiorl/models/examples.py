@@ -27,6 +27,11 @@ class Example:
     speech: tuple[AudioClip, ...] = ()
 
 
+def answer_example(sample: Sample, answer: str | AudioClip) -> Example:
+    """A prompt with a written answer or the recording of a spoken one."""
+    return Example(sample, answer) if isinstance(answer, str) else Example(sample, speech=(answer,))
+
+
 def experience(policy: AudioPolicy, example: Example, group_id: str = "") -> Experience:
     """The tokens of a prompt and an answer, the loss on the answer and on the token that ends the turn.
 

@@ -251,7 +251,7 @@ def column_names(given: Sequence[str], read: Callable[..., Any]) -> dict[str, st
 def _usable(item: Any, on_error: str) -> bool:
     """Whether the clips of a sample decode; where they do not, raise AudioError or print the reason."""
     try:
-        check_clips(item)
+        check_clips(item.audio)
     except AudioError as error:
         if on_error == "raise":
             raise

@@ -269,8 +269,9 @@ def sentence(run: Run) -> str:
     metric = headline(run.evals)
     if not by_entry or metric is None:
         return "No held-out evaluation has been recorded yet."
-    before, after = by_entry.get("before"), by_entry.get("after")
+    before, after, control = (by_entry.get(name) for name in ("before", "after", "control"))
     if before and after:
+        named = [before, after]
         verb = "stayed at" if before.value == after.value else "rose" if after.value > before.value else "fell"
         values = _with_interval(after, metric)
         if verb != "stayed at":
@@ -280,13 +281,15 @@ def sentence(run: Run) -> str:
             text += _latency_change(points(run.evals))
     else:
         only = after or before or next(iter(by_entry.values()))
+        named = [only]
         text = f"Held-out {metric_name(metric)}, {only.entry}: {_with_interval(only, metric)}"
-    sizes = {m.n for m in by_entry.values() if m.n is not None}
+    named += [control] if control else []
+    sizes = {m.n for m in named if m.n is not None}
     if len(sizes) == 1:
         text += f" on n = {sizes.pop()}"
     elif sizes:
-        text += " on " + ", ".join(f"n = {m.n} ({m.entry})" for m in by_entry.values() if m.n is not None)
-    if control := by_entry.get("control"):
+        text += " on " + ", ".join(f"n = {m.n} ({m.entry})" for m in named if m.n is not None)
+    if control:
         text += f"; the control reached {_with_interval(control, metric)}"
     return f"{text}."
 

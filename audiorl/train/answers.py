@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from audiorl.data.preferences import Pair, pairs_from_rollouts
 from audiorl.errors import Interrupted
@@ -45,7 +46,7 @@ def sampled_pairs(
             pairs_by_id = {p.sample.id: p for p in pairs_from_rollouts(scored)}
             for sample in batch:
                 totals = [r.score.total for r in scored if r.score and r.sample is sample]
-                row = {"id": sample.id, "score": _mean(totals) if totals else None}
+                row: dict[str, Any] = {"id": sample.id, "score": _mean(totals) if totals else None}
                 if pair := pairs_by_id.get(sample.id):
                     row |= {"chosen": pair.chosen, "rejected": pair.rejected, "margin": pair.margin}
                 done[sample.id] = row

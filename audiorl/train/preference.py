@@ -23,10 +23,10 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, PreferenceConfig
 from audiorl.data.augment import silence_pieces
-from audiorl.data.preferences import Judged, Pair
+from audiorl.data.preferences import Answer, Judged, Pair
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
-from audiorl.models.examples import Example, experience
+from audiorl.models.examples import Example, answer_example, experience
 from audiorl.run.folder import Run
 from audiorl.runtime.local import changes_worker
 from audiorl.runtime.world import World
@@ -56,7 +56,7 @@ class Contrasted:
     """A judged answer, and a mismatched one to the same prompt for KTO's baseline, with the reference's log-probs."""
 
     judged: Judged
-    mismatched: str
+    mismatched: Answer
     answer: Tensor
     other: Tensor
 
@@ -108,8 +108,7 @@ class PreferenceWorker(Learner[AudioPolicy]):
             [
                 experience(self.policy, e, str(k))
                 for e in (
-                    Example(i.pair.sample, i.pair.chosen),
-                    Example(i.pair.sample, i.pair.rejected),
+                    *_examples(i.pair),
                     *([silenced_example(i.pair, config.silenced)] if config.audio_coef else []),
                 )
             ]
@@ -212,9 +211,10 @@ class PreferenceWorker(Learner[AudioPolicy]):
 
     def _kto(self, items: Sequence[Contrasted], count: int, sums: dict[str, float]) -> None:
         answers = [
-            [experience(self.policy, Example(i.judged.sample, i.judged.answer), str(k))] for k, i in enumerate(items)
+            [experience(self.policy, answer_example(i.judged.sample, i.judged.answer), str(k))]
+            for k, i in enumerate(items)
         ]
-        others = [[experience(self.policy, Example(i.judged.sample, i.mismatched))] for i in items]
+        others = [[experience(self.policy, answer_example(i.judged.sample, i.mismatched))] for i in items]
         drift = torch.zeros(len(items))
         with torch.no_grad():  # before the update begins: ranks need not have equally many passes here
             for places in group_packs(others, self.config.micro_batch_tokens):
@@ -285,7 +285,10 @@ def prefer(
         judged = [i for i in items if isinstance(i, Judged)]
         _check_kto(judged, config)
         others = _mismatched(judged)
-        examples = [(Example(j.sample, j.answer), Example(j.sample, o)) for j, o in zip(judged, others, strict=True)]
+        examples = [
+            (answer_example(j.sample, j.answer), answer_example(j.sample, o))
+            for j, o in zip(judged, others, strict=True)
+        ]
         refs = reference_logprobs(trainers, examples, run, phase, seen(items, config, seed))
         prepared = [Contrasted(j, o, *r) for j, o, r in zip(judged, others, refs, strict=True)]
     else:
@@ -294,7 +297,7 @@ def prefer(
             prepared = [Referenced(p, torch.empty(0), torch.empty(0)) for p in pairs]
         else:
             groups: list[tuple[Example, ...]]
-            groups = [(Example(p.sample, p.chosen), Example(p.sample, p.rejected)) for p in pairs]
+            groups = [_examples(p) for p in pairs]
             wanted_indices = seen(items, config, seed)
             if config.audio_coef:
                 groups += [(silenced_example(p, config.silenced),) for p in pairs]
@@ -316,6 +319,10 @@ def prefer(
     )
 
 
+def _examples(pair: Pair) -> tuple[Example, Example]:
+    return answer_example(pair.sample, pair.chosen), answer_example(pair.sample, pair.rejected)
+
+
 def silenced_example(pair: Pair, share: float) -> Example:
     """The chosen answer after its prompt with a `share` of every user's clip silenced, the same pieces at every call.
 
@@ -328,7 +335,7 @@ def silenced_example(pair: Pair, share: float) -> Example:
         m if m.role == "assistant" else Message(m.role, tuple(_silenced(c, sample, share) for c in m.content))
         for m in sample.messages
     )
-    return Example(replace(sample, id=f"{sample.id}/silenced", messages=messages), pair.chosen)
+    return answer_example(replace(sample, id=f"{sample.id}/silenced", messages=messages), pair.chosen)
 
 
 def _silenced(content: str | AudioClip, sample: Sample, share: float) -> str | AudioClip:
@@ -346,14 +353,17 @@ def _check_kto(judged: Sequence[Judged], config: PreferenceConfig) -> None:
         )
 
 
-def _mismatched(judged: Sequence[Judged]) -> list[str]:
-    """For each answer the next one that was given to another prompt; neighbours often answer the same."""
+def _mismatched(judged: Sequence[Judged]) -> list[Answer]:
+    """For each answer the next one, spoken or written as it is, that was given to another prompt; neighbours often
+    answer the same."""
     others = []
     for i, item in enumerate(judged):
         following = (judged[(i + k) % len(judged)] for k in range(1, len(judged)))
-        other = next((j.answer for j in following if j.sample.id != item.sample.id), None)
-        if other is None:
-            raise ValueError("kto compares with answers to other prompts; all the answers are to one prompt")
+        kind = type(item.answer)
+        others_of_kind = (j.answer for j in following if j.sample.id != item.sample.id and type(j.answer) is kind)
+        if (other := next(others_of_kind, None)) is None:
+            what = "written" if kind is str else "spoken"
+            raise ValueError(f"kto compares with answers to other prompts; all {what} answers are to one prompt")
         others.append(other)
     return others
 

@@ -70,7 +70,8 @@ def _digest(groups: Sequence[tuple[Example, ...]]) -> Tensor:
     digest = sha256()
     for group in groups:
         for e in group:
-            digest.update(f"{e.sample.id}\0{e.target}\0".encode())
+            answer = "\0".join([e.target, *(clip.key for clip in e.speech)])
+            digest.update(f"{e.sample.id}\0{answer}\0".encode())
     return torch.tensor(list(digest.digest()), dtype=torch.uint8)
 
 

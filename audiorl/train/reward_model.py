@@ -14,7 +14,7 @@ from audiorl.config import OptimConfig, RewardModelConfig
 from audiorl.data.preferences import Pair
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
-from audiorl.models.examples import Example, experience
+from audiorl.models.examples import answer_example, experience
 from audiorl.models.value import ValueModel, score_answers
 from audiorl.run.folder import Run
 from audiorl.runtime.local import changes_worker
@@ -110,7 +110,7 @@ def _excess(group: Sequence[Experience]) -> int:
 
 def ranked_right(model: ValueModel, pairs: Sequence[Pair]) -> list[bool]:
     """Per pair, whether the chosen answer scores higher."""
-    texts = [Example(p.sample, text) for p in pairs for text in (p.chosen, p.rejected)]
+    texts = [answer_example(p.sample, answer) for p in pairs for answer in (p.chosen, p.rejected)]
     scores = score_answers(model, texts)
     return [c > r for c, r in zip(scores[::2], scores[1::2], strict=True)]
 
@@ -118,6 +118,6 @@ def ranked_right(model: ValueModel, pairs: Sequence[Pair]) -> list[bool]:
 def pair_experiences(policy: AudioPolicy, pairs: Sequence[Pair]) -> list[list[Experience]]:
     """[chosen, rejected] per pair, sharing their prompt."""
     return [
-        [experience(policy, Example(p.sample, text), str(k)) for text in (p.chosen, p.rejected)]
+        [experience(policy, answer_example(p.sample, answer), str(k)) for answer in (p.chosen, p.rejected)]
         for k, p in enumerate(pairs)
     ]

@@ -13,9 +13,9 @@ from audiorl.audio import AudioClip
 from audiorl.config import (
     OptimConfig,
 )
-from audiorl.data.preferences import Pair, pairs_to_judged
+from audiorl.data.preferences import Answer, Pair, pairs_to_judged
 from audiorl.models import AudioPolicy
-from audiorl.models.examples import Example, experience
+from audiorl.models.examples import answer_example, experience
 from audiorl.models.value import ValueModel
 from audiorl.train.preference import Contrasted, Referenced
 from audiorl.types import Sample
@@ -46,9 +46,9 @@ def assert_same_gradients(found: Gradients, expected: Gradients, atol: float) ->
         )
 
 
-def alone(policy: AudioPolicy, sample: Sample, text: str) -> Tensor:
+def alone(policy: AudioPolicy, sample: Sample, answer: Answer) -> Tensor:
     """The log-probs [n] of one answer in a forward pass of its own, in float64."""
-    row = pack_experiences([experience(policy, Example(sample, text))], share_prompts=False)
+    row = pack_experiences([experience(policy, answer_example(sample, answer))], share_prompts=False)
     return policy.forward(row).logprobs.double()
 
 

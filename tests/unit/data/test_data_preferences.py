@@ -29,6 +29,7 @@ from audiorl.data.preferences import (
     read_steps,
     write_pairs,
 )
+from audiorl.models.prompts import wants_speech
 from audiorl.types import Message, Rollout, Sample, Score, Segment
 
 UTTERANCES = bundled_speech(("en",), min_seconds=0.5, max_seconds=2)[:2]
@@ -38,6 +39,7 @@ PAIR: dict[str, Any] = {**CHOICES, "chosen": "a cat", "rejected": "a dog"}
 JUDGED: dict[str, Any] = {**ASKED, "answer": "a dog", "desirable": False}
 STEPS: dict[str, Any] = {**ASKED, "steps": ["It barks.", "a cat"], "labels": [1, 0]}
 HEARD = {"type": "audio", "audio": "a0.wav"}
+SAID = [{"role": "assistant", "content": [HEARD]}]
 PROMPT = [{"role": "user", "content": [HEARD, {"type": "text", "text": "Which?"}]}]
 
 
@@ -148,7 +150,7 @@ def test_steps_have_hard_or_soft_labels(folder: Path) -> None:
 
 Reader = Callable[..., Loaded[Any]]
 BAD_ROWS: list[tuple[Reader, Mapping[str, Any] | str, str, str]] = [
-    (read_pairs, {**PAIR, "rejected": " a cat\n"}, "rejected", "are the same text; give two different answers"),
+    (read_pairs, {**PAIR, "rejected": " a cat\n"}, "rejected", "are the same answer; give two different ones"),
     (read_pairs, {**PAIR, "chosen": "  "}, "chosen", "the chosen text is empty"),
     (read_pairs, {**PAIR, "rejected": ""}, "rejected", "the rejected text is empty"),
     (read_pairs, {**PAIR, "rejected": [{"role": "assistant", "content": " "}]}, "rejected", "text is empty"),
@@ -157,7 +159,8 @@ BAD_ROWS: list[tuple[Reader, Mapping[str, Any] | str, str, str]] = [
     (read_pairs, {**PAIR, "chosen": 3}, "chosen", "3 is not a text"),
     (read_pairs, {**PAIR, "chosen": [{"role": "user", "content": "a cat"}]}, "chosen", "is not one assistant message"),
     (read_pairs, {**PAIR, "chosen": [*PROMPT, {"role": "assistant", "content": "x"}]}, "chosen", "belongs in prompt"),
-    (read_pairs, {**PAIR, "chosen": [{"role": "assistant", "content": [HEARD]}]}, "chosen", "holds audio; give the"),
+    (read_pairs, {**PAIR, "chosen": [{"role": "assistant", "content": ["x", HEARD]}]}, "chosen", "holds audio besides"),
+    (read_pairs, {**PAIR, "chosen": SAID, "rejected": SAID}, "rejected", "are the same answer"),
     (read_pairs, {**PAIR, "margin": float("nan")}, "margin", "nan is not a finite number"),
     (read_pairs, {**PAIR, "margin": float("inf")}, "margin", "inf is not a finite number"),
     (read_pairs, {**PAIR, "margin": "0.5"}, "margin", "'0.5' is not a finite number"),
@@ -255,7 +258,8 @@ def test_options_reach_the_reader(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda s: Pair(s, "x", "x "), "the same text"),
+        (lambda s: Pair(s, "x", "x "), "the same answer"),
+        (lambda s: Pair(s, AudioClip(path="a.wav"), AudioClip(path="a.wav")), "the same answer"),
         (lambda s: Pair(s, "x", "y", float("nan")), "not finite"),
         (lambda s: Judged(s, "", True), "empty"),
         (lambda s: Steps(s, ("x",), (2.0,)), "label 1 is 2.0"),
@@ -335,6 +339,22 @@ def test_written_pairs_read_back_equal(folder: Path) -> None:
     assert [asdict(p) for p in loaded.samples] == [asdict(p) for p in pairs]
     (part,) = loaded.samples[0].sample.messages[3].content[1:]
     assert isinstance(part, AudioClip) and len(part.load(16_000)) == 3200
+
+
+def test_spoken_answers(folder: Path) -> None:
+    spoken, other = ([{"role": "assistant", "content": [{**HEARD, "audio": name}]}] for name in ("a0.wav", "a1.wav"))
+    asked = {"prompt": [{"role": "user", "content": "Say yes."}], "metadata": {"respond": "speech"}}
+    path = write_lines(folder / "m.jsonl", {**asked, "chosen": spoken, "rejected": other})
+    (pair,) = read_pairs(path, check_audio=True).samples
+    assert [a.path for a in (pair.chosen, pair.rejected) if isinstance(a, AudioClip)] == [
+        str(folder / name) for name in ("a0.wav", "a1.wav")
+    ]
+    assert wants_speech(pair.sample)
+    write_pairs(folder / "out.jsonl", [pair])
+    assert [asdict(p) for p in read_pairs(folder / "out.jsonl").samples] == [asdict(pair)]
+    (folder / "a1.wav").write_bytes(b"no audio")
+    with pytest.raises(ValueError, match=r"m\.jsonl: row 1, field 'rejected': .*a1\.wav"):
+        read_pairs(path, check_audio=True)
 
 
 def test_relative_paths_are_written_absolute(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,10 @@ def test_sentence(run_dir):
             {"before": {"wer": 0.5, "n": 9}, "after": {"wer": 0.3, "n": 8}},
             "Held-out WER fell from 50.0% to 30.0% on n = 9 (before), n = 8 (after).",
         ),
+        (
+            {"unseen_before": {"wer": 0.7, "n": 5}, "before": {"wer": 0.5, "n": 9}, "after": {"wer": 0.3, "n": 9}},
+            "Held-out WER fell from 50.0% to 30.0% on n = 9.",
+        ),
     ],
 )
 def test_sentences_of_other_runs(tmp_path, evals, expected):

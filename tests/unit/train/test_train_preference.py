@@ -483,7 +483,7 @@ def test_what_a_loss_cannot_learn_from_is_refused(samples: list[Sample], tmp_pat
         ("a", judged, CONFIG, "the loss 'dpo' learns from Pair rows"),
         ("b", pairs, kto, "the loss 'kto' learns from Judged rows"),
         ("c", [], CONFIG, "the data is empty"),
-        ("d", judged[:2], kto, "all the answers are to one prompt"),
+        ("d", judged[:2], kto, "all written answers are to one prompt"),
         ("e", judged, sorted_alone, "leave one of 12 answers alone"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -11,17 +11,21 @@ import torch
 from torch import Tensor
 
 from audiorl.audio import AudioClip
-from audiorl.config import CriticConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.config import CriticConfig, OptimConfig, PreferenceConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.data.corpus import bundled_speech
+from audiorl.data.preferences import Pair
 from audiorl.models import AudioPolicy, higgs
 from audiorl.models.dual_branch import dualize
-from audiorl.models.examples import Example, experience
+from audiorl.models.examples import Example, answer_example, experience
 from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.train.preference import PreferenceWorker
 from audiorl.train.sft import SFTWorker
 from audiorl.tts.prompts import speech_sample
 from audiorl.types import Experience, Message, Request, Rollout, Sample, Score, Turn
 from tests.conftest import make_omni
+from tests.support.data_trainers import contrasted, referenced
 from tests.support.experiences import with_advantage
 from tests.support.gradients import gradients_of
 from tests.support.speaking_models import codec
@@ -291,3 +295,29 @@ def test_the_voice_decodes_what_was_said(codec: AudioTokenizer) -> None:
     assert voice.waveform(found[3]) is None or found[3].segments[0].codes is not None
     with pytest.raises(ValueError, match="no speech decoder"):
         CodecSpeechDecoder.of(make_omni())
+
+
+@pytest.mark.parametrize("loss", ["dpo", "simpo", "sampo", "kto"])
+def test_preferences_between_spoken_answers(loss: str, codec: AudioTokenizer) -> None:
+    """The chosen speech becomes more probable than the rejected one, which has the same prompt; so with a sentence."""
+    own = dualize(make_omni(), 4, 64)
+    own.set_codec(codec)
+    clips = [u.clip for u in bundled_speech(min_seconds=0.8, max_seconds=1.5)[:4]]
+    pairs = [
+        Pair(speech_sample("a", "Good morning."), clips[0], clips[1]),
+        Pair(speech_sample("b", "Who speaks?", voice=("Hello", clips[0])), clips[2], clips[3]),
+        Pair(Sample("c", (Message("user", ("Who speaks?",)),)), "yes", "no why"),
+    ]
+    pairs = pairs[:2] if loss == "kto" else pairs  # an answer is contrasted with one that is spoken, too
+    learner = PreferenceWorker(own, PreferenceConfig(loss=loss), OptimConfig(lr=1e-3))  # type: ignore[arg-type]
+
+    def margins() -> list[float]:
+        groups = [tuple(answer_example(p.sample, a) for a in (p.chosen, p.rejected)) for p in pairs]
+        return [float(c.sum() - r.sum()) for c, r in learner.logprobs(groups)]
+
+    before = margins()
+    items = contrasted(pairs, own) if loss == "kto" else referenced(pairs, own)
+    for _ in range(6):
+        metrics = learner.train(items)
+    assert all(after > earlier + 0.1 for earlier, after in zip(before, margins(), strict=True))
+    assert metrics["preference/accuracy"] > 0.5
