@@ -101,7 +101,7 @@ MEASURED = "measured.json"
 RATE = 16_000
 PLAYED = 12
 """Texts on the page."""
-TEMPERATURES, TOP_PS = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25), (1.0, 0.9)
+TEMPERATURES, TOP_PS = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.15), (1.0, 0.9)
 SPEECH = SamplingConfig(max_new_tokens=8, max_frames=90)
 GPU_BATCH_TOKENS = 1_000_000
 """`max_batch_tokens` on a GPU."""

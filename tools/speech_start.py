@@ -193,12 +193,14 @@ class StoredSamples:
         scores = {s.id: (stored[f"{s.id}/understood"] + stored[f"{s.id}/alike"]).numpy() for s in prompts}
         margins = {id: float(np.ptp(of_prompt)) for id, of_prompt in scores.items()}
         wanted = [s for s in prompts if margins[s.id] >= LEAST_MARGIN]
-        best = self._clips({s.id: stored[f"{s.id}/{scores[s.id].argmax()}"] for s in wanted})
-        worst = self._clips({s.id: stored[f"{s.id}/{scores[s.id].argmin()}"] for s in wanted})
-        return [Pair(s, best[s.id], worst[s.id], margins[s.id]) for s in wanted if s.id in best and s.id in worst]
+        codes = {f"{s.id}/best": stored[f"{s.id}/{scores[s.id].argmax()}"] for s in wanted}
+        codes |= {f"{s.id}/worst": stored[f"{s.id}/{scores[s.id].argmin()}"] for s in wanted}
+        clips = self._clips(codes)
+        answers = [(s, clips.get(f"{s.id}/best"), clips.get(f"{s.id}/worst")) for s in wanted]
+        return [Pair(s, best, worst, margins[s.id]) for s, best, worst in answers if best and worst]
 
     def _clips(self, codes: dict[str, torch.Tensor]) -> dict[str, AudioClip]:
-        """The speech of these codes where they are not empty; the policy is given them, too."""
+        """The speech of these codes where they are not empty. The policy keeps them, in place of those of before."""
         rate = self.start.codec.sample_rate
         codes = {id: c for id, c in codes.items() if c.shape[1]}
         waves = decode_all(self.start.codec, list(codes.values()))

@@ -7,11 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
+from audiorl.audio import AudioClip
+from audiorl.config import OptimConfig, PreferenceConfig, SamplingConfig
 from audiorl.recipes import tts_quickstart
 from audiorl.recipes._tiny_speech import save_speaker_encoder
 from audiorl.run.folder import Run
+from audiorl.train.preference import prefer
 from tests.support.tools import load_tool, run_tool
 from tests.support.voices import write_two_voices
 
@@ -93,6 +97,36 @@ def test_voices_are_told_apart(tmp_path: Path) -> None:
     ]
     assert all(0 <= s <= 100 for s in shares)
     assert "temperature" not in (tmp_path / "out" / "state.json").read_text()  # given, not chosen
+
+
+@pytest.mark.slow
+def test_the_best_and_the_worst_of_the_samples_are_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the codes that were sampled, not those of their speech encoded again."""
+    corpus = write_two_voices(tmp_path / "corpus")
+    folder = trained_start(tmp_path / "start", replace(tts_quickstart.tiny(), corpus=str(corpus), clone=True))
+    tool = load_tool("speech_start", monkeypatch)
+    start = tool.Start(folder, 1, 2)
+    policy, prompts = start.policy(), start.reward_prompts(4, 1)
+    of_text = {"understood": torch.tensor([0.5, 0.0, 0.9]), "alike": torch.tensor([0.0, 0.2, 0.0])}
+    stored = {f"{s.id}/{name}": scores.clone() for s in prompts for name, scores in of_text.items()}
+    stored |= {f"{s.id}/{k}": torch.randint(0, 16, (2, 3 + k)) for s in prompts for k in range(3)}
+    stored[f"{prompts[1].id}/understood"] = torch.tensor([0.2, 0.0, 0.23])  # with alike the margin is 0.03
+    stored[f"{prompts[2].id}/2"] = torch.zeros(2, 0, dtype=torch.long)  # the best has no speech
+    with Run.create(tmp_path / "out", "measure_speech", [], {}) as run:
+        save_file(stored, run.dir / "samples_start.safetensors")
+        samples = tool.StoredSamples(run, "start", start, policy, SamplingConfig(), 0, 3)
+        pairs = samples.pairs(prompts)
+        assert [p.sample for p in pairs] == [prompts[0], prompts[3]]
+        for pair in pairs:
+            assert pair.margin == pytest.approx(0.7)
+            for answer, k in ((pair.chosen, 2), (pair.rejected, 1)):
+                assert isinstance(answer, AudioClip)
+                assert torch.equal(policy.codes(answer), stored[f"{pair.sample.id}/{k}"])
+        config = PreferenceConfig(**{**load_tool("measure_speech", monkeypatch).DPO, "steps": 2})
+        prefer(policy, pairs, run, config=config, optim=OptimConfig(lr=1e-3))
+        rows = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
+    margins = [row["preference/margin"] for row in rows]
+    assert margins[0] == pytest.approx(0, abs=1e-4) and margins[1] > 0.01
 
 
 @pytest.mark.slow
