@@ -230,7 +230,10 @@ class AudioPolicy(nn.Module):
         self.clip_codes = ClipCodes(codec, self.config.audio_cache_mb * 2**20)
 
     def keep_codes(self, codes: Mapping[str, Tensor]) -> None:
-        """Codes [Q, F] of this codec by `AudioClip.key`, such as `CodeShards`: these clips are not encoded again."""
+        """Codes [Q, F] of this codec by `AudioClip.key`, such as `CodeShards`: these clips are not encoded again.
+
+        They take the place of the codes that an earlier call gave.
+        """
         assert self.clip_codes is not None, "set_codec first"
         self.clip_codes.precomputed = codes
 
