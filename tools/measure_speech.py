@@ -84,8 +84,8 @@ ADVANTAGES = {"word": "step-index", "gdpo": "decoupled"}
 ALIKE_WEIGHT = 0.5
 """Of likeness to the voice of the prompt in `gdpo`; the share of characters has 1."""
 RAFT_EPOCHS = 3
-DPO: dict[str, Any] = {"beta": 0.1, "sft_coef": 0.2, "batch_size": 16, "micro_batch_tokens": 4000, "save_every": 25}
-"""Options of `PreferenceConfig`; one pass over the pairs."""
+DPO = PreferenceConfig(beta=0.1, sft_coef=0.2, batch_size=16, micro_batch_tokens=4000, save_every=25)
+"""For one pass over the pairs, whose number gives the steps."""
 COLUMNS = {
     "accuracy": ("understood %", 100),
     "mos": ("100 x DNSMOS", 100),
@@ -145,27 +145,26 @@ def reward_of(arm: str, start: Start, policy: AudioPolicy, spoken: Callable[[], 
 def train_arm(
     arm: str, start: Start, policy: AudioPolicy, run: Run, sampling: SamplingConfig, args: argparse.Namespace
 ) -> None:
+    optim = OptimConfig(lr=args.sft_lr, warmup_steps=3)
+    config = SFTConfig(steps=100_000, batch_size=32, micro_batch_tokens=4000, save_every=50)
+    if arm == "sft":
+        others_cpu_s = [seconds for other, seconds in seconds_of_arms(run.dir).items() if other != arm]
+        if not others_cpu_s:
+            raise ValueError("sft takes as much time as the longest other arm: train another one first")
+        limit = ComputeTime(max(others_cpu_s), "cpu")
+        sft(policy, start.supervised(), run, config=config, optim=optim, seed=args.seed, limit=limit)
+        return
     prompts = start.reward_prompts(args.raft_texts, args.raft_voices if arm in SEVERAL_VOICES else 1)
-
-    def stored_samples(of: str) -> StoredSamples:
-        return StoredSamples(run, of, start, policy, sampling, args.seed, args.raft_samples)
-
-    if arm == "sft" or arm in ROUNDS:
-        optim = OptimConfig(lr=args.sft_lr, warmup_steps=3)
-        config = SFTConfig(steps=100_000, batch_size=32, micro_batch_tokens=4000, save_every=50)
-        if arm == "sft":
-            others_cpu_s = [seconds for other, seconds in seconds_of_arms(run.dir).items() if other != arm]
-            if not others_cpu_s:
-                raise ValueError("sft takes as much time as the longest other arm: train another one first")
-            limit = ComputeTime(max(others_cpu_s), "cpu")
-            sft(policy, start.supervised(), run, config=config, optim=optim, seed=args.seed, limit=limit)
-            return
+    stored_samples = partial(
+        StoredSamples, run, start=start, policy=policy, sampling=sampling, seed=args.seed, count=args.raft_samples
+    )
+    if arm in ROUNDS:
         samples = stored_samples(ROUNDS[arm] or "start")
         if arm.startswith("dpo"):
             pairs = samples.pairs(prompts)
-            preference = PreferenceConfig(**DPO, steps=-(-len(pairs) // DPO["batch_size"]))
-            optim = OptimConfig(lr=args.dpo_lr, warmup_steps=3)
-            prefer(policy, pairs, run, config=preference, optim=optim, seed=args.seed, phase=arm)
+            one_pass = replace(DPO, steps=-(-len(pairs) // DPO.batch_size))
+            optim = replace(optim, lr=args.dpo_lr)
+            prefer(policy, pairs, run, config=one_pass, optim=optim, seed=args.seed, phase=arm)
             return
         choice: Choice = "balanced" if arm == "balanced" else "alike" if arm.startswith("alike") else "errors"
         examples = samples.best(prompts, choice)

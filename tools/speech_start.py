@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -39,6 +39,8 @@ TEXTS = (
 )
 """Options of the start's run that its texts follow from."""
 Choice = Literal["errors", "balanced", "alike"]
+ALIKE = ("understood", "alike")
+"""The scores that `alike` and pairs add up."""
 LEAST_MARGIN = 0.05
 """How much better the best of the samples is than the worst where the two make a pair: 5 % of the characters."""
 ENCODER_TEXTS = 100
@@ -119,6 +121,11 @@ class Start:
         return [rollouts[i * n + k] for i, k in enumerate(understood.argmax(1))]
 
 
+def _scores(stored: Mapping[str, torch.Tensor], prompts: Sequence[Sample], *names: str) -> np.ndarray:
+    """The sum of these scores of each prompt's samples, [prompts, samples]."""
+    return np.sum([[stored[f"{s.id}/{name}"].numpy() for s in prompts] for name in names], axis=0)
+
+
 def voice_likeness(judges: SpeechJudges) -> SpeakerSimilarity:
     """How like the voice in the prompt the speech is."""
     return SpeakerSimilarity(judges, reference=lambda sample: sample.audio[0])
@@ -173,16 +180,12 @@ class StoredSamples:
         like the voice of the prompt it is, added up.
         """
         stored = self.of(prompts)
-
-        def scores(name: str) -> np.ndarray:
-            return np.stack([stored[f"{s.id}/{name}"].numpy() for s in prompts])
-
-        understood = scores("understood")
+        scores = _scores(stored, prompts, *(ALIKE if by == "alike" else ("understood",)))
         if by == "balanced":
             measured = self._prosody(stored, prompts)
-            places = balanced_choice(understood, measured, bins_of(measured))
+            places = balanced_choice(scores, measured, bins_of(measured))
         else:
-            places = (understood + scores("alike") if by == "alike" else understood).argmax(1)
+            places = scores.argmax(1)
         clips = self._clips({s.id: stored[f"{s.id}/{k}"] for s, k in zip(prompts, places, strict=True)})
         return [Example(s, speech=(clips[s.id],)) for s in prompts if s.id in clips]
 
@@ -190,14 +193,14 @@ class StoredSamples:
         """The best and the worst sample of each prompt by errors and likeness added up, where LEAST_MARGIN lies between
         them and both have speech."""
         stored = self.of(prompts)
-        scores = {s.id: (stored[f"{s.id}/understood"] + stored[f"{s.id}/alike"]).numpy() for s in prompts}
-        margins = {id: float(np.ptp(of_prompt)) for id, of_prompt in scores.items()}
-        wanted = [s for s in prompts if margins[s.id] >= LEAST_MARGIN]
-        codes = {f"{s.id}/best": stored[f"{s.id}/{scores[s.id].argmax()}"] for s in wanted}
-        codes |= {f"{s.id}/worst": stored[f"{s.id}/{scores[s.id].argmin()}"] for s in wanted}
-        clips = self._clips(codes)
-        answers = [(s, clips.get(f"{s.id}/best"), clips.get(f"{s.id}/worst")) for s in wanted]
-        return [Pair(s, best, worst, margins[s.id]) for s, best, worst in answers if best and worst]
+        rows = zip(prompts, _scores(stored, prompts, *ALIKE), strict=True)
+        ranked = [
+            (s, f"{s.id}/{of_prompt.argmax()}", f"{s.id}/{of_prompt.argmin()}", float(np.ptp(of_prompt)))
+            for s, of_prompt in rows
+            if np.ptp(of_prompt) >= LEAST_MARGIN
+        ]
+        clips = self._clips({name: stored[name] for _, best, worst, _ in ranked for name in (best, worst)})
+        return [Pair(s, clips[b], clips[w], margin) for s, b, w, margin in ranked if b in clips and w in clips]
 
     def _clips(self, codes: dict[str, torch.Tensor]) -> dict[str, AudioClip]:
         """The speech of these codes where they are not empty. The policy keeps them, in place of those of before."""

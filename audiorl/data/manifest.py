@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypedDict, TypeVar, get_args
@@ -286,12 +286,13 @@ def _value(
                 own = "prompt" if repeats else "row"
                 raise FieldError("id", f"{sample.id!r} also names row {earlier}; give every {own} its own id")
         if check_audio:
-            spoken = {field: answer for field, answer in vars(value).items() if isinstance(answer, AudioClip)}
-            for field, clips in {audio_field(row): sample.audio, **{f: (c,) for f, c in spoken.items()}}.items():
+            asked = [(audio_field(row), clip) for clip in sample.audio]
+            spoken = [(column, answer) for column, answer in vars(value).items() if isinstance(answer, AudioClip)]
+            for column, clip in (*asked, *spoken):
                 try:
-                    check_clips(clips)
+                    check_clip(clip)
                 except AudioError as error:
-                    raise FieldError(field, str(error)) from error
+                    raise FieldError(column, str(error)) from error
     except FieldError as error:
         return SkippedRow(row.file, row.number, error.field, error.message)
     first.setdefault(sample.id, (row.number, sample))  # not the row, which may hold the recording
@@ -303,7 +304,6 @@ def _prompt(sample: Sample) -> list[tuple[str, list[str]]]:
     return [(m.role, [c if isinstance(c, str) else c.key for c in m.content]) for m in sample.messages]
 
 
-def check_clips(clips: Iterable[AudioClip]) -> None:
-    """Decode all. Raises AudioError for the first that cannot be used."""
-    for clip in clips:
-        load_clip(clip, probe(clip).sample_rate)
+def check_clip(clip: AudioClip) -> None:
+    """Decode it. Raises AudioError for a clip that cannot be used."""
+    load_clip(clip, probe(clip).sample_rate)

@@ -36,7 +36,7 @@ from audiorl.config import (
     torch_device,
 )
 from audiorl.data.bundled import bundled_set
-from audiorl.data.manifest import Loaded, check_clips, read_samples
+from audiorl.data.manifest import Loaded, check_clip, read_samples
 from audiorl.data.sets import first_drawn, identity, parse_set, split_held_out, weighted
 from audiorl.data.text import BUNDLED, TextQuestion, read_passages
 from audiorl.data.text import read_questions as read_text_questions
@@ -251,7 +251,8 @@ def column_names(given: Sequence[str], read: Callable[..., Any]) -> dict[str, st
 def _usable(item: Any, on_error: str) -> bool:
     """Whether the clips of a sample decode; where they do not, raise AudioError or print the reason."""
     try:
-        check_clips(item.audio)
+        for clip in item.audio:
+            check_clip(clip)
     except AudioError as error:
         if on_error == "raise":
             raise

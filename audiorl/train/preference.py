@@ -108,7 +108,7 @@ class PreferenceWorker(Learner[AudioPolicy]):
             [
                 experience(self.policy, e, str(k))
                 for e in (
-                    *_examples(i.pair),
+                    *pair_examples(i.pair),
                     *([silenced_example(i.pair, config.silenced)] if config.audio_coef else []),
                 )
             ]
@@ -297,7 +297,7 @@ def prefer(
             prepared = [Referenced(p, torch.empty(0), torch.empty(0)) for p in pairs]
         else:
             groups: list[tuple[Example, ...]]
-            groups = [_examples(p) for p in pairs]
+            groups = [pair_examples(p) for p in pairs]
             wanted_indices = seen(items, config, seed)
             if config.audio_coef:
                 groups += [(silenced_example(p, config.silenced),) for p in pairs]
@@ -319,7 +319,8 @@ def prefer(
     )
 
 
-def _examples(pair: Pair) -> tuple[Example, Example]:
+def pair_examples(pair: Pair) -> tuple[Example, Example]:
+    """The prompt with the chosen answer, and with the rejected one."""
     return answer_example(pair.sample, pair.chosen), answer_example(pair.sample, pair.rejected)
 
 

@@ -14,7 +14,7 @@ from audiorl.config import OptimConfig, RewardModelConfig
 from audiorl.data.preferences import Pair
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
-from audiorl.models.examples import answer_example, experience
+from audiorl.models.examples import experience
 from audiorl.models.value import ValueModel, score_answers
 from audiorl.run.folder import Run
 from audiorl.runtime.local import changes_worker
@@ -23,6 +23,7 @@ from audiorl.train.batches import group_packs
 from audiorl.train.checks import read_pass
 from audiorl.train.fit import fit
 from audiorl.train.learner import Learner, learners
+from audiorl.train.preference import pair_examples
 from audiorl.types import Experience
 
 
@@ -110,14 +111,10 @@ def _excess(group: Sequence[Experience]) -> int:
 
 def ranked_right(model: ValueModel, pairs: Sequence[Pair]) -> list[bool]:
     """Per pair, whether the chosen answer scores higher."""
-    texts = [answer_example(p.sample, answer) for p in pairs for answer in (p.chosen, p.rejected)]
-    scores = score_answers(model, texts)
+    scores = score_answers(model, [example for p in pairs for example in pair_examples(p)])
     return [c > r for c, r in zip(scores[::2], scores[1::2], strict=True)]
 
 
 def pair_experiences(policy: AudioPolicy, pairs: Sequence[Pair]) -> list[list[Experience]]:
     """[chosen, rejected] per pair, sharing their prompt."""
-    return [
-        [experience(policy, answer_example(p.sample, answer), str(k)) for answer in (p.chosen, p.rejected)]
-        for k, p in enumerate(pairs)
-    ]
+    return [[experience(policy, example, str(k)) for example in pair_examples(p)] for k, p in enumerate(pairs)]

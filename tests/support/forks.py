@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
-import socket
 import sys
 import tempfile
 import time
@@ -18,6 +17,8 @@ from multiprocessing import connection, forkserver
 from pathlib import Path
 
 import pytest
+
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 _forks = multiprocessing.get_context("forkserver")
@@ -50,9 +51,7 @@ def forked(*arguments: str, ranks: int = 1, timeout: float = 900) -> str:
         forkserver.ensure_running()  # with one thread: the server's count is that of its children
     environments: list[dict[str, str]] = [{}]
     if ranks > 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
         world |= {"LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": "none", "GLOO_SOCKET_IFNAME": "lo"}
         environments = [world | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
     with tempfile.NamedTemporaryFile("r") as printed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from audiorl.cli import main
 from audiorl.run.checkpoint import STATE_FILES, read_state
 from audiorl.runtime.world import World
 from tests.support.forks import forked
+from tests.support.ports import free_port
 
 RECIPE = Path(__file__).parent / "steps_recipe.py"
 
@@ -41,10 +41,7 @@ def audiorl(*args: str, ranks: int = 1) -> str:
 
 
 def torchrun(*args: str, ranks: int = 2, fails: bool = False) -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port)]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port())]
     return output(*launcher, *args, fails=fails)
 
 

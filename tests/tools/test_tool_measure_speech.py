@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from audiorl.audio import AudioClip
-from audiorl.config import OptimConfig, PreferenceConfig, SamplingConfig
+from audiorl.config import OptimConfig, SamplingConfig
 from audiorl.recipes import tts_quickstart
 from audiorl.recipes._tiny_speech import save_speaker_encoder
 from audiorl.run.folder import Run
@@ -122,7 +122,7 @@ def test_the_best_and_the_worst_of_the_samples_are_pairs(tmp_path: Path, monkeyp
             for answer, k in ((pair.chosen, 2), (pair.rejected, 1)):
                 assert isinstance(answer, AudioClip)
                 assert torch.equal(policy.codes(answer), stored[f"{pair.sample.id}/{k}"])
-        config = PreferenceConfig(**{**load_tool("measure_speech", monkeypatch).DPO, "steps": 2})
+        config = replace(load_tool("measure_speech", monkeypatch).DPO, steps=2)
         prefer(policy, pairs, run, config=config, optim=OptimConfig(lr=1e-3))
         rows = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
     margins = [row["preference/margin"] for row in rows]

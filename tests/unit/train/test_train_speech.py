@@ -16,11 +16,11 @@ from audiorl.data.corpus import bundled_speech
 from audiorl.data.preferences import Pair
 from audiorl.models import AudioPolicy, higgs
 from audiorl.models.dual_branch import dualize
-from audiorl.models.examples import Example, answer_example, experience
+from audiorl.models.examples import Example, experience
 from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
-from audiorl.train.preference import PreferenceWorker
+from audiorl.train.preference import PreferenceWorker, pair_examples
 from audiorl.train.sft import SFTWorker
 from audiorl.tts.prompts import speech_sample
 from audiorl.types import Experience, Message, Request, Rollout, Sample, Score, Turn
@@ -312,8 +312,7 @@ def test_preferences_between_spoken_answers(loss: str, codec: AudioTokenizer) ->
     learner = PreferenceWorker(own, PreferenceConfig(loss=loss), OptimConfig(lr=1e-3))  # type: ignore[arg-type]
 
     def margins() -> list[float]:
-        groups = [tuple(answer_example(p.sample, a) for a in (p.chosen, p.rejected)) for p in pairs]
-        return [float(c.sum() - r.sum()) for c, r in learner.logprobs(groups)]
+        return [float(c.sum() - r.sum()) for c, r in learner.logprobs([pair_examples(p) for p in pairs])]
 
     before = margins()
     items = contrasted(pairs, own) if loss == "kto" else referenced(pairs, own)
