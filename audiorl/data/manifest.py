@@ -286,9 +286,9 @@ def _value(
                 own = "prompt" if repeats else "row"
                 raise FieldError("id", f"{sample.id!r} also names row {earlier}; give every {own} its own id")
         if check_audio:
-            asked = [(audio_field(row), clip) for clip in sample.audio]
+            of_prompt = [(audio_field(row), clip) for clip in sample.audio]
             spoken = [(column, answer) for column, answer in vars(value).items() if isinstance(answer, AudioClip)]
-            for column, clip in (*asked, *spoken):
+            for column, clip in (*of_prompt, *spoken):
                 try:
                     check_clip(clip)
                 except AudioError as error:
