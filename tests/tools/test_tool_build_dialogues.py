@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,15 +10,9 @@ from audiorl.audio import seconds
 from audiorl.data.seedtts import Conversation, read_conversations
 from audiorl.models import load_policy
 from audiorl.tts.texts import read_utterances
+from tests.support.tools import run_tool
 
-ROOT = Path(__file__).parents[2]
 SIZES = ("--conversations", "4", "--texts", "9", "--held-out", "5", "--scripts", "2", "--turns", "9")
-
-
-def build(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "tools/build_dialogues.py", str(out), *SIZES, *options]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 def texts(conversations: list[Conversation]) -> set[str]:
@@ -32,7 +23,7 @@ def texts(conversations: list[Conversation]) -> set[str]:
 @pytest.mark.slow
 def test_texts_to_be_said_are_not_learned(tmp_path: Path) -> None:
     out = tmp_path / "dialogues"
-    assert build(out).returncode == 0
+    run_tool("build_dialogues", str(out), *SIZES)
     train, recorded = (read_conversations(out / f"{name}.jsonl") for name in ("train", "recorded"))
     scripts = read_conversations(out / "scripts.jsonl", script=True)
     singles, held_out = (read_utterances(out / f"{name}.jsonl").samples for name in ("texts", "held_out"))
@@ -47,5 +38,5 @@ def test_texts_to_be_said_are_not_learned(tmp_path: Path) -> None:
     assert {u.speaker for u in (*singles, *held_out)} == {"Allison Smith", "July E. Jiménez"}
     assert load_policy(out / "decoder").speech is None
     assert (out / "unseen_speakers" / "ATTRIBUTION.md").exists() and (out / "ATTRIBUTION.md").exists()
-    again = build(out)
-    assert again.returncode == 1 and "not empty" in again.stderr
+    with pytest.raises(ValueError, match="not empty"):
+        run_tool("build_dialogues", str(out), *SIZES)

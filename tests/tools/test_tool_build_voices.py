@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,33 +11,30 @@ import pytest
 
 from audiorl.data.corpus import corpus
 from audiorl.metrics.prosody import prosody
-from tests.support.tools import load_tool
-
-ROOT = Path(__file__).parents[2]
+from tests.support.tools import load_tool, run_tool
 
 
-def build(out: Path, *voices: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "tools/build_voices.py", str(out), "--max-seconds", "0.6", "--voices", *voices]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+def build(out: Path, *voices: str) -> None:
+    run_tool("build_voices", str(out), "--max-seconds", "0.6", "--voices", *voices)
 
 
 @pytest.mark.skipif(find_spec("pyworld") is not None, reason="pyworld is installed")
 def test_without_the_vocoder(tmp_path: Path) -> None:
-    result = build(tmp_path / "out", "1:1:1")
-    assert result.returncode == 1 and "pyworld is not installed; pip install pyworld" in result.stderr
+    with pytest.raises(ValueError, match="pyworld is not installed; pip install pyworld"):
+        build(tmp_path / "out", "1:1:1")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_voice_that_is_none(tmp_path: Path) -> None:
-    result = build(tmp_path / "out", "1:1:1", "1:1")
-    assert result.returncode == 2 and "'1:1' is not PITCH:FORMANTS:RANGE" in result.stderr
+def test_a_voice_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        build(tmp_path / "out", "1:1:1", "1:1")
+    assert "'1:1' is not PITCH:FORMANTS:RANGE" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_recordings_that_are_none(tmp_path: Path) -> None:
-    result = build(tmp_path / "out", "1:1:1", "--languages", "en", "es", "--keys", "numbers/")
-    assert result.returncode == 1 and "no recording in en, es has a key that begins with --keys" in result.stderr
+    with pytest.raises(ValueError, match="no recording in en, es has a key that begins with --keys"):
+        build(tmp_path / "out", "1:1:1", "--languages", "en", "es", "--keys", "numbers/")
     assert not (tmp_path / "out").exists()
 
 
@@ -53,7 +47,7 @@ def test_numbers_that_are_no_voice(voice: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.skipif(find_spec("pyworld") is None, reason="needs pyworld")
 def test_factors_are_heard(tmp_path: Path) -> None:
     voices = ("1:1:1", "1:1:0.1", "1:1:1.6", "0.6:1:1", "1:1.2:1")
-    assert build(tmp_path / "out", *voices).returncode == 0
+    build(tmp_path / "out", *voices)
     ranges: dict[str, list[float]] = {}
     pitches: dict[str, list[float]] = {}
     centroids: dict[str, list[float]] = {}
@@ -74,7 +68,8 @@ def test_factors_are_heard(tmp_path: Path) -> None:
     assert np.median(pitches[low]) == pytest.approx(0.6 * np.median(pitches[usual]), rel=0.1)
     assert np.median(centroids[small]) > 1.1 * np.median(centroids[usual])
     assert all(len(lengths) == 1 for lengths in seconds.values())
-    assert build(tmp_path / "out", "1:1:1").returncode == 1, "a folder with files is not overwritten"
+    with pytest.raises(ValueError, match="not empty"):
+        build(tmp_path / "out", "1:1:1")
 
 
 def pyworld_f0(wav: np.ndarray) -> np.ndarray:

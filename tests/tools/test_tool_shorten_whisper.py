@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +11,7 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 
 from audiorl.audio import AudioClip
 from audiorl.models import load_policy, whisper
-
-ROOT = Path(__file__).parents[2]
-
-
-def shorten(path: Path, out: Path, seconds: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "tools/shorten_whisper.py", str(path), str(out), "--seconds", str(seconds)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+from tests.support.tools import run_tool
 
 
 @pytest.fixture
@@ -34,8 +26,7 @@ def clip(seconds: float) -> AudioClip:
 
 
 def test_positions_are_cut_off_and_all_other_weights_stay(tmp_path: Path, whole: Path) -> None:
-    done = shorten(whole, tmp_path / "short", 4)
-    assert done.returncode == 0, done.stderr
+    run_tool("shorten_whisper", str(whole), str(tmp_path / "short"), "--seconds", "4")
     before, after = (WhisperForConditionalGeneration.from_pretrained(f) for f in (whole, tmp_path / "short"))
     assert after.config.max_source_positions == 200
     cut = "model.encoder.embed_positions.weight"
@@ -52,6 +43,6 @@ def test_positions_are_cut_off_and_all_other_weights_stay(tmp_path: Path, whole:
 
 
 def test_a_window_that_is_not_shorter_is_refused(tmp_path: Path, whole: Path) -> None:
-    done = shorten(whole, tmp_path / "short", 10)
-    assert done.returncode == 1 and "is 10 s; give less" in done.stderr
+    with pytest.raises(SystemExit, match="is 10 s; give less"):
+        run_tool("shorten_whisper", str(whole), str(tmp_path / "short"), "--seconds", "10")
     assert not (tmp_path / "short").exists()
