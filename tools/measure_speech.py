@@ -145,16 +145,17 @@ def reward_of(arm: str, start: Start, policy: AudioPolicy, spoken: Callable[[], 
 def train_arm(
     arm: str, start: Start, policy: AudioPolicy, run: Run, sampling: SamplingConfig, args: argparse.Namespace
 ) -> None:
-    optim = OptimConfig(lr=args.sft_lr, warmup_steps=3)
+    optim = OptimConfig(lr=args.sft_lr, warmup_steps=3, schedule=args.schedule)
     config = SFTConfig(steps=100_000, batch_size=32, micro_batch_tokens=4000, save_every=50)
     if arm == "sft":
-        others_cpu_s = [seconds for other, seconds in seconds_of_arms(run.dir).items() if other != arm]
-        if not others_cpu_s:
-            raise ValueError("sft takes as much time as the longest other arm: train another one first")
-        limit = ComputeTime(max(others_cpu_s), "cpu")
+        limit = None if args.sft_steps else time_of_longest_arm(run.dir)
+        config = replace(config, steps=args.sft_steps or config.steps)
         sft(policy, start.supervised(), run, config=config, optim=optim, seed=args.seed, limit=limit)
         return
     prompts = start.reward_prompts(args.raft_texts, args.raft_voices if arm in SEVERAL_VOICES else 1)
+    if args.raft_sampling:
+        temperature, top_p = args.raft_sampling
+        sampling = replace(sampling, temperature=temperature, audio_top_p=top_p)
     stored_samples = partial(
         StoredSamples, run, start=start, policy=policy, sampling=sampling, seed=args.seed, count=args.raft_samples
     )
@@ -202,6 +203,16 @@ def seconds_of_arms(folder: Path) -> dict[str, float]:
         return seconds.get(arm, 0.0) + (total(before) if (before := ROUNDS.get(arm)) else 0.0)
 
     return {arm: total(arm) for arm in seconds}
+
+
+def time_of_longest_arm(folder: Path) -> ComputeTime:
+    """What `sft` may take. Raises ValueError where no other arm is trained."""
+    others_cpu_s = [seconds for arm, seconds in seconds_of_arms(folder).items() if arm != "sft"]
+    if not others_cpu_s:
+        raise ValueError(
+            "sft takes as much time as the longest other arm: train another one first, or give --sft-steps"
+        )
+    return ComputeTime(max(others_cpu_s), "cpu")
 
 
 Rows = Sequence[Mapping[str, Any]]
@@ -349,10 +360,24 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="regular expressions of the weights that GRPO trains")
     parser.add_argument("--lr", type=float, default=5e-5, help="learning rate of GRPO")
     parser.add_argument("--sft-lr", type=float, default=2e-4, help="learning rate of sft")
+    parser.add_argument("--sft-steps", type=int, help="of sft (default: as much CPU time as the longest other arm)")
     parser.add_argument("--dpo-lr", type=float, default=5e-5, help="learning rate of dpo")
     parser.add_argument("--raft-texts", type=int, help="texts to say for rewards (default: the practice split)")
     parser.add_argument("--raft-voices", type=int, default=4, help="voices in which these arms say each text")
     parser.add_argument("--raft-samples", type=int, default=8, help="samples of which RAFT learns from the best")
+    parser.add_argument(
+        "--raft-sampling",
+        type=float,
+        nargs=2,
+        metavar=("TEMPERATURE", "TOP_P"),
+        help="how these arms sample to train (default: as they are measured)",
+    )
+    parser.add_argument(
+        "--schedule",
+        choices=("constant", "cosine"),
+        default="constant",
+        help="of the learning rate of sft, RAFT and DPO; cosine ends at 0 (default: %(default)s)",
+    )
     parser.add_argument(
         "--sampling", type=float, nargs=2, metavar=("TEMPERATURE", "TOP_P"), help="instead of the best of the start"
     )
@@ -375,6 +400,10 @@ def main() -> None:
     if not enough_voices and (several := [arm for arm in arms if arm in SEVERAL_VOICES]):
         raise ValueError(
             f"--arms {several[0]}: --raft-voices is {args.raft_voices}; the start has {len(start.voices)} voices"
+        )
+    if args.schedule != "constant" and "sft" in arms and not args.sft_steps:
+        raise ValueError(
+            f"--schedule {args.schedule}: how the rate falls in sft depends on its steps; give --sft-steps"
         )
     run = Run.open(args.out) if args.out.exists() else Run.create(args.out, "measure_speech", sys.argv[1:], vars(args))
     judges = Judges.load(args.judge, args.speaker, "en")

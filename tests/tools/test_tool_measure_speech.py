@@ -63,9 +63,12 @@ def test_voices_are_told_apart(tmp_path: Path) -> None:
     start = trained_start(tmp_path / "start", replace(tts_quickstart.tiny(), corpus=str(corpus), clone=True))
     save_speaker_encoder(tmp_path / "speaker")
     options = ["--speaker", str(tmp_path / "speaker"), "--sampling", "0.5", "0.9", "--best-of"]
-    options += ["--arms", "raft", "voices", "voices2", "balanced", "alike", "alike2"]
-    options += ["--raft-texts", "3", "--raft-voices", "2", "--raft-samples", "3"]
-    measure_speech(start, tmp_path / "out", *options)
+    options += ["--arms", "raft", "voices", "voices2", "balanced", "alike", "alike2", "sft"]
+    options += ["--raft-texts", "3", "--raft-voices", "2", "--raft-samples", "3", "--raft-sampling", "1", "1"]
+    options += ["--schedule", "cosine"]
+    with pytest.raises(ValueError, match="give --sft-steps"):
+        measure_speech(start, tmp_path / "out", *options)
+    measure_speech(start, tmp_path / "out", *options, "--sft-steps", "2")
 
     def sampled(of: str) -> list[str]:
         names = load_file(tmp_path / "out" / f"samples_{of}.safetensors")
@@ -94,6 +97,7 @@ def test_voices_are_told_apart(tmp_path: Path) -> None:
         "balanced",
         "alike",
         "alike2",
+        "sft",
     ]
     assert all(0 <= s <= 100 for s in shares)
     assert "temperature" not in (tmp_path / "out" / "state.json").read_text()  # given, not chosen
