@@ -410,6 +410,9 @@ def main() -> None:
     measure = partial(measure_speech, run, judges=judges, samples=start.test_prompts, baseline="start")
     try:
         with run.interruptible():
+            if not run.finished("losses"):
+                run.finish("losses", start.losses(start.policy()))
+            print(", ".join(f"{name}: {loss:.2f} nats a frame" for name, loss in run.result("losses").items()))
             sampling = choose_sampling(run, start, args.sampling)
             measure("start", start.policy(), sampling=sampling)
             for n in args.best_of:

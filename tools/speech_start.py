@@ -19,7 +19,7 @@ from audiorl.errors import Interrupted
 from audiorl.judges import Recogniser, load_recogniser
 from audiorl.metrics.prosody import Prosody, prosody
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.examples import Example
+from audiorl.models.examples import Example, answer_logprobs, experience
 from audiorl.models.loading import read_tensors
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.recipes.judges.voice_lda import VoiceLDA, fit_voices
@@ -45,6 +45,8 @@ LEAST_MARGIN = 0.05
 """How much better the best of the samples is than the worst where the two make a pair: 5 % of the characters."""
 ENCODER_TEXTS = 100
 """Texts, said in each of the voices, from which `Start.encoder` is fitted."""
+LOSS_TEXTS = 60
+"""Texts of each split of which `Start.losses` is the mean."""
 BLOCK, GPU_BLOCK = 64, 1024
 """Prompts that are sampled together."""
 
@@ -86,6 +88,24 @@ class Start:
     def supervised(self) -> list[Example]:
         """The training split with its recordings, as the start learned to say it."""
         return quick.supervised(self.train, self.voices, self.config.clone, self.config.voices_per_text)
+
+    def losses(self, policy: AudioPolicy) -> dict[str, float]:
+        """The supervised loss in nats a frame: of texts that the start has learned, of new ones, and of new ones in the
+        test voices. How far they lie apart is how much the start knows by heart."""
+        learned = sorted(self.train, key=len)[-LOSS_TEXTS:]
+        new = self.practice[:LOSS_TEXTS]
+        splits = {
+            "learned texts": (learned, self.voices),
+            "new texts": (new, self.voices),
+            "new texts, test voices": (new, self.test_voices),
+        }
+        losses = {}
+        for name, (texts, voices) in splits.items():
+            examples = quick.supervised(texts, voices, self.config.clone)
+            policy.encode_clips(clip for e in examples for clip in (*e.sample.audio, *e.speech))
+            logprobs = answer_logprobs(policy, [experience(policy, e, e.sample.id) for e in examples])
+            losses[name] = -float(torch.cat(logprobs).mean())
+        return losses
 
     def reward_prompts(self, texts: int | None, voices: int) -> list[Sample]:
         """`texts` of the practice split and then of the training split (None: all of the practice split), each in so

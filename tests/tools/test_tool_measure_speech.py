@@ -100,7 +100,10 @@ def test_voices_are_told_apart(tmp_path: Path) -> None:
         "sft",
     ]
     assert all(0 <= s <= 100 for s in shares)
-    assert "temperature" not in (tmp_path / "out" / "state.json").read_text()  # given, not chosen
+    state = (tmp_path / "out" / "state.json").read_text()
+    assert "temperature" not in state  # given, not chosen
+    losses = json.loads(state)["finished"]["losses"]
+    assert len(losses) == 3 and all(0 < loss < 20 for loss in losses.values())
 
 
 @pytest.mark.slow
