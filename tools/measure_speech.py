@@ -145,6 +145,9 @@ def reward_of(arm: str, start: Start, policy: AudioPolicy, spoken: Callable[[], 
 def train_arm(
     arm: str, start: Start, policy: AudioPolicy, run: Run, sampling: SamplingConfig, args: argparse.Namespace
 ) -> None:
+    if run.finished(arm):
+        run.load_result(arm, policy)
+        return
     optim = OptimConfig(lr=args.sft_lr, warmup_steps=3, schedule=args.schedule)
     config = SFTConfig(steps=100_000, batch_size=32, micro_batch_tokens=4000, save_every=50)
     if arm == "sft":
