@@ -92,8 +92,7 @@ class Start:
     def losses(self, policy: AudioPolicy) -> dict[str, float]:
         """The supervised loss in nats a frame: of texts that the start has learned, of new ones, and of new ones in the
         test voices. How far they lie apart is how much the start knows by heart."""
-        learned = sorted(self.train, key=len)[-LOSS_TEXTS:]
-        new = self.practice[:LOSS_TEXTS]
+        learned, new = self.train[-LOSS_TEXTS:], self.practice[:LOSS_TEXTS]
         splits = {
             "learned texts": (learned, self.voices),
             "new texts": (new, self.voices),

@@ -26,7 +26,7 @@ def test_without_the_vocoder(tmp_path: Path) -> None:
 
 
 def test_a_voice_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         build(tmp_path / "out", "1:1:1", "1:1")
     assert "'1:1' is not PITCH:FORMANTS:RANGE" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
