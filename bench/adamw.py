@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from audiorl.config import OptimConfig
-from audiorl.train.adamw import adamw
+from audiorl.train.optim.adamw import adamw
 
 
 def main() -> None:

@@ -24,12 +24,12 @@ from rich.table import Table
 
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import ModelConfig, OptimConfig
+from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.gpu_check.models import experiences, full_width_policy
 from audiorl.gpu_check.outcome import PRETEND_SCALE, Scale, Setup
 from audiorl.models import AudioPolicy
 from audiorl.run.saving import CheckpointWriter
-from audiorl.runtime.config import RuntimeConfig, set_current
-from audiorl.train.adamw import Optimizer
+from audiorl.train.optim.adamw import Optimizer
 from audiorl.types import PackedBatch
 
 How = Literal["none", "waiting", "background"]

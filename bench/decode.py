@@ -43,9 +43,9 @@ def child() -> None:
     import torch
 
     from audiorl.config import OptimConfig, RLConfig, SamplingConfig
-    from audiorl.models import text
-    from audiorl.rl.trainer import TrainBatch, Trainer
+    from audiorl.models.families import text
     from audiorl.rollout.hf import HFEngine
+    from audiorl.train.rl.trainer import TrainBatch, Trainer
     from audiorl.types import Experience, Message, Request, Rollout, Sample
 
     torch.set_num_threads(1)
@@ -140,7 +140,7 @@ def compiled(rounds: int) -> None:
     import torch
 
     from audiorl.config import SamplingConfig
-    from audiorl.models import text
+    from audiorl.models.families import text
     from audiorl.rollout.hf import HFEngine
     from audiorl.types import Message, Request, Sample
 

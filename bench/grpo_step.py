@@ -55,17 +55,18 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.corpus import bundled_speech
-from audiorl.gpu_check.against_trl import train_with_trl
-from audiorl.models import AudioPolicy, qwen_omni
+from audiorl.models import AudioPolicy
 from audiorl.models.audio_encoder import AudioEncoder
+from audiorl.models.families import qwen_omni
+from audiorl.models.families.text import TextDecoder
 from audiorl.models.features import log_mel
-from audiorl.models.text import TextDecoder
 from audiorl.models.tiny import tiny_tokenizer
-from audiorl.rl.advantages import compute_token_advantages, scored_experiences
-from audiorl.rl.collect import collect
-from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.rollout.hf import HFEngine
+from audiorl.train.rl.advantages import compute_token_advantages, scored_experiences
+from audiorl.train.rl.collect import collect
+from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.types import Experience, Message, Rollout, Sample, Score
+from bench.against_trl import train_with_trl
 
 PROMPTS, GROUP, ANSWER = 8, 8, 64
 LR = 1e-5

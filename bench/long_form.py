@@ -27,9 +27,9 @@ from rich.table import Table
 
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.data.corpus import bundled_speech
-from audiorl.models.qwen_omni import tiny
-from audiorl.simulst.live import RATE, Interpreter
-from audiorl.simulst.streams import ChunkConfig
+from audiorl.models.families.qwen_omni import tiny
+from audiorl.tasks.simul.live import RATE, Interpreter
+from audiorl.tasks.simul.streams import ChunkConfig
 
 PARTS = 6
 CHUNK = round(ChunkConfig().seconds * RATE)

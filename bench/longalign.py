@@ -29,7 +29,7 @@ from audiorl.config import ModelConfig, OptimConfig, SFTConfig
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
-from audiorl.models.qwen_omni import tiny
+from audiorl.models.families.qwen_omni import tiny
 from audiorl.train.sft import SFTWorker
 
 MAX_SECONDS = 15.0

@@ -20,8 +20,8 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from audiorl.data.corpus import Utterance, bundled_speech, unseen_speakers
-from audiorl.metrics.f0 import pyin, yin
-from audiorl.metrics.prosody import Prosody, prosody
+from audiorl.eval.metrics.f0 import pyin, yin
+from audiorl.eval.metrics.prosody import Prosody, prosody
 
 RATE = 16_000
 

@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from audiorl.audio import AudioClip
-from audiorl.metrics.interval import bootstrap_interval
+from audiorl.eval.metrics.interval import bootstrap_interval
 from audiorl.models import AudioPolicy
-from audiorl.models.qwen_omni import tiny
+from audiorl.models.families.qwen_omni import tiny
 
 PARTS = 8
 RIDGE = 300.0

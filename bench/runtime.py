@@ -30,17 +30,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
+from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.data.corpus import bundled_speech
-from audiorl.models.qwen_omni import tiny
+from audiorl.distributed.local import changes_worker, replaces_worker
+from audiorl.distributed.ray_cluster import connected
+from audiorl.distributed.ray_group import RayGroup
+from audiorl.models.families.qwen_omni import tiny
 from audiorl.models.weights import Weights, named
-from audiorl.rl.train import train_rl
 from audiorl.rollout.weight_transfer import WeightReceiver, WeightSender
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
-from audiorl.runtime.config import RuntimeConfig, set_current
-from audiorl.runtime.local import changes_worker, replaces_worker
-from audiorl.runtime.ray_cluster import connected
-from audiorl.runtime.ray_group import RayGroup
+from audiorl.train.rl.train import train_rl
 from audiorl.types import Message, Rollout, Sample, Score
 
 RUNTIMES = {

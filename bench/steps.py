@@ -37,10 +37,11 @@ def child() -> None:
 
     from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
     from audiorl.data.bundled import LANGUAGE_QUESTION, language_phrases, language_question
-    from audiorl.models import AudioPolicy, qwen_omni, text
+    from audiorl.models import AudioPolicy
     from audiorl.models.examples import Example
-    from audiorl.rl.trainer import TrainBatch, Trainer
+    from audiorl.models.families import qwen_omni, text
     from audiorl.rollout.hf import HFEngine
+    from audiorl.train.rl.trainer import TrainBatch, Trainer
     from audiorl.train.sft import SFTWorker
     from audiorl.types import Experience, Message, Request, Sample
 

@@ -28,10 +28,10 @@ from transformers import DynamicCache
 
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy
-from audiorl.models.qwen_omni import tiny
+from audiorl.models.families.qwen_omni import tiny
 from audiorl.rollout.hf import HFEngine
-from audiorl.simulst.bundled import bundled_streams
-from audiorl.simulst.streams import Stream, interpretation_sample
+from audiorl.tasks.simul.bundled import bundled_streams
+from audiorl.tasks.simul.streams import Stream, interpretation_sample
 from audiorl.types import Request, Rollout
 
 LENGTHS = (15, 30, 60)

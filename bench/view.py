@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from audiorl.data.corpus import bundled_speech
-from audiorl.view.server import View, open_view
+from audiorl.report.view.server import View, open_view
 
 QUERIES = (
     "",

@@ -29,13 +29,14 @@ from transformers import (
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
+from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.data.corpus import Utterance, bundled_speech
-from audiorl.models import AudioPolicy, dualize, qwen2_audio, qwen_omni, whisper
-from audiorl.models import text as text_decoder
-from audiorl.models.qwen_omni import Qwen3Omni
+from audiorl.distributed.ray_cluster import Cluster, connected
+from audiorl.models import AudioPolicy, dualize
+from audiorl.models.families import qwen2_audio, qwen_omni, whisper
+from audiorl.models.families import text as text_decoder
+from audiorl.models.families.qwen_omni import Qwen3Omni
 from audiorl.models.tiny import tiny_tokenizer
-from audiorl.runtime.config import RuntimeConfig, set_current
-from audiorl.runtime.ray_cluster import Cluster, connected
 from audiorl.types import Message, Sample
 
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2  # there other files' tests run beside
@@ -53,25 +54,25 @@ SLOW = (
     "recipes/test_recipe_codec",
     "recipes/test_recipes",
     "unit/rollout/test_vllm",
-    "unit/runtime/test_cluster",
-    "unit/runtime/test_critics",
-    "unit/runtime/test_engines",
-    "unit/runtime/test_pretend_device",
-    "unit/runtime/test_ranks",
-    "unit/runtime/test_zero",
-    "unit/simulst/test_simulst_agent",
+    "unit/distributed/test_cluster",
+    "unit/distributed/test_critics",
+    "unit/distributed/test_engines",
+    "unit/distributed/test_pretend_device",
+    "unit/distributed/test_ranks",
+    "unit/distributed/test_zero",
+    "unit/tasks/simul/test_simulst_agent",
 )
 """What `make test` leaves out and `make test-all` runs: runtimes, kills, whole recipes. Tests there that are marked
 `smoke` run in `make test` too: at least one of each runtime. Single tests elsewhere are marked `slow`."""
 
 LONGEST = (
-    "unit/runtime/test_zero",
+    "unit/distributed/test_zero",
     "faults/test_faults_interrupt",
-    "unit/runtime/test_ranks",
-    "unit/runtime/test_cluster",
+    "unit/distributed/test_ranks",
+    "unit/distributed/test_cluster",
     "faults/test_faults_async_save",
-    "unit/annotate/test_annotate_run",
-    "tools/test_tool_measure",
+    "unit/corpora/test_annotate_run",
+    "experiments/test_tool_measure",
     "unit/models/test_long_prompts",
     "unit/models/test_model_export",
 )

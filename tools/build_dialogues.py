@@ -38,7 +38,7 @@ from audiorl.audio import write_wav
 from audiorl.data.corpus import bundled_speech, unseen_speakers
 from audiorl.data.rows import write_json_lines
 from audiorl.data.silence import trimmed
-from audiorl.models.text import tiny as tiny_text
+from audiorl.models.families.text import tiny as tiny_text
 
 ROOT = Path(__file__).parents[1]
 RATE = 16_000

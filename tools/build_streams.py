@@ -4,7 +4,8 @@
     python tools/build_streams.py OUT --split train --target fr --count 500 --seconds 10 60
     python tools/build_streams.py OUT --corpus corpus_it_ru --target it     # built with --languages en it ru
 
-The result is a folder with streams.jsonl and audio/*.flac (`audiorl.simulst.formats.read_streams` reads it). No prompt
+The result is a folder with streams.jsonl and audio/*.flac (`audiorl.tasks.simul.formats.read_streams` reads it).
+No prompt
 or text of `--split test` occurs in `--split train`, whatever the seed. The recordings keep their licence: the
 attribution is written to the same folder.
 """
@@ -18,8 +19,8 @@ from importlib import resources
 from itertools import islice
 from pathlib import Path
 
-from audiorl.simulst.bundled import draw_streams
-from audiorl.simulst.formats import write_streams
+from audiorl.tasks.simul.bundled import draw_streams
+from audiorl.tasks.simul.formats import write_streams
 
 JOINED = (
     "The audio in this folder joins these recordings: silence around them was cut off, pauses and faint noise were\n"

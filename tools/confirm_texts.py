@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from audiorl.data.corpus import normalised
-from audiorl.data.sources.build import VOICES
-from audiorl.data.sources.packages import package_files
-from audiorl.data.sources.verdicts import CLASSES, TABLES, Verdict, write_verdicts
-from audiorl.data.sources.voice import RATE, Recording
-from audiorl.judges.whisper import Whisper
-from audiorl.metrics.text import char_errors, normalize
+from audiorl.eval.metrics.text import char_errors, normalize
+from audiorl.speech_models.whisper import Whisper
+from corpora.sources.build import VOICES
+from corpora.sources.packages import package_files
+from corpora.sources.verdicts import CLASSES, TABLES, Verdict, write_verdicts
+from corpora.sources.voice import RATE, Recording
 
 WINDOWS = (10, 30)
 """Seconds that the encoder reads: 10, three times as fast, for recordings that are shorter, otherwise Whisper's 30."""

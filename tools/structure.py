@@ -1,7 +1,8 @@
 """The structure of the code: layers and imports, the core path that a recipe runs, and the calls from recipe to loss.
 
     python tools/structure.py           packages by layer, import circles, upward imports; exit code 1 if there are any
-    python tools/structure.py --run     also run `recipes/mmau_grpo.py --tiny` here and measure: which definitions of
+    python tools/structure.py --run     also run `audiorl/recipes/mmau_grpo.py --tiny` here and measure: which
+    definitions of
                                         audiorl it executes and their lines, the modules that importing the recipe
                                         loads, and the functions between the recipe's main and policy_loss (1 minute)
     --recipe FILE                       measure another recipe that trains with policy gradients
@@ -36,20 +37,20 @@ ROOT = Path(__file__).resolve().parents[1]
 # From the bottom up. A package imports those of its own layer or of lower ones.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("audiorl", "audiorl.errors", "audiorl.audio", "audiorl.types", "audiorl.user_files", "tokenizers_audio"),
-    ("audiorl.algos", "audiorl.config", "audiorl.options", "audiorl.metrics", "audiorl.runtime"),
-    ("audiorl.data", "audiorl.models"),
-    ("audiorl.rollout", "audiorl.judges", "audiorl.run", "audiorl.plan"),
-    ("audiorl.rewards", "audiorl.simulst", "audiorl.tts", "audiorl.report"),
-    ("audiorl.annotate", "audiorl.evaluation", "audiorl.study", "audiorl.train", "audiorl.view"),
-    ("audiorl.rl",),
-    ("audiorl.recipe", "audiorl.gpu_check"),
+    ("audiorl.algos", "audiorl.config", "audiorl.options", "audiorl.eval.metrics", "audiorl.distributed"),
+    ("audiorl.data", "audiorl.models", "audiorl.models.families"),
+    ("audiorl.rollout", "audiorl.speech_models", "audiorl.run", "audiorl.plan"),
+    ("audiorl.rewards", "audiorl.tasks", "audiorl.tasks.simul", "audiorl.tasks.tts", "audiorl.report"),
+    ("audiorl.eval", "audiorl.report.study", "audiorl.report.view", "audiorl.train", "audiorl.train.optim"),
+    ("audiorl.train.rl",),
+    ("audiorl.recipes", "audiorl.recipes.speech_models", "audiorl.gpu_check"),
     ("audiorl.cli",),
-    ("recipes", "eval"),
+    ("corpora", "corpora.annotate", "corpora.questions", "corpora.sources"),
 )
-_SOURCES = ("audiorl/**/*.py", "tokenizers_audio/**/*.py", "recipes/**/*.py", "eval/*.py")
+_SOURCES = ("audiorl/**/*.py", "tokenizers_audio/**/*.py", "corpora/**/*.py")
 # What a run needs besides the path from recipe to loss: command line, processes, the run's folder and its report.
-_SURROUNDINGS = ("audiorl.cli", "audiorl.options", "audiorl.report", "audiorl.run", "audiorl.runtime")
-_LOSS, _LOSS_FILE = "policy_loss", "audiorl/rl/losses.py"
+_SURROUNDINGS = ("audiorl.cli", "audiorl.options", "audiorl.report", "audiorl.run", "audiorl.distributed")
+_LOSS, _LOSS_FILE = "policy_loss", "audiorl/train/rl/losses.py"
 
 
 # ---------------------------------------------------------------------------------------------- imports and layers
@@ -97,7 +98,8 @@ def imported_modules(node: Any, module: str) -> list[str]:
 
 
 def package_of(name: str, modules: Mapping[str, Path]) -> str | None:
-    """``audiorl.rl`` for audiorl.rl.train, ``audiorl`` for a name of audiorl/__init__.py; None for other projects."""
+    """``audiorl.train.rl`` for audiorl.train.rl.train, ``audiorl`` for a name of audiorl/__init__.py; None for
+    other projects."""
     parts = name.split(".")
     if parts[0] != "audiorl":
         return parts[0] if parts[0] in ("tokenizers_audio", "recipes", "eval") else None
@@ -354,7 +356,7 @@ def report_hops(trace: Trace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", action="store_true", help="run the recipe and measure the core path")
-    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes/mmau_grpo.py", help="recipe to run")
+    parser.add_argument("--recipe", type=Path, default=ROOT / "audiorl/recipes/mmau_grpo.py", help="recipe to run")
     parser.add_argument("--list", action="store_true", help="name every file and definition of the core path")
     parser.add_argument("--root", type=Path, default=ROOT, help="repository to read")
     options = parser.parse_args(argv)

@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg, subcommand
 
 import audiorl
-from audiorl.annotate.options import Annotate
 from audiorl.cli.chat import Chat
 from audiorl.cli.codec import Decode, Encode, run_codec
 from audiorl.cli.data import Build, Split, run_data, run_split
@@ -27,11 +26,12 @@ from audiorl.cli.interpret import Interpret, run_interpret
 from audiorl.cli.questions import BuildQuestions, run_questions
 from audiorl.cli.say import Say, run_say
 from audiorl.config import RewardServerConfig
+from audiorl.config.distributed import RuntimeConfig
+from audiorl.distributed.threads import use_passive_waiting
 from audiorl.errors import Interrupted, RankError
 from audiorl.options import parse, parse_known
-from audiorl.recipe.scripts import UnknownScript, find_script, listing, scripts
-from audiorl.runtime.config import RuntimeConfig
-from audiorl.runtime.threads import use_passive_waiting
+from audiorl.recipes._scripts import UnknownScript, find_script, listing, scripts
+from corpora.annotate.options import Annotate
 
 HELP = ("-h", "--help")
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
@@ -99,8 +99,8 @@ def _train(args: list[str]) -> int:
     if args[0] in HELP:
         parse(Train, args, prog="audiorl train", description=f"{Train.__doc__}\n\n{listing('recipes')}")
     file = find_script("recipes", args[0])
-    from audiorl.recipe import loader
-    from audiorl.runtime.launch import relaunch, use_runtime
+    from audiorl.distributed.launch import relaunch, use_runtime
+    from audiorl.recipes import _loader as loader
 
     if set(HELP) & set(args):
         recipe = loader.load_recipe(file)
@@ -136,8 +136,8 @@ def _resume(args: list[str]) -> int:
     if not args:
         raise ValueError("resume: name one run folder, for example: audiorl resume runs/quickstart")
     options: Resume = parse(Resume, args, prog="audiorl resume")
-    from audiorl.recipe import loader
-    from audiorl.runtime.launch import relaunch, use_runtime
+    from audiorl.distributed.launch import relaunch, use_runtime
+    from audiorl.recipes import _loader as loader
 
     use_runtime(options.runtime)
     relaunch(options.runtime, ["resume", *args])
@@ -195,7 +195,7 @@ def _view(args: list[str]) -> int:
     if not options.runs:
         raise ValueError("view: name run folders, for example: audiorl view runs/*")
     try:
-        from audiorl.view.server import serve
+        from audiorl.report.view.server import serve
     except ModuleNotFoundError as error:
         if error.name not in ("fastapi", "starlette", "uvicorn"):
             raise
@@ -290,7 +290,7 @@ def _rewards(args: list[str]) -> int:
         )
     options: Any = parse(_union(REWARDS), args or ["--help"], prog="audiorl rewards")
     if isinstance(options, StudyRewards):
-        from audiorl.study.command import run_study
+        from audiorl.report.study.command import run_study
 
         run_study(options.files, options.rollouts, options.out, options.probe, options.audio_root)
         return 0
@@ -365,7 +365,7 @@ def _annotate(args: list[str]) -> int:
             "annotate: name audio files or folders first: audiorl annotate FOLDER --out OUT --asr judges/whisper-base"
         )
     options: Annotate = parse(Annotate, args, prog="audiorl annotate")
-    from audiorl.annotate.run import run
+    from corpora.annotate.run import run
 
     run(options)
     return 0
@@ -389,10 +389,10 @@ class Export:
 
 def _export(args: list[str]) -> int:
     options: Export = parse(Export, args or ["--help"], prog="audiorl export")
-    from audiorl.evaluation.recognition import model_card_section
+    from audiorl.eval._recognition import model_card_section
     from audiorl.models.export import export
     from audiorl.models.model_card import run_of
-    from audiorl.recipe.loader import recorded_defaults
+    from audiorl.recipes._loader import recorded_defaults
     from audiorl.run.folder import checkpoint_of
 
     checkpoint = Path(checkpoint_of(str(options.checkpoint)))

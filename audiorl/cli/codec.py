@@ -4,7 +4,7 @@ audiorl codec encode speech.flac --codec runs/codec/codec --out speech.safetenso
 audiorl codec encode recordings/ more.opus --codec kyutai/mimi --out codes/       # many: a folder of shards
 audiorl codec decode speech.safetensors --codec runs/codec/codec --out wavs/
 audiorl codec decode codes/ --codec kyutai/mimi --out wavs/
-audiorl codec train --out runs/codec                                               # recipes/codec.py
+audiorl codec train --out runs/codec                                               # audiorl/recipes/codec.py
 """
 
 from __future__ import annotations

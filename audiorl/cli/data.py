@@ -89,7 +89,7 @@ def run_split(options: Split) -> None:
     from rich.table import Table
 
     from audiorl.data.corpus import corpus
-    from audiorl.data.split import Selection, split, summary, write_rows
+    from corpora.split import Selection, split, summary, write_rows
 
     if not options.corpora:
         raise ValueError("data split: name the folder of a corpus first: audiorl data split CORPUS --out ROWS")
@@ -109,8 +109,8 @@ def run_split(options: Split) -> None:
 
 def run_data(options: Build) -> None:
     """Run the command. Raises ValueError for bad input."""
-    from audiorl.data.sources.build import Encoding, build, read_voices, select_voices, unseen_voices
-    from audiorl.data.sources.synthetic import SOURCE, read_texts, synthetic_voices, texts_of_rows
+    from corpora.sources.build import Encoding, build, read_voices, select_voices, unseen_voices
+    from corpora.sources.synthetic import SOURCE, read_texts, synthetic_voices, texts_of_rows
 
     encoding = Encoding(options.bitrate, options.max_seconds)
     if options.unseen:

@@ -87,12 +87,12 @@ def _check(options: Interpret) -> None:
 
 
 def _interpret(options: Interpret, write_raw: Write | None) -> int:
-    from audiorl.evaluation.speech_generation import load_with_codec
+    from audiorl.eval._speech_generation import load_with_codec
     from audiorl.rollout.speech_decoder import CodecSpeechDecoder
     from audiorl.run.folder import checkpoint_of
     from audiorl.run.stop_request import StopRequest
-    from audiorl.simulst.live import Interpreter
-    from audiorl.simulst.streams import ChunkConfig
+    from audiorl.tasks.simul.live import Interpreter
+    from audiorl.tasks.simul.streams import ChunkConfig
 
     policy = load_with_codec(checkpoint_of(options.model), options.codec, options.device)
     decoder = CodecSpeechDecoder.of(policy) if policy.speech is not None else None

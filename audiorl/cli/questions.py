@@ -37,7 +37,7 @@ class BuildQuestions:
 
 def run_questions(options: BuildQuestions) -> None:
     """Run the command. Raises ValueError for bad input."""
-    from audiorl.data.questions.build import Size, build_questions
+    from corpora.questions.build import Size, build_questions
 
     size = Size(options.train, options.held_out)
     build_questions(

@@ -77,8 +77,8 @@ def _check(options: Say) -> None:
 
 
 def _say(options: Say, write_raw: Write | None) -> int:
-    from audiorl.evaluation.speech_generation import load_speaking
-    from audiorl.metrics.speech import real_time_factor
+    from audiorl.eval._speech_generation import load_speaking
+    from audiorl.eval.metrics.speech import real_time_factor
     from audiorl.rollout.speech_stream import speech_blocks
     from audiorl.run.folder import checkpoint_of
 
@@ -118,8 +118,8 @@ def _say(options: Say, write_raw: Write | None) -> int:
 
 def _sample(options: Say) -> Sample:
     from audiorl.audio import AudioClip, seconds
-    from audiorl.tts.dialogue import SHORTEST_VOICE
-    from audiorl.tts.prompts import speech_sample
+    from audiorl.tasks.tts.dialogue import SHORTEST_VOICE
+    from audiorl.tasks.tts.prompts import speech_sample
 
     text = sys.stdin.read() if options.text == "-" else options.text
     if not text.strip():

@@ -7,9 +7,9 @@ def self_test() -> dict[str, float]:
     """Metrics of the step; raises when anything on the way fails."""
     from audiorl.config import OptimConfig, RLConfig, SamplingConfig
     from audiorl.data.corpus import bundled_speech
-    from audiorl.models.qwen_omni import tiny
-    from audiorl.rl.trainer import TrainBatch, Trainer
+    from audiorl.models.families.qwen_omni import tiny
     from audiorl.rollout.hf import HFEngine
+    from audiorl.train.rl.trainer import TrainBatch, Trainer
     from audiorl.types import Experience, Message, Request, Sample, Score
 
     utterance = next(u for u in bundled_speech(("en",)) if u.duration > 1)

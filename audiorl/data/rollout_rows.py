@@ -10,7 +10,8 @@
      "clips": [{"path", "start", "duration", "context", "sample_rate", "audio"}],
      "spoken_audio"?: {"path": "rollouts/step_000040/0000.wav"}}
 
-The last three fields of a segment hold a 16-bit float a token for people (`audiorl.rl.token_record`); the rollout that
+The last three fields of a segment hold a 16-bit float a token for people (`audiorl.train.rl.token_record`); the
+rollout that
 is read back does not have them. Entries of `clips` are referred to by number. `sample.prompt` and `sample.audio` repeat
 messages and turns for people. Paths of files that the run wrote are relative to the run folder.
 """

@@ -9,7 +9,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from audiorl.config import ModelConfig
 from audiorl.gpu_check.outcome import Scale, Setup
 from audiorl.models import AudioPolicy
-from audiorl.models.text import TextDecoder
+from audiorl.models.families.text import TextDecoder
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.types import Experience
 

@@ -17,8 +17,9 @@ from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.gpu_check.models import TEXTS, experiences, full_width_policy, largest, spans
 from audiorl.gpu_check.outcome import Check, Outcome, Setup, within
-from audiorl.models import AudioPolicy, load_policy, qwen_omni
+from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.audio_encoder import PASS_SECONDS
+from audiorl.models.families import qwen_omni
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Experience, Message, Request, RolloutEngine, Sample
 

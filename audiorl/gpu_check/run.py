@@ -54,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def all_checks() -> dict[str, Check]:
-    from audiorl.gpu_check import against_trl, numerics, speed, transfer
+    from audiorl.gpu_check import numerics, speed, transfer
+    from bench import against_trl
 
     checks = {**numerics.checks(), **speed.checks(), **against_trl.checks(), **transfer.checks()}
     last = [name for name in checks if name.startswith("vLLM")]  # it does not give all its memory back

@@ -56,23 +56,23 @@ def _load_model(path: str | Path, model_config: dict[str, Any], config: ModelCon
     kind = str(model_config.get("model_type"))
     speech = None if CONFIG_KEY not in model_config else _layout(path, model_config[CONFIG_KEY])
     if kind in ("qwen2_5_omni", "qwen2_5_omni_thinker", "qwen3_omni_moe", "qwen3_omni_moe_thinker"):
-        from audiorl.models import qwen_omni
+        from audiorl.models.families import qwen_omni
 
         return qwen_omni.load(path, config, "qwen3" if kind.startswith("qwen3") else "qwen2.5", speech)
     if kind == "qwen2_audio":
-        from audiorl.models import qwen2_audio
+        from audiorl.models.families import qwen2_audio
 
         return qwen2_audio.load(path, config, speech)
     if kind == "whisper":
-        from audiorl.models import whisper
+        from audiorl.models.families import whisper
 
         return whisper.load(path, config)
     if kind == "higgs_audio_v2":
-        from audiorl.models import higgs
+        from audiorl.models.families import higgs
 
         return higgs.load(path, config)
     if kind in TEXT_MODEL_TYPES:
-        from audiorl.models import text
+        from audiorl.models.families import text
 
         return text.load(path, config, kind, speech)
     raise ValueError(

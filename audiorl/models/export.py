@@ -40,7 +40,8 @@ def export(
     merge: add a low-rank adapter to its base model's weights; otherwise the adapter is exported as one, and serving it
     needs the base model. push: the repository on the Hugging Face hub, such as "me/my-model", that the folder is
     uploaded to; it is made private if it does not exist. defaults: the default config of the run's recipe, from which
-    the model card says which options differ (`audiorl.recipe.loader.recorded_defaults`). sections: further parts of the
+    the model card says which options differ (`audiorl.recipes._loader.recorded_defaults`). sections: further parts
+    of the
     model card, in Markdown.
 
     The talker of a released Omni model, which no checkpoint holds, is copied from the model that training began with.

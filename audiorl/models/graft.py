@@ -1,7 +1,7 @@
 """A speech model from a text model and a Whisper encoder: a checkpoint of Qwen2.5-Omni's or Qwen2-Audio's own class.
 
 The text model keeps its weights and gives the same logits; the encoder keeps Whisper's; only the projector between them
-is new. Nothing is trained here: `recipes/align_speech.py` teaches the result to understand speech.
+is new. Nothing is trained here: `audiorl/recipes/align_speech.py` teaches the result to understand speech.
 
 Why the classes hold other text models: a Llama layer is a Qwen2 layer whose q, k and v biases are zero. Qwen2-Audio's
 decoder may also be a Qwen3 one in transformers, and vLLM builds its q and k norms where `qk_norm` is set.
@@ -35,10 +35,10 @@ from transformers import (
 
 from audiorl.config import ModelConfig
 from audiorl.models.checkpoints import TEXT_MODEL_TYPES
+from audiorl.models.families.qwen2_audio import Qwen2Audio
+from audiorl.models.families.qwen_omni import QwenOmni
 from audiorl.models.loading import naming_damage, quietly
 from audiorl.models.policy import AudioPolicy
-from audiorl.models.qwen2_audio import Qwen2Audio
-from audiorl.models.qwen_omni import QwenOmni
 from audiorl.models.tiny import SPECIAL
 
 Family = Literal["qwen2.5-omni", "qwen2-audio"]

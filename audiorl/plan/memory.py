@@ -3,7 +3,8 @@
 Model states follow ZeRO (Rajbhandari et al., arXiv 1910.02054): with Ψ trained weights on N ranks in a 16-bit dtype,
 weights 2Ψ, gradients 2Ψ, and 12Ψ for AdamW (Loshchilov and Hutter, arXiv 1711.05101): two moments and a master copy in
 float32. Stage 1 divides the last by N, stage 2 also the gradients, stage 3 also the weights, here while a backward pass
-runs: between updates every rank holds them whole (`audiorl.train.zero`). A step needs the gradients in float32 for a
+runs: between updates every rank holds them whole (`audiorl.train.optim.zero`). A step needs the gradients in
+float32 for a
 moment, 4Ψ / N. AdamW without master weights keeps two moments in the dtype of the weights, and torch's default form
 makes one temporary copy of a moment in a step. Frozen weights have neither gradients nor moments. An optimizer on the
 CPU (ZeRO-Offload, arXiv 2101.06840) leaves weights and a bucket of gradients on the GPU.

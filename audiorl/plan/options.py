@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config.distributed import RuntimeConfig
 from audiorl.models import AudioPolicy
 from audiorl.plan.activations import Attention
 from audiorl.plan.layout import Assumptions, Layout
 from audiorl.plan.memory import make_plan
 from audiorl.plan.parts import Plan
 from audiorl.plan.sizes import Size, count, policy_of, size_of
-from audiorl.runtime.config import RuntimeConfig
 
 ATTENTION: dict[str, Attention] = {
     "auto": "varlen",

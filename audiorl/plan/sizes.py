@@ -30,15 +30,15 @@ from transformers import (
 from audiorl.config import ModelConfig
 from audiorl.models import AudioPolicy, Backbone, FrameLayout, read_config
 from audiorl.models.dual_branch import add_branch
-from audiorl.models.higgs import Higgs, add_routing
-from audiorl.models.qwen2_audio import Qwen2Audio
-from audiorl.models.qwen_omni import Qwen3Omni, QwenOmni
+from audiorl.models.families.higgs import Higgs, add_routing
+from audiorl.models.families.qwen2_audio import Qwen2Audio
+from audiorl.models.families.qwen_omni import Qwen3Omni, QwenOmni
+from audiorl.models.families.text import MODELS, TextDecoder
+from audiorl.models.families.whisper import Whisper, read_by_spans
 from audiorl.models.saving import Source
 from audiorl.models.speech import CONFIG_KEY
-from audiorl.models.text import MODELS, TextDecoder
 from audiorl.models.tiny import tiny_llama_tokenizer, tiny_tokenizer, tiny_whisper_tokenizer
 from audiorl.models.vision import planned_copy
-from audiorl.models.whisper import Whisper, read_by_spans
 from audiorl.plan.released import RELEASED
 
 _OMNI = (Qwen2_5OmniThinkerConfig, Qwen2_5OmniThinkerForConditionalGeneration, QwenOmni)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audiorl.metrics.f0 import HOP_SECONDS
-from audiorl.metrics.prosody import SILENT, prosody, voiced_f0
-from audiorl.metrics.speech import FRAME_SECONDS, frame_levels
+from audiorl.eval.metrics.f0 import HOP_SECONDS
+from audiorl.eval.metrics.prosody import SILENT, prosody, voiced_f0
+from audiorl.eval.metrics.speech import FRAME_SECONDS, frame_levels
 from audiorl.report.summary import metric_name, show
 
 CONTOUR_NOTE = (

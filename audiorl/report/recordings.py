@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from audiorl.metrics.prosody import MEASURES
+from audiorl.eval.metrics.prosody import MEASURES
 from audiorl.report.audio import Players
 from audiorl.report.contour import CONTOUR_NOTE
 from audiorl.report.run import Row, Run

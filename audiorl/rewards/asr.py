@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from audiorl.metrics.text import ErrorCounts, Normalizer, char_errors, normalize, word_errors
+from audiorl.eval.metrics.text import ErrorCounts, Normalizer, char_errors, normalize, word_errors
 from audiorl.rewards.tags import final_text
 from audiorl.types import Rollout, Sample, Score
 

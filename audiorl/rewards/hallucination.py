@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from audiorl.audio import seconds
-from audiorl.metrics.scripts import units
-from audiorl.metrics.text import Normalizer, char_errors, normalize, word_errors
+from audiorl.eval.metrics.scripts import units
+from audiorl.eval.metrics.text import Normalizer, char_errors, normalize, word_errors
 from audiorl.rewards.asr import language_of, references_of
 from audiorl.rewards.tags import after_think, strip_tags
 from audiorl.types import Rollout, Sample, Score

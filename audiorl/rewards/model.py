@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelReward:
-    """(score - mean) / std of the reward model in the folder `path` (`recipes/reward_model.py` trains one).
+    """(score - mean) / std of the reward model in the folder `path` (`audiorl/recipes/reward_model.py` trains one).
 
     It reads the prompt, audio included, and the answer's text under its own tokenizer, so it may be of another family
     than the policy. Loaded at the first call. Raises ValueError for a folder that holds no reward model.

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audiorl.audio import AudioClip
-from audiorl.metrics.prosody import MEASURES, Prosody, prosody
+from audiorl.eval.metrics.prosody import MEASURES, Prosody, prosody
 from audiorl.rewards.speech import SpeechJudges
 from audiorl.types import Rollout, Sample, Score
 
@@ -125,7 +125,7 @@ class ProsodyRange:
     With z standard deviations between a measure and the sample's own recording, or the mean of `norm` where
     `reference(sample)` is None, it scores 1 for z up to 1 and 1 / z beyond. The total is the geometric mean of the
     three. `parts` hold the measures: f0_range in semitones, energy_range in dB, pauses as a share of the time; see
-    `audiorl.metrics.prosody`. Silence, and less than 0.1 s of voice, scores 0 and has ranges of 0 and pauses of 1.
+    `audiorl.eval.metrics.prosody`. Silence, and less than 0.1 s of voice, scores 0 and has ranges of 0 and pauses of 1.
 
     Speech that nobody understands can be lively: add it to `Intelligibility`, or put it behind one with `Gated`.
     """

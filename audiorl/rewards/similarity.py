@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from audiorl.metrics.corpus import translation_counts
-from audiorl.metrics.latency import latency_unit, separator, text_units
-from audiorl.metrics.resegment import chunks, mwer_cuts
+from audiorl.eval.metrics.corpus import translation_counts
+from audiorl.eval.metrics.latency import latency_unit, separator, text_units
+from audiorl.eval.metrics.resegment import chunks, mwer_cuts
 
 Similarity = Callable[[str, str], float]
 """(written, reference) -> [0, 1]"""

@@ -23,13 +23,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audiorl.audio import AudioClip
-from audiorl.judges.protocol import AlignedWord, Aligner, QualityModel, Recogniser, SpeakerEncoder, TextScorer, Waveform
-from audiorl.metrics.prosody import Prosody, prosody
-from audiorl.metrics.speaker import cosine
-from audiorl.metrics.speech import clipped_share, duration_ratio, silent_share
-from audiorl.metrics.text import Normalizer, char_errors, normalize, word_errors
+from audiorl.eval.metrics.prosody import Prosody, prosody
+from audiorl.eval.metrics.speaker import cosine
+from audiorl.eval.metrics.speech import clipped_share, duration_ratio, silent_share
+from audiorl.eval.metrics.text import Normalizer, char_errors, normalize, word_errors
 from audiorl.rewards.asr import error_rate, language_of
 from audiorl.rewards.tags import final_text
+from audiorl.speech_models.protocol import (
+    AlignedWord,
+    Aligner,
+    QualityModel,
+    Recogniser,
+    SpeakerEncoder,
+    TextScorer,
+    Waveform,
+)
 from audiorl.types import Rollout, Sample, Score, SpeechDecoder
 
 T = TypeVar("T")
@@ -92,7 +100,8 @@ class SpeechJudges:
         for silence."""
         aligner: Aligner = self._recogniser_that(
             "align",
-            "cannot align words; take one with a CTC head, such as Wav2Vec2 or recipes/judges/character_ctc.py",
+            "cannot align words; take one with a CTC head, such as Wav2Vec2 or "
+            "audiorl/recipes/speech_models/character_ctc.py",
         )
 
         def align(spoken: list[Rollout]) -> list[list[AlignedWord]]:

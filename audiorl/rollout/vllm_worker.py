@@ -36,8 +36,8 @@ from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalPro
 from vllm.platforms import current_platform
 
 from audiorl.models import Backbone
-from audiorl.models.qwen2_audio import Qwen2Audio
-from audiorl.models.qwen_omni import Qwen3Omni, QwenOmni
+from audiorl.models.families.qwen2_audio import Qwen2Audio
+from audiorl.models.families.qwen_omni import Qwen3Omni, QwenOmni
 from audiorl.models.weights import Weights
 from audiorl.rollout.vllm_weights import load_checked
 from audiorl.rollout.weight_transfer import SyncError, WeightReceiver

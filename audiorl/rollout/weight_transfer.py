@@ -30,8 +30,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
+from audiorl.distributed.torchrun import listening_store
 from audiorl.models.weights import Weights, named
-from audiorl.runtime.torchrun import listening_store
 
 Backend = Literal["gloo", "nccl", "ipc"]
 BUCKET = 64 * 2**20

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from audiorl.config import ModelConfig
+from audiorl.distributed.torchrun import local_device
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.value import ValueModel, load_value_model
 from audiorl.run.folder import Run
-from audiorl.runtime.torchrun import local_device
 from tokenizers_audio import AudioTokenizer
 
 M = TypeVar("M", AudioPolicy, ValueModel)

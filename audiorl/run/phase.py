@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from audiorl.distributed.local import Group, Groups
+from audiorl.distributed.torchrun import RanksGroup
 from audiorl.errors import Interrupted, RankError
 from audiorl.run.checkpoint import Saved
 from audiorl.run.folder import Run
-from audiorl.runtime.local import Group, Groups
-from audiorl.runtime.torchrun import RanksGroup
 
 
 def restore(run: Run, phase: str, trainers: Group | Groups) -> int:

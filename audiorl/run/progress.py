@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from audiorl.runtime.cpu_time import CPUClock
-from audiorl.runtime.local import Group
+from audiorl.distributed.cpu_time import CPUClock
+from audiorl.distributed.local import Group
 
 # (label, metric names in order of preference, format)
 _SHOWN = (

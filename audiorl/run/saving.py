@@ -14,6 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from audiorl.config.distributed import current
+from audiorl.distributed.local import changes_worker, replaces_worker
+from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import (
@@ -28,9 +31,6 @@ from audiorl.run.checkpoint import (
     save_state,
 )
 from audiorl.run.pieces import Piece, TrainerState, share_of
-from audiorl.runtime.config import current
-from audiorl.runtime.local import changes_worker, replaces_worker
-from audiorl.runtime.world import World
 
 Pieces = Mapping[str, Mapping[str, Piece]]
 

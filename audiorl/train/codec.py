@@ -13,19 +13,19 @@ from torch import Tensor
 
 from audiorl.audio import AudioClip, write_wav
 from audiorl.audio import name as clip_name
+from audiorl.config.distributed import current
 from audiorl.data.recordings import Crops, Place, Recordings
 from audiorl.data.rows import write_json_lines
-from audiorl.metrics.codes import bitrate, codebook_use, count_codes
-from audiorl.metrics.interval import bootstrap_interval
-from audiorl.metrics.spectral import mel_distance, stft_distance
+from audiorl.distributed.local import Group, changes_worker
+from audiorl.distributed.placement import num_trainers, trainer_group
+from audiorl.distributed.torchrun import local_device
+from audiorl.distributed.world import World
+from audiorl.eval.metrics.codes import bitrate, codebook_use, count_codes
+from audiorl.eval.metrics.interval import bootstrap_interval
+from audiorl.eval.metrics.spectral import mel_distance, stft_distance
 from audiorl.run.folder import Run
 from audiorl.run.pieces import TrainerState
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
-from audiorl.runtime.config import current
-from audiorl.runtime.local import Group, changes_worker
-from audiorl.runtime.placement import num_trainers, trainer_group
-from audiorl.runtime.torchrun import local_device
-from audiorl.runtime.world import World
 from audiorl.train.fit import fit
 from tokenizers_audio.audio import prepare
 from tokenizers_audio.protocol import AudioTokenizer

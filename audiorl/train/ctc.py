@@ -12,8 +12,11 @@ from torch import Tensor
 
 from audiorl.audio import AudioClip, seconds
 from audiorl.config import CTCConfig, OptimConfig
+from audiorl.distributed.local import changes_worker
+from audiorl.distributed.placement import trainer_group
+from audiorl.distributed.world import World
 from audiorl.errors import Interrupted
-from audiorl.metrics.text import word_errors
+from audiorl.eval.metrics.text import word_errors
 from audiorl.models import AudioPolicy
 from audiorl.models.ctc import BLANK, CTCModel, fits
 from audiorl.models.examples import Example
@@ -22,11 +25,8 @@ from audiorl.run.model_file import ModelFile
 from audiorl.run.pieces import TrainerState
 from audiorl.run.progress import Progress
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
-from audiorl.runtime.local import changes_worker
-from audiorl.runtime.placement import trainer_group
-from audiorl.runtime.world import World
-from audiorl.train.adamw import Optimizer
 from audiorl.train.fit import fit
+from audiorl.train.optim.adamw import Optimizer
 
 
 class CTCWorker(CheckpointedWorker):

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from audiorl.data.schedule import batch_of_step, sorted_batch_of_step
+from audiorl.distributed.local import Group
 from audiorl.run.checkpoint import Saved
 from audiorl.run.folder import ComputeTime, Run
 from audiorl.run.phase import checkpoint, completing_saves, pull, pull_last, restore
 from audiorl.run.progress import Progress, StepClock
-from audiorl.runtime.local import Group
 
 T = TypeVar("T")
 

@@ -8,17 +8,17 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from audiorl.config import OptimConfig
+from audiorl.distributed.local import Group
+from audiorl.distributed.placement import trainer_group
+from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile
 from audiorl.run.pieces import TrainerState
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
-from audiorl.runtime.local import Group
-from audiorl.runtime.placement import trainer_group
-from audiorl.runtime.world import World
 from audiorl.train.batches import idle_batch
-from audiorl.train.optim import backward, idle_passes, optimizer_for
+from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
 
 M = TypeVar("M", AudioPolicy, ValueModel)
 P = TypeVar("P")

@@ -25,11 +25,11 @@ from audiorl.config import OptimConfig, PreferenceConfig
 from audiorl.data.augment import silence_pieces
 from audiorl.data.preferences import Answer, Judged, Pair
 from audiorl.data.schedule import rough_length
+from audiorl.distributed.local import changes_worker
+from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, answer_example, experience
 from audiorl.run.folder import Run
-from audiorl.runtime.local import changes_worker
-from audiorl.runtime.world import World
 from audiorl.train.batches import counts, group_packs
 from audiorl.train.checks import check_finite, read_pass
 from audiorl.train.fit import fit, seen

@@ -16,11 +16,11 @@ from audiorl.algos.preference import process_reward
 from audiorl.config import OptimConfig, ProcessRewardConfig
 from audiorl.data.preferences import Steps
 from audiorl.data.schedule import rough_length
+from audiorl.distributed.local import changes_worker
+from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.models.step_judge import StepJudge
 from audiorl.run.folder import Run
-from audiorl.runtime.local import changes_worker
-from audiorl.runtime.world import World
 from audiorl.train.checks import read_pass
 from audiorl.train.fit import fit
 from audiorl.train.learner import Learner, learners

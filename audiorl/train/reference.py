@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from audiorl.distributed.local import Group
 from audiorl.errors import Interrupted
 from audiorl.models.examples import Example
 from audiorl.models.loading import read_tensors
 from audiorl.run.checkpoint import flush_to_disk
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
-from audiorl.runtime.local import Group
 
 CHUNK = 32
 """Groups that a trainer computes per call."""

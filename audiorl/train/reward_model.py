@@ -13,12 +13,12 @@ from audiorl.algos.preference import length_expert, length_logit, pairwise
 from audiorl.config import OptimConfig, RewardModelConfig
 from audiorl.data.preferences import Pair
 from audiorl.data.schedule import rough_length
+from audiorl.distributed.local import changes_worker
+from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import experience
 from audiorl.models.value import ValueModel, score_answers
 from audiorl.run.folder import Run
-from audiorl.runtime.local import changes_worker
-from audiorl.runtime.world import World
 from audiorl.train.batches import group_packs
 from audiorl.train.checks import read_pass
 from audiorl.train.fit import fit

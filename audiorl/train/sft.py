@@ -10,11 +10,11 @@ from audiorl.algos.losses import token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, SFTConfig
 from audiorl.data.schedule import rough_length
+from audiorl.distributed.local import changes_worker
+from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.run.folder import ComputeTime, Run
-from audiorl.runtime.local import changes_worker
-from audiorl.runtime.world import World
 from audiorl.train.batches import counts, repeat_each
 from audiorl.train.checks import read_pass
 from audiorl.train.fit import fit

@@ -26,8 +26,8 @@ from audiorl.cli.plan import Options as PlanOptions
 from audiorl.data.bundled import SPOKEN
 from audiorl.gpu_check.run import _parser as gpu_check
 from audiorl.options import names, parse, parse_known
-from audiorl.recipe.loader import load_recipe, parse_config
-from audiorl.recipe.scripts import find_script, scripts
+from audiorl.recipes._loader import load_recipe, parse_config
+from audiorl.recipes._scripts import find_script, scripts
 from tests.conftest import make_omni
 from tests.support.chat_servers import ChatServer
 from tests.support.reward_servers import serving
@@ -116,7 +116,7 @@ def check(argv: Argv) -> None:
         assert all((ROOT / path).exists() for path in args[2:])
     elif program == "lmms-eval":
         given = [word.partition("=")[0] for word in args[args.index("--model_args") + 1].split(",")]
-        source = (ROOT / "audiorl" / "evaluation" / "lmms_eval_model.py").read_text()
+        source = (ROOT / "audiorl" / "eval" / "_lmms_eval_model.py").read_text()
         assert args[:2] == ["--model", "audiorl"] and all(f"        {name}: " in source for name in given)
     elif program == "simuleval":
         module, _, name = args[args.index("--agent-class") + 1].rpartition(".")

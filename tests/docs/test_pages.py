@@ -22,7 +22,7 @@ FAMILIES = (
 
 def test_the_glossary_has_every_metric() -> None:
     glossary = (DOCS / "reference" / "metrics.md").read_text()
-    sources = [p for folder in ("rl", "train") for p in (ROOT / "audiorl" / folder).glob("*.py")]
+    sources = [p for folder in ("train/rl", "train") for p in (ROOT / "audiorl" / folder).glob("*.py")]
     sources += (ROOT / "tokenizers_audio" / "unified").glob("*.py")
     logged = {
         node.value

@@ -26,7 +26,7 @@ from audiorl.run.metrics_log import read_metrics
 from tests.conftest import make_omni
 
 ROOT = Path(__file__).parents[2]
-RECIPE = str(ROOT / "recipes" / "mmau_grpo.py")
+RECIPE = str(ROOT / "audiorl" / "recipes" / "mmau_grpo.py")
 RATE = 16_000
 
 

@@ -29,7 +29,7 @@ OPTIONS = (
     f"--grpo.steps {GRPO_STEPS} --grpo.save-every 2 --grpo.group-size 4 --grpo.rollouts-every 1 "
     "--grpo-optim.lr 5e-4 --grpo-optim.warmup-steps 0"
 ).split()
-TRAIN = ["train", "recipes/quickstart.py", "--tiny", *OPTIONS]
+TRAIN = ["train", "audiorl/recipes/quickstart.py", "--tiny", *OPTIONS]
 MILESTONES = SFT_STEPS + GRPO_STEPS + 4  # sft, before, grpo, after are finished once each
 PATIENCE = 120.0  # seconds
 CLOCKS = ("time", "seconds", "tokens_per_s", "source_time", "emit_time")

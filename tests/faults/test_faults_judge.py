@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from audiorl.models import text
+from audiorl.models.families import text
+from audiorl.report.study import Rollouts
 from audiorl.rewards import ChatEndpoint, JudgeError, JudgePrompt, OpenAIJudge, PairwiseJudge, load_reward
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
-from audiorl.study import Rollouts
 from audiorl.types import Rollout, Sample
 from tests.conftest import TEXTS
 from tests.support.chat_servers import ChatServer

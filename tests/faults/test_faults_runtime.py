@@ -22,10 +22,10 @@ from typing import Any, Literal
 import pytest
 
 from audiorl.cli import main
+from audiorl.config.distributed import RuntimeConfig, set_current
+from audiorl.distributed.ray_cluster import Cluster, import_ray
+from audiorl.distributed.ray_group import RayGroup
 from audiorl.run.checkpoint import verify
-from audiorl.runtime.config import RuntimeConfig, set_current
-from audiorl.runtime.ray_cluster import Cluster, import_ray
-from audiorl.runtime.ray_group import RayGroup
 from tests.support.rank_runs import RECIPE, assert_equal_runs, audiorl, rows
 from tests.support.ray_workers import Counter
 from tests.support.reward_servers import Process

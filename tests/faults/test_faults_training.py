@@ -13,8 +13,8 @@ from torch import Tensor
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import CriticConfig, OptimConfig, RLConfig
 from audiorl.models import AudioPolicy
-from audiorl.rl.trainer import TrainBatch, Trainer
 from audiorl.run.folder import Run
+from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.types import Experience, Sample
 from tests.conftest import make_omni
 from tests.support.experiences import batch_of, with_advantage

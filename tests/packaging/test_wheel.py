@@ -70,7 +70,7 @@ def test_from_an_empty_folder_the_quickstart_runs(installed: Path, tmp_path: Pat
 
 def test_mypy_finds_the_types_of_the_installed_package(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from audiorl.metrics.interval import bootstrap_interval\n"
+        "from audiorl.eval.metrics.interval import bootstrap_interval\n"
         "reveal_type(bootstrap_interval([0.0, 1.0]))\n"
         "bootstrap_interval(3)\n"
     )
@@ -95,8 +95,8 @@ def test_the_wheel_holds_every_module_recipe_and_evaluation(wheel: list[str]) ->
 
 
 def test_the_wheel_holds_the_pages_of_the_view(wheel: list[str]) -> None:
-    assets = list((ROOT / "audiorl" / "view" / "assets").iterdir())
-    assert assets and all(f"audiorl/view/assets/{asset.name}" in wheel for asset in assets)
+    assets = list((ROOT / "audiorl" / "report" / "view" / "assets").iterdir())
+    assert assets and all(f"audiorl/report/view/assets/{asset.name}" in wheel for asset in assets)
 
 
 def test_the_wheel_holds_speech_encoder_and_licences(wheel: list[str]) -> None:
@@ -115,9 +115,9 @@ def test_the_wheel_holds_speech_encoder_and_licences(wheel: list[str]) -> None:
         ("audiorl", ("torch", "transformers", "httpx", "fastapi", "uvicorn")),
         ("audiorl.cli", ("torch", "transformers", "httpx", "fastapi", "uvicorn")),
         ("audiorl.rewards", ("transformers", "peft", "datasets", "espeakng_loader", "httpx", "fastapi", "uvicorn")),
-        ("audiorl.metrics", ("torch", "transformers")),
+        ("audiorl.eval.metrics", ("torch", "transformers")),
         ("audiorl.algos", ("transformers",)),
-        ("audiorl.rl.train", ("vllm", "ray", "deepspeed", "wandb", "tensorboard", "matplotlib")),
+        ("audiorl.train.rl.train", ("vllm", "ray", "deepspeed", "wandb", "tensorboard", "matplotlib")),
     ],
 )
 def test_importing_loads_only_what_is_needed(module: str, heavy: tuple[str, ...]) -> None:

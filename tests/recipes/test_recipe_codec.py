@@ -77,9 +77,9 @@ def test_what_it_trained_is_a_codec(run: Path) -> None:
 
 
 def test_bundled_prompts_are_held_out() -> None:
-    from audiorl.recipe.loader import load_recipe
+    from audiorl.recipes._loader import load_recipe
 
-    recipe = load_recipe("recipes/codec.py")
+    recipe = load_recipe("audiorl/recipes/codec.py")
     found, held_out, texts = recipe.read(recipe.Config())
     train_set, test_set = split_by_key(bundled_speech(), 0.1, seed=0)
     assert [c.path for c in found.clips] == [u.clip.path for u in train_set]
@@ -88,9 +88,9 @@ def test_bundled_prompts_are_held_out() -> None:
 
 
 def test_other_recordings_come_on_top(recordings: Path) -> None:
-    from audiorl.recipe.loader import load_recipe
+    from audiorl.recipes._loader import load_recipe
 
-    recipe = load_recipe("recipes/codec.py")
+    recipe = load_recipe("audiorl/recipes/codec.py")
 
     def paths(clips: Any) -> list[str]:
         return [clip.path for clip in clips]
@@ -236,7 +236,7 @@ def test_torchrun_trains_in_two_processes(recordings: Path, tmp_path: Path) -> N
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
     common = ("--tiny", "--threads", "1", "--data", str(recordings))
-    torchrun("train", "recipes/codec.py", *common, "--out", str(tmp_path / "run"))
+    torchrun("train", "audiorl/recipes/codec.py", *common, "--out", str(tmp_path / "run"))
     metrics = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [m["step"] for m in metrics] == [1, 2, 3, 4]
     # What was lost after the checkpoint of step 2 is trained again, by both processes, to the same end.

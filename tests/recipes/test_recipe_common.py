@@ -16,13 +16,7 @@ from audiorl.config import RLConfig, SFTConfig
 from audiorl.data.bundled import bundled_set
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.sets import parse_set, split_held_out, stratified
-from audiorl.recipe.common import (
-    RecipeConfig,
-    RewardOptions,
-    ptx_examples,
-    read_questions,
-    supervised_turn,
-)
+from audiorl.recipes._common import RecipeConfig, RewardOptions, ptx_examples, read_questions, supervised_turn
 from audiorl.rewards import Repetition, StandardisedSum, WeightedSum
 from audiorl.run.metrics_log import read_metrics
 
@@ -261,6 +255,6 @@ def test_ptx_through_the_command_line(tmp_path: Path, recipe: str, phase: str, o
 def test_a_reward_of_ones_own_for_interpretation(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def reward(rollout):\n    return len(rollout.text) / 100\n")
     options = ("--max-steps", "1", "--reward-file", str(tmp_path / "mine.py"), "--reward-weight", "2")
-    assert main(["train", "recipes/simul_ppo.py", "--tiny", *options, "--out", str(tmp_path / "run")]) == 0
+    assert main(["train", "audiorl/recipes/simul_ppo.py", "--tiny", *options, "--out", str(tmp_path / "run")]) == 0
     steps = [m for m in read_metrics(tmp_path / "run" / "metrics.jsonl") if m["phase"] in ("stage1", "stage2")]
     assert len(steps) == 2 and all("reward/user" in m for m in steps)

@@ -114,7 +114,18 @@ def test_quickstart_measures_strangers(tmp_path: Path, capsys: pytest.CaptureFix
     assert set(evals["after"]["outside"]) == {"said", "vocabulary"}
     (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[3:]))
     assert (
-        main(["train", "recipes/quickstart.py", "--tiny", "--unseen", str(tmp_path), "--out", str(tmp_path / "b")]) == 2
+        main(
+            [
+                "train",
+                "audiorl/recipes/quickstart.py",
+                "--tiny",
+                "--unseen",
+                str(tmp_path),
+                "--out",
+                str(tmp_path / "b"),
+            ]
+        )
+        == 2
     )
     assert "no English, Spanish or French by another speaker" in capsys.readouterr().err
     assert not (tmp_path / "b" / "checkpoints").exists(), "said before anything is trained"
@@ -265,7 +276,7 @@ def test_asr_grpo_and_its_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert result.scores == result.recorded and len({s.total for s in result.scores if s}) > 1
     capsys.readouterr()
     options = ["--tiny", "--retention-margin", "-1", "--out", str(tmp_path / "strict")]
-    assert main(["train", "recipes/asr_grpo.py", *options]) == 2
+    assert main(["train", "audiorl/recipes/asr_grpo.py", *options]) == 2
     assert "retention: accuracy fell from" in capsys.readouterr().err
     assert (tmp_path / "strict" / "report.html").is_file() and last_checkpoint(tmp_path / "strict").is_dir()
 
@@ -296,7 +307,7 @@ def test_asr_grpo_with_strangers_and_a_control(tmp_path: Path, capsys: pytest.Ca
     assert {"accuracy, unseen", "length, unseen (not optimised)", "perplexity, text"} <= labels
     capsys.readouterr()
     (tmp_path / "strangers.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    assert main(["train", "recipes/asr_grpo.py", "--tiny", *options, "--out", str(tmp_path / "same")]) == 2
+    assert main(["train", "audiorl/recipes/asr_grpo.py", "--tiny", *options, "--out", str(tmp_path / "same")]) == 2
     assert "too; give speakers that nothing is trained on" in capsys.readouterr().err
 
 

@@ -20,17 +20,17 @@ from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech, corpus
 from audiorl.data.rollout_rows import read_rollouts
 from audiorl.models import load_policy
+from audiorl.recipes import simul_quickstart as quickstart_recipe
 from audiorl.recipes._simul_streams import Prompts
 from audiorl.recipes._tiny_speech import tiny_part
 from audiorl.rewards.replay import replay
-from audiorl.rewards.simul import multi_turn
-from audiorl.rl.trainer import Trainer
 from audiorl.run.metrics_log import read_metrics
-from audiorl.simulst.bundled import bundled_streams
-from audiorl.simulst.formats import read_streams, write_streams
-from audiorl.simulst.logs import read_log
-from audiorl.simulst.streams import SPEAKER_MARK
-from recipes import simul_quickstart as quickstart_recipe
+from audiorl.tasks.simul.bundled import bundled_streams
+from audiorl.tasks.simul.formats import read_streams, write_streams
+from audiorl.tasks.simul.logs import read_log
+from audiorl.tasks.simul.rewards import multi_turn
+from audiorl.tasks.simul.streams import SPEAKER_MARK
+from audiorl.train.rl.trainer import Trainer
 from tests.support.unified_codec import tiny as tiny_codec
 
 STAGES = ("stage1", "stage2")
@@ -131,7 +131,7 @@ def test_quickstart_without_recordings_to_measure(
     options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "run")
-    assert main(["train", "recipes/simul_quickstart.py", "--tiny", *options, "--out", out]) != 0
+    assert main(["train", "audiorl/recipes/simul_quickstart.py", "--tiny", *options, "--out", out]) != 0
     assert message in capsys.readouterr().err
 
 
@@ -259,7 +259,7 @@ def test_simul_ppo_on_streams_of_a_file_interrupted_in_stage_two(
     monkeypatch.setattr(Trainer, "step", interrupted)
     capsys.readouterr()
     run = tmp_path / "run"
-    assert main(["train", "recipes/simul_ppo.py", "--tiny", *options, "--out", str(run)]) == 130
+    assert main(["train", "audiorl/recipes/simul_ppo.py", "--tiny", *options, "--out", str(run)]) == 130
     assert "after stage2 step 1" in capsys.readouterr().err
     assert main(["resume", str(run)]) == 0
     for stage in STAGES:
@@ -285,7 +285,7 @@ def test_unknown_weights_and_streams_without_reference(
     tmp_path: Path, streams: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ("--out", str(tmp_path / "run"))
-    common = ["train", "recipes/simul_ppo.py", "--tiny", *out]
+    common = ["train", "audiorl/recipes/simul_ppo.py", "--tiny", *out]
     assert main([*common, "--rewards.weights", "speed", "2"]) != 0
     assert "no reward is called 'speed'" in capsys.readouterr().err
     rows = rows_of(streams)

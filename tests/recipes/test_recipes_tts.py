@@ -17,11 +17,11 @@ import torch
 from audiorl.audio import AudioClip, write_wav
 from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech
-from audiorl.metrics.prosody import MEASURES
+from audiorl.eval.metrics.prosody import MEASURES
 from audiorl.models import load_policy
 from audiorl.recipes import tts_quickstart
 from audiorl.recipes._tiny_speech import save_recogniser
-from audiorl.recipes.judges.character_ctc import load as load_judge
+from audiorl.recipes.speech_models.character_ctc import load as load_judge
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.replay import replay
 from audiorl.rewards.speech import Duration, Finished, RecordedSpeech, SpeechJudges, WordIntelligibility
@@ -40,7 +40,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "tts"
-    assert main(["train", "recipes/tts_quickstart.py", "--tiny", "--threads", "1", "--out", str(out)]) == 0
+    assert main(["train", "audiorl/recipes/tts_quickstart.py", "--tiny", "--threads", "1", "--out", str(out)]) == 0
     return out
 
 
@@ -148,7 +148,7 @@ def test_a_text_can_be_said_in_several_voices(two_ways: Path) -> None:
 
 
 def test_a_corpus_that_the_quickstart_cannot_use(two_ways: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["train", "recipes/tts_quickstart.py", "--tiny", "--corpus", str(two_ways)]
+    options = ["train", "audiorl/recipes/tts_quickstart.py", "--tiny", "--corpus", str(two_ways)]
     refused = two_ways / "refused"
     assert main([*options, "--recogniser-speakers", "nobody", "--out", str(refused)]) == 2
     assert "--recogniser-speakers: no speaker 'nobody', only quiet, usual" in capsys.readouterr().err
@@ -193,7 +193,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SFTWorker, "train", stopped)
-        assert main(["train", "recipes/tts_sft.py", "--tiny", "--out", str(out)]) == 130
+        assert main(["train", "audiorl/recipes/tts_sft.py", "--tiny", "--out", str(out)]) == 130
         codes = {f: f.stat().st_mtime_ns for f in (out / "codes").iterdir()}
         assert main(["resume", str(out)]) == 0
     assert {f: f.stat().st_mtime_ns for f in (out / "codes").iterdir()} == codes  # nothing was encoded again
@@ -246,7 +246,7 @@ def test_conversations_are_learned(tmp_path: Path, capsys: pytest.CaptureFixture
     ):
         (tmp_path / "talk.jsonl").write_text(json.dumps(changed))
         out = tmp_path / "refused"
-        assert main(["train", "recipes/tts_sft.py", "--tiny", *options, "--out", str(out)]) == 2
+        assert main(["train", "audiorl/recipes/tts_sft.py", "--tiny", *options, "--out", str(out)]) == 2
         assert message in capsys.readouterr().err and not out.exists()
 
 
@@ -291,7 +291,7 @@ def test_every_estimator_takes_speech(tmp_path: Path) -> None:
 def test_a_text_decoder_is_taught_and_not_reinforced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_text().save(tmp_path / "text")
     path = ("--path", str(tmp_path / "text"))
-    assert main(["train", "recipes/tts_grpo.py", "--tiny", *path, "--out", str(tmp_path / "grpo")]) == 2
+    assert main(["train", "audiorl/recipes/tts_grpo.py", "--tiny", *path, "--out", str(tmp_path / "grpo")]) == 2
     assert "text: writes text only; teach it to speak first" in capsys.readouterr().err
     assert not (tmp_path / "grpo").exists()
     run = train("tts_sft", tmp_path / "sft", *path, "--judge", "None", "--max-steps", "1")

@@ -9,7 +9,8 @@ import torch
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig, ProcessRewardConfig, RewardModelConfig
 from audiorl.data.bundled import bundled_pairs, bundled_steps
 from audiorl.data.preferences import pairs_to_judged
-from audiorl.models import AudioPolicy, qwen_omni
+from audiorl.models import AudioPolicy
+from audiorl.models.families import qwen_omni
 from audiorl.models.value import ValueModel
 from audiorl.run.folder import Run
 from audiorl.train.preference import prefer

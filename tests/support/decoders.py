@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from audiorl.models import AudioPolicy
-from audiorl.models.text import TextDecoder
+from audiorl.models.families.text import TextDecoder
 from tests.conftest import make_text
 
 SIZE = dict(

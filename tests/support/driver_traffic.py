@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from audiorl.config import ModelConfig, OptimConfig, SFTConfig
+from audiorl.config.distributed import RuntimeConfig, set_current
+from audiorl.distributed.torchrun import follow, process_group, rank
 from audiorl.run.folder import Run
 from audiorl.run.phase import checkpoint, restore
-from audiorl.runtime.config import RuntimeConfig, set_current
-from audiorl.runtime.torchrun import follow, process_group, rank
 from audiorl.train.learner import learners
 from audiorl.train.sft import SFTWorker
 from tests.support.zero_ranks import OPTIM, examples, policy

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from audiorl.algos.packing import pack_experiences
 from audiorl.models import AudioPolicy
-from audiorl.rl.trainer import Trainer
+from audiorl.train.rl.trainer import Trainer
 from audiorl.types import Experience, Sample
 
 LENGTHS = ((6, 3, 1), (4, 6, 2))

@@ -23,7 +23,9 @@ from tests.support.ports import free_port
 ROOT = Path(__file__).parents[2]
 _forks = multiprocessing.get_context("forkserver")
 # Of these the server leaves out what is not installed.
-_forks.set_forkserver_preload(["deepspeed", "audiorl.cli", "audiorl.models.qwen_omni", "audiorl.rl.train"])
+_forks.set_forkserver_preload(
+    ["deepspeed", "audiorl.cli", "audiorl.models.families.qwen_omni", "audiorl.train.rl.train"]
+)
 
 
 def _execute(arguments: Sequence[str], environment: Mapping[str, str], printed: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from audiorl.metrics.prosody import voiced_f0
+from audiorl.eval.metrics.prosody import voiced_f0
 
 
 def harmonics(hertz: np.ndarray, rate: int) -> np.ndarray:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from audiorl.runtime.local import changes_worker, replaces_worker
-from audiorl.runtime.world import World
+from audiorl.distributed.local import changes_worker, replaces_worker
+from audiorl.distributed.world import World
 
 
 class Counter:

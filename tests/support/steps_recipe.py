@@ -18,11 +18,11 @@ from audiorl.config import (
     SFTConfig,
 )
 from audiorl.data.corpus import bundled_speech
-from audiorl.models import qwen_omni
 from audiorl.models.examples import Example
+from audiorl.models.families import qwen_omni
 from audiorl.rewards import RemoteReward
-from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
+from audiorl.train.rl.train import train_rl
 from audiorl.train.sft import sft
 from audiorl.types import Message, Rollout, Sample, Score
 

@@ -7,8 +7,8 @@ import torch
 
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
-from audiorl.simulst.bundled import build_stream
-from audiorl.simulst.streams import Stream
+from audiorl.tasks.simul.bundled import build_stream
+from audiorl.tasks.simul.streams import Stream
 from tests.conftest import make_omni
 
 RATE = 16_000

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from audiorl.models import AudioPolicy
-from audiorl.rl.trainer import TrainBatch, Trainer
+from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.types import Experience
 from tests.support.gradients import gradients_of
 

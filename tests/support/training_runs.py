@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from audiorl.config import CriticConfig, OptimConfig, RLConfig, SamplingConfig
-from audiorl.rl.train import train_rl
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
+from audiorl.train.rl.train import train_rl
 from audiorl.types import Rollout, Sample, Score
 from tests.conftest import make_omni
 

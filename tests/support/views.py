@@ -16,7 +16,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from audiorl.view.server import View, make_app, open_view
+from audiorl.report.view.server import View, make_app, open_view
 
 TOKEN = "the-token"
 CHROMIUM = Path("/usr/bin/chromium")

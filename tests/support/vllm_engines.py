@@ -14,7 +14,8 @@ from transformers import Qwen3OmniMoeConfig
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance
-from audiorl.models import AudioPolicy, qwen2_audio, qwen_omni
+from audiorl.models import AudioPolicy
+from audiorl.models.families import qwen2_audio, qwen_omni
 from audiorl.types import Experience, Message, Request, Rollout, Sample, Turn
 from tests.conftest import TEXTS, make_qwen3_omni
 

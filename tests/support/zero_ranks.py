@@ -19,16 +19,16 @@ from torch import Tensor
 
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SFTConfig
+from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.data.corpus import bundled_speech
-from audiorl.models import AudioPolicy, qwen_omni
+from audiorl.distributed.world import World
+from audiorl.models import AudioPolicy
 from audiorl.models.dual_branch import dualize
 from audiorl.models.examples import Example
+from audiorl.models.families import qwen_omni
 from audiorl.run.pieces import Joined, Piece, share_of
-from audiorl.runtime.config import RuntimeConfig, set_current
-from audiorl.runtime.world import World
-from audiorl.train import zero
 from audiorl.train.batches import idle_batch
-from audiorl.train.optim import backward, idle_passes, optimizer_for
+from audiorl.train.optim.steps import backward, idle_passes, optimizer_for, zero
 from audiorl.train.sft import SFTWorker
 from audiorl.types import Experience, Message, Sample
 

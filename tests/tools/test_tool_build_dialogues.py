@@ -9,7 +9,7 @@ import pytest
 from audiorl.audio import seconds
 from audiorl.data.seedtts import Conversation, read_conversations
 from audiorl.models import load_policy
-from audiorl.tts.texts import read_utterances
+from audiorl.tasks.tts.texts import read_utterances
 from tests.support.tools import run_tool
 
 SIZES = ("--conversations", "4", "--texts", "9", "--held-out", "5", "--scripts", "2", "--turns", "9")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from audiorl.data.corpus import corpus
-from audiorl.metrics.prosody import prosody
+from audiorl.eval.metrics.prosody import prosody
 from tests.support.tools import load_tool, run_tool
 
 

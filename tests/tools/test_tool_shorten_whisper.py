@@ -10,7 +10,8 @@ import torch
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from audiorl.audio import AudioClip
-from audiorl.models import load_policy, whisper
+from audiorl.models import load_policy
+from audiorl.models.families import whisper
 from tests.support.tools import run_tool
 
 

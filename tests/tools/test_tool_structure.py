@@ -47,11 +47,14 @@ def test_lazy_imports_count_and_make_a_circle(structure, tmp_path, capsys):
 def test_an_upward_import_and_a_package_without_a_layer(structure, tmp_path, capsys):
     write(
         tmp_path,
-        {"rollout/hf.py": "from ..rl import train\n", "rl/train.py": "", "new/one.py": "import audiorl.rl.train"},
+        {"rollout/hf.py": "from ..rl import train\n", "rl/train.py": "", "new/one.py": "import audiorl.train.rl.train"},
     )
     assert structure.report_imports(tmp_path) == 2
     out = capsys.readouterr().out
-    assert "audiorl/rollout/hf.py:1: audiorl.rollout imports audiorl.rl" in out and "audiorl.new is in no layer" in out
+    assert (
+        "audiorl/rollout/hf.py:1: audiorl.rollout imports audiorl.train.rl" in out
+        and "audiorl.new is in no layer" in out
+    )
 
 
 def test_lines_of_code_leave_out_comments_and_blank_lines(structure):
@@ -62,8 +65,11 @@ def test_lines_of_code_leave_out_comments_and_blank_lines(structure):
 
 @pytest.mark.slow
 def test_the_core_path_is_measured(structure, tmp_path):
-    trace = structure.trace_recipe(ROOT, ROOT / "recipes/mmau_grpo.py", str(tmp_path / "run"))
+    trace = structure.trace_recipe(ROOT, ROOT / "audiorl/recipes/mmau_grpo.py", str(tmp_path / "run"))
     ran = {(str(d.file), d.name): len(d.lines) for d in structure.executed(trace)}
-    assert ran["audiorl/rl/losses.py", "policy_loss"] > 10
+    assert ran["audiorl/train/rl/losses.py", "policy_loss"] > 10
     assert ("audiorl/rollout/vllm.py", "VLLMEngine") not in ran, "imported, never used"
-    assert trace.stack[0] == "recipes/mmau_grpo.py:main" and trace.stack[-1] == "audiorl/rl/losses.py:policy_loss"
+    assert (
+        trace.stack[0] == "audiorl/recipes/mmau_grpo.py:main"
+        and trace.stack[-1] == "audiorl/train/rl/losses.py:policy_loss"
+    )

@@ -14,10 +14,10 @@ from typing import Any
 from audiorl.cli import Report, Resume, Serve
 from audiorl.cli.codec import Decode, Encode
 from audiorl.cli.data import Build
+from audiorl.config.distributed import RuntimeConfig
 from audiorl.options import parse
-from audiorl.recipe.loader import load_recipe, parse_config
+from audiorl.recipes._loader import load_recipe, parse_config
 from audiorl.rewards.serve import _check
-from audiorl.runtime.config import RuntimeConfig
 from tests.support.attack.targets import FileTarget, Input
 
 COMMANDS = {"resume": Resume, "report": Report, "serve": Serve, "encode": Encode, "decode": Decode, "build": Build}

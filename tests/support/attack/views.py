@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from audiorl.view.labels import next_question
+from audiorl.report.view.labels import next_question
 from tests.support.attack.folders import ROLLOUTS, SHOWN, run_folder, written
 from tests.support.attack.mutation import mutate_json
 from tests.support.attack.targets import FileTarget, Input

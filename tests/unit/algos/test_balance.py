@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiorl.algos.packing import balance, micro_batches, pack_experiences, sorted_batches
-from audiorl.rl.split import split_groups
+from audiorl.train.rl.split import split_groups
 from audiorl.types import Experience
 
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from audiorl.algos.kl import kl_estimate
 from audiorl.algos.packing import micro_batches, pack_experiences, shared_groups
 from audiorl.config import RLConfig
-from audiorl.rl.advantages import compute_token_advantages
 from audiorl.train.batches import counts, fill, frames, gather, gather_code_mask, sum_codebooks, widened
 from audiorl.train.checks import check_finite
+from audiorl.train.rl.advantages import compute_token_advantages
 from audiorl.types import Experience, PackedBatch, Rollout, Sample, Score, Segment
 
 H, I, OPEN, F, CLOSE = 1, 2, 3, 9, 4

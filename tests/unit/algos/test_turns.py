@@ -9,7 +9,7 @@ import torch
 
 from audiorl.algos.advantages import gae, process_relative, step_index_relative, time_index_relative
 from audiorl.config import RLConfig
-from audiorl.rl.advantages import compute_token_advantages
+from audiorl.train.rl.advantages import compute_token_advantages
 from audiorl.types import Experience, Rollout, Sample, Score, Segment
 
 R = math.sqrt(0.5)

@@ -22,9 +22,9 @@ from rich.console import Console
 from audiorl import cli
 from audiorl.cli import main
 from audiorl.cli.results import print_results
-from audiorl.recipe.loader import load_recipe
-from audiorl.recipe.scripts import find_script, scripts
-from audiorl.runtime.config import RuntimeConfig
+from audiorl.config.distributed import RuntimeConfig
+from audiorl.recipes._loader import load_recipe
+from audiorl.recipes._scripts import find_script, scripts
 
 COMMANDS = (
     "", "train", "resume", "report", "eval", "rewards", "rewards score", "rewards serve", "codec", "codec encode",

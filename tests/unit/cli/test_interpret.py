@@ -19,8 +19,8 @@ from audiorl.config import SamplingConfig
 from audiorl.models import load_policy
 from audiorl.models.dual_branch import dualize
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
-from audiorl.simulst.live import Interpreter
-from audiorl.simulst.speech import playback_track
+from audiorl.tasks.simul.live import Interpreter
+from audiorl.tasks.simul.speech import playback_track
 from tests.conftest import make_omni
 from tests.support.unified_codec import tiny as tiny_codec
 from tokenizers_audio import load

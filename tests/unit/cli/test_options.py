@@ -14,9 +14,9 @@ import pytest
 from audiorl import options
 from audiorl.config import LoraConfig, ModelConfig, RLConfig, require_finite, torch_device
 from audiorl.options import parse, parse_known, with_new_names
-from audiorl.recipe.common import RecipeConfig
-from audiorl.recipe.loader import _checked_recipe, _with_new_names, load_recipe, parse_config, start
-from audiorl.recipe.scripts import find_script
+from audiorl.recipes._common import RecipeConfig
+from audiorl.recipes._loader import _checked_recipe, _with_new_names, load_recipe, parse_config, start
+from audiorl.recipes._scripts import find_script
 from audiorl.run.folder import Run
 
 

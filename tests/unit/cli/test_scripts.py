@@ -9,16 +9,16 @@ import pytest
 
 import audiorl
 from audiorl.cli import main
-from audiorl.recipe.scripts import find_script, scripts
+from audiorl.recipes._scripts import find_script, scripts
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_every_file_has_a_name() -> None:
-    assert scripts("recipes")["mmau-grpo"] == ROOT / "recipes" / "mmau_grpo.py"
+    assert scripts("recipes")["mmau-grpo"] == ROOT / "audiorl" / "recipes" / "mmau_grpo.py"
     assert set(scripts("eval")) == {"asr", "audit", "codec", "gap", "mmau", "passk", "simul", "text", "tts"}
-    for name in ("mmau-grpo", "mmau_grpo", str(ROOT / "recipes" / "mmau_grpo.py")):
-        assert find_script("recipes", name) == ROOT / "recipes" / "mmau_grpo.py"
+    for name in ("mmau-grpo", "mmau_grpo", str(ROOT / "audiorl" / "recipes" / "mmau_grpo.py")):
+        assert find_script("recipes", name) == ROOT / "audiorl" / "recipes" / "mmau_grpo.py"
 
 
 def test_without_a_checkout_the_installed_package_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

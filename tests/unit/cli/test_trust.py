@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from audiorl.cli import main
-from audiorl.recipe.loader import _python_files
-from audiorl.recipe.scripts import find_script
+from audiorl.recipes._loader import _python_files
+from audiorl.recipes._scripts import find_script
 from audiorl.run.metrics_log import read_metrics
 
 RECIPE = """

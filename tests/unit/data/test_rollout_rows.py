@@ -17,7 +17,7 @@ from audiorl.data.clip_files import file_bytes
 from audiorl.data.rollout_rows import read_rollouts, rollout_row
 from audiorl.data.rows import Row, read_rows, write_json_lines
 from audiorl.rewards.replay import replay
-from audiorl.simulst.streams import ChunkConfig, Stream, Unit, interpretation_sample
+from audiorl.tasks.simul.streams import ChunkConfig, Stream, Unit, interpretation_sample
 from audiorl.types import Message, Rollout, Sample, Score, Segment
 
 

@@ -21,8 +21,8 @@ from audiorl.data.preferences import read_judged, read_pairs, read_steps
 from audiorl.data.rollout_rows import read_rollouts, rollout_row
 from audiorl.data.rows import Row, read_rows
 from audiorl.data.text import read_passages, read_questions
-from audiorl.simulst.formats import read_streams
-from audiorl.tts.texts import read_utterances
+from audiorl.tasks.simul.formats import read_streams
+from audiorl.tasks.tts.texts import read_utterances
 from audiorl.types import Message, Rollout, Sample, Segment
 
 Read = Callable[[Path], object]

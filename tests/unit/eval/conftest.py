@@ -52,7 +52,7 @@ def load_eval() -> Callable[[str], types.ModuleType]:
     """Import a script of the eval folder by file, as it is no package."""
 
     def load(name: str) -> types.ModuleType:
-        spec = importlib.util.spec_from_file_location(f"eval_{name}", ROOT / "eval" / f"{name}.py")
+        spec = importlib.util.spec_from_file_location(f"eval_{name}", ROOT / "audiorl" / "eval" / f"{name}.py")
         assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module

@@ -20,15 +20,16 @@ from audiorl.config import ModelConfig, RLConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.data.manifest import read_samples
 from audiorl.data.views import silence, swapped
-from audiorl.evaluation.choices import most_probable_choices
-from audiorl.evaluation.listening import Verdict, audio_gains, check_frames, gain_metrics, verdict
-from audiorl.models import AudioPolicy, qwen_omni
+from audiorl.eval._choices import most_probable_choices
+from audiorl.eval._listening import Verdict, audio_gains, check_frames, gain_metrics, verdict
+from audiorl.eval.audit import Options, run
+from audiorl.models import AudioPolicy
 from audiorl.models import policy as policy_module
 from audiorl.models.examples import Example, experience
-from audiorl.rl.listening import check_listening
+from audiorl.models.families import qwen_omni
 from audiorl.rollout.hf import HFEngine
+from audiorl.train.rl.listening import check_listening
 from audiorl.types import Message, Request, Sample
-from eval.audit import Options, run
 from tests.conftest import TEXTS, ask
 from tests.support.learning import learn
 

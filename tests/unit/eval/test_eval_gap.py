@@ -16,11 +16,11 @@ from audiorl.cli import main
 from audiorl.data.corpus import Utterance
 from audiorl.data.manifest import read_samples
 from audiorl.data.views import views_of
-from audiorl.evaluation.gap import choice_logprobs, gap_rows, gap_scores
+from audiorl.eval._gap import choice_logprobs, gap_rows, gap_scores
+from audiorl.eval.gap import Options, run
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.types import Sample
-from eval.gap import Options, run
 from tests.conftest import make_omni
 from tests.support.learning import learn
 

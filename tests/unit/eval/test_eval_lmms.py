@@ -70,7 +70,7 @@ def test_whisper_is_asked_for_transcripts(rows: list[Utterance], tmp_path: Path)
 
 
 def test_what_cannot_be_given(rows: list[Utterance], tmp_path: Path) -> None:
-    from audiorl.evaluation.lmms_eval_model import AudioRL, _clip
+    from audiorl.eval._lmms_eval_model import AudioRL, _clip
 
     with pytest.raises(ValueError, match="name the model"):
         AudioRL()

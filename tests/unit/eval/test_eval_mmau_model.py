@@ -15,7 +15,7 @@ import soundfile
 from audiorl.cli import main
 from audiorl.data.corpus import Utterance
 from audiorl.data.manifest import read_samples
-from eval.mmau import Options, run
+from audiorl.eval.mmau import Options, run
 from tests.conftest import make_omni
 
 MMAU = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from audiorl.evaluation.options import run_script
+from audiorl.eval._options import run_script
 from audiorl.run.folder import Run
 from tests.conftest import make_text
 

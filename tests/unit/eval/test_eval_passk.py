@@ -13,11 +13,11 @@ import soundfile
 from audiorl.cli import main
 from audiorl.data.corpus import Utterance
 from audiorl.data.manifest import read_samples
-from audiorl.evaluation.questions import sample_answers
-from audiorl.models import qwen_omni
+from audiorl.eval._questions import sample_answers
+from audiorl.eval.passk import Counts, Options, checked_ks, named_models, passk_scores, run, sentences
 from audiorl.models.examples import Example
+from audiorl.models.families import qwen_omni
 from audiorl.types import Sample
-from eval.passk import Counts, Options, checked_ks, named_models, passk_scores, run, sentences
 from tests.conftest import TEXTS, make_omni
 from tests.support.learning import learn
 

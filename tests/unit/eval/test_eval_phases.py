@@ -13,11 +13,11 @@ from rich.console import Console
 from audiorl.cli.results import print_results
 from audiorl.data.corpus import Utterance
 from audiorl.data.prompts import asr_prompt
-from audiorl.evaluation import phases
-from audiorl.evaluation.phases import UNSEEN, Evaluation, answer, measures_of
-from audiorl.evaluation.summaries import paired_changes
+from audiorl.eval import _phases as phases
+from audiorl.eval._phases import UNSEEN, Evaluation, answer, measures_of
+from audiorl.eval._summaries import paired_changes
 from audiorl.models import AudioPolicy
-from audiorl.recipe.common import check_strangers
+from audiorl.recipes._common import check_strangers
 from audiorl.report import write_report
 from audiorl.report.summary import disagreements, evaluation_rows, without_strangers
 from audiorl.rewards import CharAccuracy, Repetition, WeightedSum, WordAccuracy

@@ -16,11 +16,11 @@ import tyro
 from torch import Tensor
 
 from audiorl.audio import AudioClip
-from audiorl.simulst.bundled import bundled_streams
-from audiorl.simulst.formats import write_streams
-from audiorl.simulst.logs import read_log
-from audiorl.simulst.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed, WaitK
-from audiorl.simulst.streams import Stream, Unit
+from audiorl.tasks.simul.bundled import bundled_streams
+from audiorl.tasks.simul.formats import write_streams
+from audiorl.tasks.simul.logs import read_log
+from audiorl.tasks.simul.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed, WaitK
+from audiorl.tasks.simul.streams import Stream, Unit
 from audiorl.types import Request, Rollout, Schedule, Segment
 from tests.conftest import make_omni
 

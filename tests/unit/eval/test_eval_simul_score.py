@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import tyro
 
-from audiorl.metrics.playback import play
+from audiorl.eval.metrics.playback import play
 from audiorl.report.tradeoff import read_curve
-from audiorl.simulst.logs import Instance, write_log
+from audiorl.tasks.simul.logs import Instance, write_log
 
 
 @pytest.fixture

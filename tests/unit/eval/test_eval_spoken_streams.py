@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from audiorl.audio import AudioClip
-from audiorl.evaluation.judging import Judges
-from audiorl.evaluation.spoken_streams import (
+from audiorl.eval._judging import Judges
+from audiorl.eval._spoken_streams import (
     durations,
     measure_spoken,
     own_voice,
@@ -19,7 +19,7 @@ from audiorl.evaluation.spoken_streams import (
     transcript_quality,
     turn_speakers,
 )
-from audiorl.simulst.streams import Stream, Unit, interpretation_sample
+from audiorl.tasks.simul.streams import Stream, Unit, interpretation_sample
 from audiorl.types import Rollout
 from tests.support.step_codec import DECODER, said
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from audiorl.data.text import bundled_questions, read_passages, read_questions
-from audiorl.evaluation.text import TextResults, measure_text
+from audiorl.eval._text import TextResults, measure_text
 from audiorl.models.saving import save_policy
 from tests.conftest import make_omni, make_text
 
@@ -48,7 +48,7 @@ def test_a_model_that_knows_the_answers(monkeypatch) -> None:
     """The most probable choice wins."""
     questions = bundled_questions()[:8]
     totals = [-1.0 if (c == q.answer) != (q is questions[0]) else -2.0 for q in questions for c in q.choices]
-    monkeypatch.setattr("audiorl.evaluation.text._logprobs", lambda policy, answers: totals if answers else [])
+    monkeypatch.setattr("audiorl.eval._text._logprobs", lambda policy, answers: totals if answers else [])
     assert measure_text(make_text(), [], questions).correct.tolist() == [0.0] + [1.0] * 7
 
 

@@ -17,13 +17,13 @@ import soundfile
 from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.data.seedtts import read_meta
-from audiorl.evaluation.conversation_generation import PieceConfig
-from audiorl.judges import load_recogniser
+from audiorl.eval._conversation_generation import PieceConfig
 from audiorl.models import load_policy
 from audiorl.recipes._tiny_speech import save_codec, save_model
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
-from audiorl.tts.prompts import utterance_sample
+from audiorl.speech_models import load_recogniser
+from audiorl.tasks.tts.prompts import utterance_sample
 from audiorl.types import Request
 from tests.conftest import make_text
 from tests.support.judges import save_ctc, save_xvector
@@ -56,12 +56,12 @@ def record(path: Path, tenths: int) -> None:
 
 @pytest.fixture
 def tts(load_eval, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """eval/tts.py; `use` gives it a judge in place of those it would load."""
+    """audiorl/eval/tts.py; `use` gives it a judge in place of those it would load."""
     module = load_eval("tts")
 
     def use(judge: Any) -> None:
-        monkeypatch.setattr("audiorl.evaluation.judging.load_recogniser", lambda *args, **options: judge)
-        monkeypatch.setattr("audiorl.evaluation.judging.load_speaker_encoder", lambda *args: judge)
+        monkeypatch.setattr("audiorl.eval._judging.load_recogniser", lambda *args, **options: judge)
+        monkeypatch.setattr("audiorl.eval._judging.load_speaker_encoder", lambda *args: judge)
 
     module.use = use  # type: ignore[attr-defined]
     return module

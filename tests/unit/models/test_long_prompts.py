@@ -11,8 +11,9 @@ import soundfile
 
 from audiorl.config import OptimConfig, SamplingConfig, SFTConfig
 from audiorl.data.manifest import read_samples
-from audiorl.models import AudioPolicy, qwen_omni
+from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
+from audiorl.models.families import qwen_omni
 from audiorl.models.prompts import encode_prompt
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.sft import SFTWorker

@@ -37,8 +37,9 @@ from audiorl.algos.varlen import (
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.data.corpus import Utterance
-from audiorl.models import AudioPolicy, higgs
+from audiorl.models import AudioPolicy
 from audiorl.models.attention import UNGROUPED, VARLEN, set_attention, spans_of, takes_segments, ungrouped
+from audiorl.models.families import higgs
 from audiorl.types import Experience, Sample
 from tests.conftest import (
     TEXTS,

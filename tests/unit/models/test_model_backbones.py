@@ -19,7 +19,7 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.features import log_mel
 from audiorl.models.lora import NON_LORA_WEIGHTS
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
-from audiorl.train.adamw import Optimizer
+from audiorl.train.optim.adamw import Optimizer
 from audiorl.types import Experience, Message, Sample
 from tests.conftest import Make, every_listener, make_omni, make_qwen3_omni, readable
 from tests.support.packing import assert_same, experience, groups_of_three, logprobs, with_audio, with_gradients

@@ -29,9 +29,9 @@ from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.models import AudioPolicy, dualize, load_policy, load_weights
 from audiorl.models.dual_ffn import DualLayer, Routing
-from audiorl.models.text import TextDecoder
+from audiorl.models.families.text import TextDecoder
 from audiorl.models.tiny import tiny_llama_tokenizer, tiny_tokenizer
-from audiorl.train.adamw import Optimizer
+from audiorl.train.optim.adamw import Optimizer
 from audiorl.types import Experience, Message, Sample
 from tests.conftest import TEXTS, make_omni, make_qwen2_audio, make_text
 from tests.support.packing import with_audio

@@ -19,9 +19,9 @@ from transformers import (
 
 from audiorl.audio import AudioClip
 from audiorl.cli import main
-from audiorl.judges.checkpoint import load_judge
 from audiorl.models import load_policy
 from audiorl.models.graft import graft, read_text_model, vllm_problem
+from audiorl.speech_models.checkpoint import load_judge
 from tests.conftest import ask
 from tests.support.grafts import save_llm, save_whisper
 

@@ -14,9 +14,10 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig
 from audiorl.data.corpus import Utterance
-from audiorl.models import AudioPolicy, FrameLayout, higgs, load_policy, load_weights
+from audiorl.models import AudioPolicy, FrameLayout, load_policy, load_weights
+from audiorl.models.families import higgs
 from audiorl.models.value import critic_of
-from audiorl.train.adamw import Optimizer
+from audiorl.train.optim.adamw import Optimizer
 from audiorl.types import Experience, Message, Sample
 from tests.conftest import TEXTS
 from tests.support.speaking_models import CODES, codec, experiences, laid_out

@@ -14,7 +14,7 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SamplingConfig
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.adamw import Optimizer
+from audiorl.train.optim.adamw import Optimizer
 from audiorl.types import Experience, Message, Request, Sample
 from tests.conftest import make_text, readable
 from tests.support.decoders import FAMILIES

@@ -12,7 +12,7 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.value import HEAD_FILE, ValueHead, ValueModel, critic_of, load_value_model
-from audiorl.train.adamw import Optimizer
+from audiorl.train.optim.adamw import Optimizer
 from audiorl.types import Experience, Sample
 from tests.conftest import Make, make_text
 from tests.support.decoders import FAMILIES

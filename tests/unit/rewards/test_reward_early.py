@@ -15,8 +15,8 @@ from audiorl.rewards import RemoteReward, StandardisedSum, WeightedSum, load_rew
 from audiorl.rewards.check import score_rollouts
 from audiorl.rewards.early import EarlyScores, begins_early
 from audiorl.rewards.files import FunctionReward, RewardError
-from audiorl.rl.collect import collect
 from audiorl.rollout.hf import HFEngine
+from audiorl.train.rl.collect import collect
 from audiorl.types import Ended, Request, Reward, Rollout, Sample, Score, Segment
 from tests.conftest import make_omni
 

@@ -11,7 +11,7 @@ import torch
 
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import bundled_speech
-from audiorl.metrics.prosody import MEASURES, Prosody, prosody
+from audiorl.eval.metrics.prosody import MEASURES, Prosody, prosody
 from audiorl.rewards.prosody import (
     ProsodyBins,
     ProsodyDistribution,

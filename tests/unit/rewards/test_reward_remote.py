@@ -39,7 +39,7 @@ from audiorl.data.serialization import (
 )
 from audiorl.models.speech import FrameLayout
 from audiorl.rewards import RemoteReward, RewardServerError, StandardisedSum, WeightedSum, load_reward
-from audiorl.rewards.simul import Quality, multi_turn
+from audiorl.tasks.simul.rewards import Quality, multi_turn
 from audiorl.types import Message, Rollout, Sample, Score, Segment, Turn
 from tests.support.codecs import save_mimi
 from tests.support.reward_servers import FAULTS, Faulty, Process, app_of, serving
@@ -342,9 +342,11 @@ def test_rewards_of_streams(reward_file: Callable[[str], Path], speech: list[Utt
     """Values per turn that are not defined stay so; the batch's statistics are those of the whole batch."""
     sample = stream(speech[3].clip)
     rollouts = [answer(sample, *t, index=i) for i, t in enumerate([("", "hola", " ad"), ("ho", "", ""), ("", "", "x")])]
-    with serving(app_of(reward_file("from audiorl.rewards.simul import multi_turn\nreward = multi_turn()"))) as url:
+    with serving(
+        app_of(reward_file("from audiorl.tasks.simul.rewards import multi_turn\nreward = multi_turn()"))
+    ) as url:
         assert same(remote(url, audio="none")(rollouts), multi_turn()(rollouts))
-    with serving(app_of(reward_file("from audiorl.rewards.simul import Quality\nreward = Quality()"))) as url:
+    with serving(app_of(reward_file("from audiorl.tasks.simul.rewards import Quality\nreward = Quality()"))) as url:
         found = remote(url, audio="none")(rollouts)
         assert math.isnan(found[0].per_segment[0]) and same(found, Quality()(rollouts))  # type: ignore[index]
         here, there = StandardisedSum.of(quality=Quality()), StandardisedSum.of(quality=remote(url, batch_size=1))
@@ -352,7 +354,7 @@ def test_rewards_of_streams(reward_file: Callable[[str], Path], speech: list[Utt
 
 
 SPEECH = """
-    from audiorl.judges import load_recogniser
+    from audiorl.speech_models import load_recogniser
     from audiorl.models.speech import FrameLayout
     from audiorl.rewards import AnswerAccuracy, ThinkFormat, WeightedSum, WordAccuracy
     from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges, NotSilent

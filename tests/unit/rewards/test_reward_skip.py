@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from audiorl.config import RLConfig
-from audiorl.rl.collect import collect
-from audiorl.rl.metrics import rollout_metrics
+from audiorl.train.rl.collect import collect
+from audiorl.train.rl.metrics import rollout_metrics
 from audiorl.types import Message, Request, Rollout, Sample, Score, Segment
 
 SAMPLES = [Sample(f"q{i}", (Message("user", ("?",)),)) for i in range(4)]

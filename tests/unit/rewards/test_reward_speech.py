@@ -12,7 +12,6 @@ import torch
 
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance
-from audiorl.judges import AlignedWord, load_recogniser
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.speech import (
     Duration,
@@ -28,6 +27,7 @@ from audiorl.rewards.speech import (
     reference_clip,
     reference_seconds,
 )
+from audiorl.speech_models import AlignedWord, load_recogniser
 from audiorl.types import Message, Reward, Rollout, Sample, Segment, SpeechDecoder, Turn
 
 RATE = 8000

@@ -12,8 +12,8 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.config import ModelConfig
 from audiorl.data.corpus import Utterance
 from audiorl.data.views import silence
-from audiorl.models import qwen_omni
 from audiorl.models.examples import Example, experience
+from audiorl.models.families import qwen_omni
 from audiorl.models.saving import save_policy
 from audiorl.rewards import ThoughtConsistency, ThoughtGrounding
 from audiorl.types import Rollout, Sample, Segment

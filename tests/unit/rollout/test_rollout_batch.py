@@ -16,7 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from audiorl.algos.prompt_attention import PromptAttention
 from audiorl.config import ModelConfig, SamplingConfig
-from audiorl.models import AudioPolicy, text
+from audiorl.models import AudioPolicy
+from audiorl.models.families import text
 from audiorl.rollout import hf
 from audiorl.rollout.batch import GroupBatch, RowBatch
 from audiorl.rollout.hf import HFEngine

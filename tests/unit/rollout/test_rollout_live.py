@@ -13,8 +13,8 @@ from audiorl.config import SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.dual_branch import dualize
 from audiorl.rollout.live import LiveStream
-from audiorl.simulst.live import Interpreter
-from audiorl.simulst.streams import instruction_sample
+from audiorl.tasks.simul.live import Interpreter
+from audiorl.tasks.simul.streams import instruction_sample
 from audiorl.types import Turn
 from tests.conftest import make_omni
 from tests.support.streams import ending_turns

@@ -17,11 +17,11 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
-from audiorl.evaluation.streams import instance_of
+from audiorl.eval._streams import instance_of
 from audiorl.models import AudioPolicy
 from audiorl.rollout.hf import HFEngine
-from audiorl.simulst.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed
-from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
+from audiorl.tasks.simul.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed
+from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Experience, Hypothesis, Request, Rollout, Sample, Schedule
 from tests.conftest import make_dual_omni, make_omni, make_qwen2_audio, make_qwen3_omni
 from tests.support.streams import RATE, stream

@@ -15,8 +15,8 @@ from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.rollout.hf import HFEngine
-from audiorl.simulst.schedules import Offline, WaitK
-from audiorl.simulst.streams import ChunkConfig, Stream, interpretation_sample
+from audiorl.tasks.simul.schedules import Offline, WaitK
+from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Experience, Request, Rollout, Sample
 from tests.support.streams import RATE, stream
 

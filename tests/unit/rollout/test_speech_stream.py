@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from audiorl.config import SamplingConfig
-from audiorl.models import dualize, higgs
+from audiorl.models import dualize
+from audiorl.models.families import higgs
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.rollout.speech_stream import SpeechStream, StreamingEngine, speech_blocks
-from audiorl.simulst.streams import interpretation_sample
-from audiorl.tts.prompts import speech_sample
+from audiorl.tasks.simul.streams import interpretation_sample
+from audiorl.tasks.tts.prompts import speech_sample
 from audiorl.types import Message, Request, Sample
 from tests.conftest import TEXTS, make_text
 from tests.support.codecs import FAMILIES

@@ -22,7 +22,8 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
-from audiorl.models import AudioPolicy, dualize, load_policy, qwen2_audio, qwen_omni, text
+from audiorl.models import AudioPolicy, dualize, load_policy
+from audiorl.models.families import qwen2_audio, qwen_omni, text
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.sampling import filtered_logprobs
 from audiorl.rollout.vllm import VLLMEngine

@@ -14,7 +14,8 @@ import torch
 
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
-from audiorl.models import AudioPolicy, load_policy, text
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.families import text
 from audiorl.rollout.vllm import VLLMEngine
 from audiorl.rollout.vllm_start import VLLMConfig
 from audiorl.rollout.vllm_weights import Lora, adapter_obstacle, served_weights

@@ -18,8 +18,9 @@ import torch
 from audiorl.audio import AudioClip, wav_bytes
 from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance
-from audiorl.models import AudioPolicy, load_policy, qwen2_audio, qwen_omni, text
+from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.export import export
+from audiorl.models.families import qwen2_audio, qwen_omni, text
 from audiorl.models.graft import graft
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Message, Request, Sample

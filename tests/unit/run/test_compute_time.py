@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from audiorl.config import SFTConfig
+from audiorl.distributed import cpu_time
+from audiorl.distributed.cpu_time import CPUClock, cpu_seconds
+from audiorl.distributed.local import LocalGroup
 from audiorl.run.checkpoint import Checksums
 from audiorl.run.folder import ComputeTime, Run
 from audiorl.run.progress import StepClock
 from audiorl.run.saving import CheckpointWriter
-from audiorl.runtime import cpu_time
-from audiorl.runtime.cpu_time import CPUClock, cpu_seconds
-from audiorl.runtime.local import LocalGroup
 from audiorl.train.fit import fit
 from tests.conftest import make_text
 

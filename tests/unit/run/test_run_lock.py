@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from audiorl.config import to_json
-from audiorl.recipe.loader import load_recipe, parse_config, resume
-from audiorl.recipe.scripts import find_script
+from audiorl.recipes._loader import load_recipe, parse_config, resume
+from audiorl.recipes._scripts import find_script
 from audiorl.report.page import page
 from audiorl.report.run import load_run
+from audiorl.report.view.index import FollowedRun
 from audiorl.run.folder import Run, newest_checkpoint
 from audiorl.run.metrics_log import read_metrics
-from audiorl.view.index import FollowedRun
 from tests.conftest import make_text
 
 HELD = "another process works in this folder"

@@ -17,6 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from audiorl.config import LoraConfig, ModelConfig
+from audiorl.config.distributed import RuntimeConfig, set_current
+from audiorl.distributed.local import LocalGroup
+from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run import checkpoint as checkpoints
@@ -26,9 +29,6 @@ from audiorl.run.folder import Run
 from audiorl.run.phase import checkpoint, finish_save, restore
 from audiorl.run.pieces import Piece, read_range
 from audiorl.run.saving import CheckpointWriter
-from audiorl.runtime.config import RuntimeConfig, set_current
-from audiorl.runtime.local import LocalGroup
-from audiorl.runtime.world import World
 from tests.conftest import make_omni, make_whisper
 
 

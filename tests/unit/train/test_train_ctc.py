@@ -19,7 +19,7 @@ from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
 from audiorl.models.ctc import BLANK, SCALE, CTCModel, fits
 from audiorl.models.examples import Example
-from audiorl.recipe.loader import load_recipe
+from audiorl.recipes._loader import load_recipe
 from audiorl.run.folder import Run
 from audiorl.train.ctc import CTCWorker, by_seconds, encode_all, fitting, target_ids, token_errors, train_ctc
 from audiorl.train.sft import SFTWorker

@@ -14,13 +14,13 @@ import torch
 from audiorl.algos.packing import loss_weights, micro_batches
 from audiorl.config import ModelConfig, OptimConfig, SFTConfig
 from audiorl.data.schedule import rough_length
+from audiorl.distributed.local import LocalGroup
 from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.run.checkpoint import Checksums
 from audiorl.run.folder import Run
 from audiorl.run.saving import CheckpointWriter
-from audiorl.runtime.local import LocalGroup
 from audiorl.train.fit import fit
 from audiorl.train.sft import SFTWorker, sft
 from audiorl.types import Sample

@@ -14,15 +14,16 @@ from audiorl.algos.advantages import group_relative
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.schedule import batch_of_step
-from audiorl.models import AudioPolicy, load_policy, load_weights, text
+from audiorl.distributed.world import World
+from audiorl.models import AudioPolicy, load_policy, load_weights
 from audiorl.models.examples import Example
-from audiorl.rl.trainer import Trainer
+from audiorl.models.families import text
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
-from audiorl.runtime.world import World
-from audiorl.train.adamw import Optimizer, adamw, learning_rate
-from audiorl.train.optim import optimizer_for, slow_precision
+from audiorl.train.optim.adamw import Optimizer, adamw, learning_rate
+from audiorl.train.optim.steps import optimizer_for, slow_precision
+from audiorl.train.rl.trainer import Trainer
 from audiorl.train.sft import SFTWorker
 from audiorl.types import Experience, Request, Sample
 from tests.conftest import make_omni, make_qwen2_audio, make_qwen3_omni

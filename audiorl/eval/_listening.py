@@ -1,0 +1,163 @@
+"""Does a model listen? What the right audio adds to the log-probability of an answer, in nats per token.
+
+The same answer is measured under the prompt's own audio and under other views of it (`audiorl.data.views`). A model
+that was trained without its audio, or with that of other prompts, gains nothing from the right one.
+
+Shapes: N tokens of an answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from audiorl.audio import AudioClip
+from audiorl.audio import name as clip_name
+from audiorl.data.views import SWAP, views_of
+from audiorl.eval.metrics.interval import bootstrap_interval
+from audiorl.models import AudioPolicy
+from audiorl.models.examples import Example, answer_logprobs, experience
+from audiorl.types import Experience, Rollout, Sample
+
+Answer = Example | Rollout
+"""A given answer, or one that was sampled."""
+DEFAULT_VIEWS = ("silence", "noise", SWAP)
+MIN_GAIN = 0.05
+"""Nats per token that the right audio must add, by default."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What the right audio adds over a view, in nats per token of the answer, with a 95 % bootstrap interval."""
+
+    view: str
+    nats: float
+    interval: tuple[float, float]
+    per_sample: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        return f"gain_{self.view.rsplit(':')[-1]}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`listens`: every gain's interval lies above the threshold. `deaf`: some interval lies below it. `unclear`: some
+    interval contains it; measure more samples."""
+
+    word: Literal["listens", "deaf", "unclear"]
+    reason: str
+
+
+def answered_by_reference(samples: Sequence[Sample]) -> list[Example]:
+    """The samples with their first reference as the answer. Raises ValueError for a sample without reference."""
+    for sample in samples:
+        if not sample.references:
+            raise ValueError(f"sample {sample.id!r}: no reference; give rows with answers")
+    return [Example(s, s.references[0]) for s in samples]
+
+
+def answered_by_rollout(policy: AudioPolicy, rollout: Rollout, sample: Sample) -> Experience:
+    """The tokens that a rollout sampled, after the prompt of `sample`. Raises ValueError for streams and speech."""
+    if len(rollout.segments) != 1 or rollout.speaks:
+        raise ValueError(f"{rollout.name}: views are of answers in text to single prompts")
+    prompt, ids = policy.prompt(sample), rollout.segments[0].ids
+    mask = torch.arange(len(prompt) + len(ids)) >= len(prompt)
+    return Experience(
+        torch.cat([prompt.ids, ids]), mask, len(prompt), prompt.audio, rollout.group_id, name=rollout.name
+    )
+
+
+def mean_logprobs(policy: AudioPolicy, experiences: Sequence[Experience], budget: int = 8192) -> list[float]:
+    """The mean log-probability of the sampled tokens of each, in nats; `budget` row tokens in a pass."""
+    return [float(values.mean()) for values in answer_logprobs(policy, experiences, budget, share_prompts=True)]
+
+
+def audio_gains(
+    policy: AudioPolicy,
+    answers: Sequence[Answer],
+    views: Sequence[str] = DEFAULT_VIEWS,
+    budget: int = 8192,
+) -> list[Gain]:
+    """For each view the gain of the right audio over it, on given or sampled answers.
+
+    Raises ValueError for no answers and for what `views_of` and `answered_by_rollout` refuse.
+    """
+    if not answers:
+        raise ValueError("no answers to measure the audio's gain on")
+    samples = [a.sample for a in answers]
+
+    def under(prompts: Sequence[Sample]) -> list[float]:
+        laid_out = [
+            answered_by_rollout(policy, a, s) if isinstance(a, Rollout) else experience(policy, Example(s, a.target))
+            for a, s in zip(answers, prompts, strict=True)
+        ]
+        return mean_logprobs(policy, laid_out, budget)
+
+    right = under(samples)
+    gains = []
+    for view in views:
+        differences = [r - o for r, o in zip(right, under(views_of(samples, view)), strict=True)]
+        interval = bootstrap_interval(differences)
+        gains.append(Gain(view, sum(differences) / len(differences), (interval[0], interval[1]), tuple(differences)))
+    return gains
+
+
+def verdict(gains: Sequence[Gain], min_gain: float = MIN_GAIN) -> Verdict:
+    """What the gains say about a model. Raises ValueError for a threshold that is negative or not finite."""
+    if not math.isfinite(min_gain) or min_gain < 0:
+        raise ValueError(f"the least gain is {min_gain}; give nats per token, 0 or more")
+    for gain in gains:
+        if gain.interval[1] <= min_gain:
+            other = {"swap": "that of another prompt"}.get(gain.view, gain.view)
+            return Verdict("deaf", f"the right audio adds {gain.nats:.3f} nats per token over {other}")
+    unclear = [g for g in gains if g.interval[0] <= min_gain]
+    if unclear:
+        return Verdict("unclear", f"the interval over {unclear[0].view} contains {min_gain:g}: measure more samples")
+    return Verdict("listens", f"each view loses more than {min_gain:g} nats per token")
+
+
+def check_frames(policy: AudioPolicy, clips: Sequence[AudioClip]) -> None:
+    """Raise ValueError naming a clip that does not become as many audio tokens as its features have room for."""
+    extractor = policy.extractor
+    if extractor is None:
+        raise ValueError("the model has no audio encoder")
+    for clip in clips:
+        samples = len(clip.load(extractor.sampling_rate))
+        expected = policy.backbone.tokens(policy.model, -(-samples // extractor.hop_length))
+        tokens = len(policy.audio.encoder_output(clip))
+        if tokens != expected:
+            raise ValueError(
+                f"{clip_name(clip)}: {tokens} audio tokens, but {samples} samples have {expected}; the features are "
+                "of another length than the audio"
+            )
+
+
+def gain_metrics(gains: Sequence[Gain], tasks: Sequence[str]) -> dict[str, float]:
+    """`audio/gain_VIEW`, and `audio/gain_VIEW/TASK` where the answers have more than one task."""
+    metrics: dict[str, float] = {}
+    for gain in gains:
+        metrics[f"audio/{gain.name}"] = gain.nats
+        by_task: dict[str, list[float]] = {}
+        for task, value in zip(tasks, gain.per_sample, strict=True):
+            by_task.setdefault(task, []).append(value)
+        if len(by_task) > 1:
+            metrics |= {f"audio/{gain.name}/{task}": sum(v) / len(v) for task, v in by_task.items()}
+    return metrics
+
+
+def rows_of(answers: Sequence[Answer], gains: Sequence[Gain]) -> list[Mapping[str, Any]]:
+    """A row for each answer: id, task, text, and the gain over each view."""
+    return [
+        {
+            "id": a.sample.id,
+            "task": a.sample.task,
+            "answer": a.text if isinstance(a, Rollout) else a.target,
+            **{gain.name: gain.per_sample[i] for gain in gains},
+        }
+        for i, a in enumerate(answers)
+    ]

@@ -1,0 +1,165 @@
+"""Questions whose right answers are known: reading them, sampling answers, and writing selected ones as a manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import soundfile
+
+from audiorl.audio import AudioClip
+from audiorl.config import ModelConfig, torch_device
+from audiorl.data.bundled import bundled_set
+from audiorl.data.formats import audio_field
+from audiorl.data.manifest import read_values
+from audiorl.data.schema import check_limit
+from audiorl.data.stored import cache_folder
+from audiorl.eval._generate import Row, complete_rows
+from audiorl.eval._options import InferenceOptions
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.families.qwen_omni import tiny
+from audiorl.rewards import AnswerAccuracy
+from audiorl.types import Request, RolloutEngine, Sample
+
+ACCURACY = AnswerAccuracy(fallback="text")
+"""When an answer is right: it names the reference's choice, or equals the reference; tags are not required."""
+_RATE = 16_000
+
+
+def read_questions(options: InferenceOptions, need_answer: bool = True) -> list[Sample]:
+    """The questions of `options.data`, a manifest or a bundled set by name, the first `options.limit` of them.
+
+    Raises ValueError where there are none, and with `need_answer` for one without a reference.
+    """
+    options.check()
+    if _bundled(options):
+        check_limit(options.limit)
+        options.check_settings()
+        samples = bundled_set(str(options.data), options.think)[: options.limit]
+    else:
+        samples = list(options.read().samples)
+    if not samples:
+        raise ValueError(f"{options.data}: no questions")
+    for sample in samples:
+        if need_answer and not sample.references:
+            raise ValueError(f"{options.data}: sample {sample.id!r}: no reference; give rows with answers")
+    return samples
+
+
+def _bundled(options: InferenceOptions) -> bool:
+    return str(options.data).startswith("bundled") and options.data is not None and not options.data.exists()
+
+
+def question_policy(model: str, config: ModelConfig) -> AudioPolicy:
+    """The model of a folder or hub id, or `tiny`, a small random one."""
+    if model != "tiny":
+        return load_policy(model, config)
+    policy = tiny(whisper=False, config=config)
+    policy.model.to(torch_device(config.device))
+    return policy
+
+
+def sample_answers(
+    engine: RolloutEngine, samples: Sequence[Sample], count: int, path: Path, batch_size: int = 8, seed: int = 0
+) -> list[list[str]]:
+    """`count` sampled answers to each question, in the order of `samples`.
+
+    They are kept in `path` (JSON lines of id and answers), from which an interrupted run continues; a file with more
+    answers is used as it is. Raises ValueError for two questions with one id.
+    """
+    by_id = {s.id: s for s in samples}
+    if len(by_id) < len(samples):
+        raise ValueError("two questions have one id; give every question its own")
+
+    def answers(batch: Sequence[Sample]) -> list[Row]:
+        rollouts = engine.generate([Request(s, n=count, seed=seed) for s in batch])
+        texts = [r.text for r in rollouts]
+        return [{"id": s.id, "answers": texts[i * count : (i + 1) * count]} for i, s in enumerate(batch)]
+
+    def is_current(sample: Sample, row: Row) -> bool:
+        answers = row.get("answers")
+        if not isinstance(answers, list) or not all(isinstance(a, str) for a in answers):
+            raise ValueError(f"{path}: row {sample.id!r}: field 'answers' is no list of texts; choose another --out")
+        return len(answers) >= count
+
+    rows = complete_rows(path, by_id, answers, batch_size, is_current=is_current)
+    return [rows[s.id]["answers"][:count] for s in samples]
+
+
+def right_answers(samples: Sequence[Sample], answers: Sequence[Sequence[str]]) -> list[list[bool]]:
+    """Which answers are right, by `ACCURACY`."""
+    return [[ACCURACY.correct(text, s) for text in texts] for s, texts in zip(samples, answers, strict=True)]
+
+
+# -- a manifest of selected questions ----------------------------------------------------------------------------------
+
+
+def write_manifest(
+    path: Path, options: InferenceOptions, samples: Sequence[Sample], columns: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Write the rows that `samples` were read from, with more `columns` by id, as JSON lines that recipes read.
+
+    Audio paths become absolute. Audio that lies inside of the data is written to `path`'s folder.
+    """
+    rows = _bundled_rows(samples) if _bundled(options) else _source_rows(options)
+    lines = []
+    for number, sample in enumerate(samples, 1):
+        field, row = rows[sample.id]
+        clip = sample.audio[0]
+        row = {**row, field: _audio_path(clip, path.parent, f"{path.stem}-{number}.flac")}
+        if not _has_file(clip):
+            row = {name: value for name, value in row.items() if name not in ("start", "offset", "duration")}
+        try:
+            lines.append(json.dumps({**row, **columns[sample.id]}, ensure_ascii=False) + "\n")
+        except TypeError as error:
+            raise ValueError(f"{options.data}: row {sample.id!r} cannot be written as JSON ({error})") from error
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def _has_file(clip: AudioClip) -> bool:
+    """Whether the clip is a file of the user's, not one of the cache, which may be emptied."""
+    return clip.path is not None and not Path(clip.path).is_relative_to(cache_folder())
+
+
+def _audio_path(clip: AudioClip, folder: Path, name: str) -> str:
+    if _has_file(clip):
+        return str(Path(str(clip.path)).resolve())
+    soundfile.write(folder / name, clip.load(_RATE), _RATE)
+    return name
+
+
+def _source_rows(options: InferenceOptions) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """{id: (the column that names the audio, the row)}."""
+    assert options.data is not None
+    loaded = read_values(
+        options.data,
+        options.kind,
+        lambda row, style, to_sample: ((sample := to_sample(row, style)), (sample.id, row)),
+        think=options.think,
+        audio_root=options.audio_root,
+        on_error="skip",
+        need_answer=False,
+    )
+    rows: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    for id, row in loaded.samples:
+        field = audio_field(row)
+        rows[id] = ("audio_path" if field == "video_name" else field, {**row.data, "id": id})
+    return rows
+
+
+def _bundled_rows(samples: Sequence[Sample]) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    rows: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    for s in samples:
+        prompt = next(c for m in reversed(s.messages) for c in m.content if isinstance(c, str) and c)
+        question = prompt.partition("\n")[0]
+        columns = {"question": question, "choices": list(s.choices), "answer": s.references[0], "task": s.task}
+        rows[s.id] = ("audio", {"id": s.id, "audio": "", **columns, **s.metadata})
+    return rows
+
+
+def choice_turn(sample: Sample, choice: str) -> str:
+    """The turn that answers with a choice, in <answer> tags where the prompt asks for them."""
+    tags = any("<answer>" in c for m in sample.messages for c in m.content if isinstance(c, str))
+    return f"<answer>{choice}</answer>" if tags else choice

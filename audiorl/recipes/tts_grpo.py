@@ -1,0 +1,112 @@
+"""Reinforcement learning of a model that speaks, on how its speech is understood, in whose voice and how long it is.
+
+    audiorl train tts-grpo --out runs/tts --model.dtype bfloat16 --lora True \
+        --data seedtts_testset/en/meta.lst --rewards.quality 0.3
+    audiorl train tts-grpo --out runs/mine --path runs/voice/checkpoints/sft/step_001000 \
+        --codec runs/codec/codec --data texts.txt --voice anna.wav --voice-text "Good morning." \
+        --rewards.asr judges/whisper-tiny.en --rewards.speaker judges/speaker --judge judges/whisper-base
+
+The model is Higgs Audio V2, or another that has learned to write codes (`tts_sft`). Texts come from a manifest, a
+meta.lst or a file with one a line; voices to imitate stand in the prompt, as Higgs reads them. Each reward has its
+weight, 0 leaves it out. The KL to the start is held near its target by a controller in log space. Before and after, a
+judge that the reward does not use transcribes the spoken held-out texts. Other estimators by option: `--grpo.advantage
+leave-one-out`, `--grpo.advantage gae`, … (`RLConfig`). `--tiny` tries the recipe without any download.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.recipes._common import PtxOptions, RewardOptions
+from audiorl.recipes._speech import SpeechConfig, measurement, ptx_utterances, speaking_policy, texts_of
+from audiorl.recipes._tiny_speech import tiny_part, with_tiny_parts
+from audiorl.report import write_report
+from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.run.folder import Run
+from audiorl.tasks.tts.codes import encode_corpus
+from audiorl.tasks.tts.prompts import utterance_example, utterance_sample
+from audiorl.tasks.tts.rewards import SpeechRewards, speech_reward
+from audiorl.train.rl.train import train_rl
+
+
+@dataclass(frozen=True)
+class Config(PtxOptions, RewardOptions, SpeechConfig):
+    rewards: SpeechRewards = SpeechRewards()
+    """What is rewarded, and by which judges."""
+    grpo: RLConfig = RLConfig(
+        prompts_per_step=8,
+        group_size=8,
+        aggregation="token-mean",
+        kl_kind="k3",
+        kl_beta=0.04,
+        kl_control="log-space",
+        kl_target=0.1,
+        eval_every=50,
+        save_every=25,
+    )
+    """Its steps follow from `epochs` and `max_steps`. A frame's KL is that of its codes together."""
+    optim: OptimConfig = OptimConfig(lr=1e-6, warmup_steps=5)
+    """The policy's optimizer."""
+
+
+def tiny() -> Config:
+    return Config(
+        path="tiny",
+        codec="tiny",
+        data=("bundled:en",),
+        held_out_count=2,
+        clone=True,
+        max_seconds=0.8,
+        max_steps=2,
+        judge="tiny",
+        model=ModelConfig(),
+        rewards=SpeechRewards(asr="tiny", speaker="tiny", metric="cer"),
+        grpo=RLConfig(prompts_per_step=2, group_size=2, kl_control="log-space", eval_every=1, save_every=1),
+        optim=OptimConfig(lr=1e-3),
+        sampling=SamplingConfig(max_new_tokens=2, max_frames=12),
+    )
+
+
+def main(config: Config, run: Run) -> None:
+    train, held_out = texts_of(config)
+    samples = [utterance_sample(u, config.tags) for u in train]
+    folder = run.dir / "tiny"
+    config = with_tiny_parts(config, folder)
+    options = replace(
+        config.rewards,
+        asr=tiny_part(folder, "asr", config.rewards.asr),
+        speaker=tiny_part(folder, "speaker", config.rewards.speaker),
+    )
+    if config.judge is not None and config.judge == options.asr and (options.understood or options.likelihood):
+        raise ValueError(f"--judge {config.judge}: the reward asks it, too; measure with another, or with none")
+    supervised = ptx_utterances(config, config.ptx_data, config.grpo)
+    policy = speaking_policy(config)
+    if supervised:
+        encode_corpus(policy, [clip for u in supervised for clip in (u.recording, u.prompt) if clip], run.dir / "codes")
+    speech_decoder = CodecSpeechDecoder.of(policy)
+    reward = speech_reward(options, speech_decoder, samples, config.language)
+    measure = measurement(config, run, policy, train, held_out)
+    measure("before")
+    train_rl(
+        policy,
+        samples,
+        config.rewarded(reward),
+        run,
+        config=config.scheduled(config.grpo, len(samples)),
+        optim=config.optim,
+        sampling=config.sampling,
+        seed=config.seed,
+        phase="grpo",
+        evaluate=measure.probe(),
+        supervised=[utterance_example(u, config.tags) for u in supervised],
+        speech_decoder=speech_decoder,
+    )
+    measure("after")
+    print(write_report(run.dir))
+
+
+if __name__ == "__main__":
+    from audiorl.cli import run_recipe
+
+    run_recipe(__file__)

@@ -1,0 +1,114 @@
+"""Supervised training of a model that writes codes, on texts and how they sound.
+
+    audiorl train tts-sft --out runs/voice --model.dtype bfloat16 --lora True \
+        --data LibriTTS/train.jsonl --held-out LibriTTS/test.jsonl --clone True
+    audiorl train tts-sft --out runs/mine --path Qwen/Qwen2.5-Omni-3B --codec runs/codec/codec \
+        --data pairs.jsonl --conversations dialogues.jsonl --judge judges/whisper-base
+
+The model is Higgs Audio V2 or one that was dualized; one that writes text only is dualized here, for the codec's
+codebooks. Recordings are encoded once, into RUN/codes; a run that is started again goes on from there. Where a text
+comes with a voice (prompt_audio and prompt_text, `--voice`, or `--clone True`), it stands in the prompt, as Higgs
+imitates voices. In conversations every turn is learned, after the voices of all speakers and the turns before it, as
+`audiorl eval tts --turns` asks for it. Before and after, a judge transcribes the spoken held-out texts. `--tiny` tries
+the recipe without any download.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import chain
+
+from audiorl.audio import AudioClip, seconds
+from audiorl.config import ModelConfig, OptimConfig, SamplingConfig, SFTConfig, require_ranges
+from audiorl.data.seedtts import read_conversations
+from audiorl.eval.metrics.text import normalize
+from audiorl.models.examples import Example
+from audiorl.recipes._speech import SpeechConfig, measurement, speaking_policy, texts_of
+from audiorl.recipes._tiny_speech import with_tiny_parts
+from audiorl.report import write_report
+from audiorl.run.folder import Run
+from audiorl.tasks.tts.codes import encode_corpus
+from audiorl.tasks.tts.dialogue import check_voices, conversation_examples
+from audiorl.tasks.tts.prompts import utterance_example
+from audiorl.train.sft import sft
+
+
+@dataclass(frozen=True)
+class Config(SpeechConfig):
+    conversations: tuple[str, ...] = ()
+    """Files of conversations to learn besides `data`, with a recording of every turn: what `audiorl eval tts --turns`
+    reads. Speakers' names are the tags of their texts."""
+    context: int = 2
+    """Turns of a conversation that stand, with their speech, in the prompt of the next."""
+    sft: SFTConfig = SFTConfig(batch_size=32)
+    """Batches and loss. Its steps follow from `epochs` and `max_steps`."""
+    optim: OptimConfig = OptimConfig(lr=1e-5, warmup_steps=20, schedule="cosine")
+    """The model's optimizer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_ranges(self, not_negative=("context",))
+
+
+def tiny() -> Config:
+    return Config(
+        path="tiny",
+        codec="tiny",
+        data=("bundled:en",),
+        held_out_count=2,
+        clone=True,
+        max_seconds=0.8,
+        max_steps=2,
+        judge="tiny",
+        judge_speaker="tiny",
+        model=ModelConfig(),
+        sft=SFTConfig(batch_size=4, save_every=1),
+        optim=OptimConfig(lr=1e-3),
+        sampling=SamplingConfig(max_new_tokens=2, max_frames=16),
+    )
+
+
+def main(config: Config, run: Run) -> None:
+    train, held_out = texts_of(config)
+    examples = [utterance_example(u, config.tags) for u in train]
+    examples += conversation_turns(config, held_out={normalize(u.text, "basic") for u in held_out})
+    config = with_tiny_parts(config, run.dir / "tiny")
+    policy = speaking_policy(config, teach=True)
+    measure = measurement(config, run, policy, train, held_out)
+    encode_corpus(policy, list(chain.from_iterable(map(clips_of, examples))), run.dir / "codes")
+    measure("before")
+    sft(policy, examples, run, config=config.scheduled(config.sft, len(examples)), optim=config.optim, seed=config.seed)
+    measure("after")
+    print(write_report(run.dir))
+
+
+def conversation_turns(config: Config, held_out: Collection[str]) -> list[Example]:
+    """The turns of `config.conversations`. Those that are too long and those whose text is held out are not learned,
+    and counted. Raises ValueError for a voice that cannot be read or is too short."""
+    examples = []
+    for path in config.conversations:
+        for conversation in read_conversations(path):
+            check_voices(conversation)
+            examples += conversation_examples(conversation, config.context)
+    short = [e for e in examples if seconds(e.speech[0]) <= config.max_seconds]
+    learned = [e for e in short if normalize(e.sample.references[0], "basic") not in held_out]
+    if len(learned) < len(examples):
+        print(
+            f"conversations: {len(examples)} turns, of which {len(examples) - len(short)} are longer than "
+            f"{config.max_seconds:g} s and {len(short) - len(learned)} say a held-out text; these are left out",
+            flush=True,
+        )
+    return learned
+
+
+def clips_of(example: Example) -> list[AudioClip]:
+    """The speech that the model writes, in the prompt and in the answer."""
+    spoken = [c for m in example.sample.messages if m.role == "assistant" for c in m.content]
+    return [*(c for c in spoken if isinstance(c, AudioClip)), *example.speech]
+
+
+if __name__ == "__main__":
+    from audiorl.cli import run_recipe
+
+    run_recipe(__file__)

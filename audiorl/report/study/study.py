@@ -1,0 +1,312 @@
+"""Statistics of rewards on recorded rollouts.
+
+Shapes: N rollouts, G groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audiorl.eval.metrics.corpus import Estimate, estimate, ratio
+from audiorl.report.study.rollouts import Rollouts
+from audiorl.report.study.signs import probes, properties
+from audiorl.rewards.check import score_rollouts
+from audiorl.types import Reward
+
+Column = NDArray[np.float64]
+"""[N] float64, NaN where there is no value."""
+PROBE_OF = {"length": "longer", "repetition": "repeat", "copy": "copy"}
+"""The probe that tests what a property's correlation suggests."""
+_EQUAL = 1e-6
+_SIGN, _SATURATED, _LOST = 0.3, 0.9, 0.5
+RISE = {"longer": 0.1, "repeat": 0.1, "copy": 0.3, "babble": 0.3}
+"""Standard deviations of a sure rise that counts as a hack. The first two keep the answer, so that any rise pays for
+length; the others replace it, and a reward of one property (format, language) may rise a little."""
+BINS = 20
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How a reward agrees with people's labels."""
+
+    count: int
+    """Rollouts with a label and a score."""
+    spearman: Estimate | None
+    """Rank correlation; None where one of them does not vary."""
+    pairwise: Estimate | None
+    """Share of pairs of a group, with different labels, that the reward orders as people do; a tie counts 1/2. Where no
+    group has such a pair, of all pairs. None where there are none."""
+
+
+@dataclass(frozen=True)
+class RewardStudy:
+    """One reward's scores on the rollouts. Made by `study`."""
+
+    name: str
+    scored: int
+    skipped: int
+    mean: float
+    std: float
+    low: float
+    high: float
+    at_low: float
+    """Share of the scores that equal the lowest one."""
+    at_high: float
+    """Share of the scores that equal the highest one."""
+    groups: int
+    """Groups with two scores or more."""
+    lost: tuple[Hashable, ...]
+    """Those whose scores are all equal: they give no group-relative advantage."""
+    signs: Mapping[str, Estimate | None]
+    """Rank correlation of the score with each of `signs.properties` within groups, with its 95 % interval over groups;
+    None where one of them does not vary within groups."""
+    probes: Mapping[str, Estimate] = field(default_factory=dict)
+    """Mean change of the score by each of `signs.probes`, with its 95 % interval over groups."""
+    agreement: Agreement | None = None
+
+    @property
+    def hacks(self) -> tuple[str, ...]:
+        """In words, what seems to raise the score without making answers better.
+
+        A probe counts whose rise is surely more than `RISE` standard deviations. A correlation that is surely more than
+        0.3 counts only where no probe tested it: good answers may be longer than bad ones.
+        """
+        out = [
+            f"{name} raises the score by {change.value:.3g} (95 % interval {change.low:.3g} to {change.high:.3g})"
+            for name, change in self.probes.items()
+            if self.pays_for(name)
+        ]
+        out += [
+            f"the score follows {name}: rank correlation {sign.value:.2f} ({sign.low:.2f} to {sign.high:.2f})"
+            for name, sign in self.signs.items()
+            if sign is not None and sign.low > _SIGN and PROBE_OF.get(name) not in self.probes
+        ]
+        return tuple(out)
+
+    def pays_for(self, probe: str) -> bool:
+        """Whether the score surely rises by the change `probe`."""
+        change = self.probes.get(probe)
+        return change is not None and change.low > max(RISE[probe] * self.std, _EQUAL)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """In words, what makes it a weak signal."""
+        out = []
+        if not self.scored:
+            return ("it skipped every rollout",)
+        if self.std <= _EQUAL:
+            return ("every rollout has the same score",)
+        if self.at_high >= _SATURATED:
+            out.append(f"saturated: {self.at_high:.0%} of the scores are the highest one")
+        if self.groups and len(self.lost) / self.groups > _LOST:
+            out.append(f"{len(self.lost)} of {self.groups} groups have equal scores and would teach nothing")
+        return tuple(out)
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """What `study` returns; `write` makes the page."""
+
+    rollouts: Rollouts
+    rewards: tuple[RewardStudy, ...]
+    columns: Mapping[str, Column]
+    """Totals and parts, [N] each."""
+    correlation: Mapping[tuple[str, str], float]
+    """Spearman's rank correlation of each pair of `columns`; NaN where one does not vary."""
+
+    def disagreements(self, first: str, second: str, count: int) -> list[int]:
+        """Indices of the rollouts whose ranks under two rewards differ most, largest difference first."""
+        a, b = self.columns[first], self.columns[second]
+        both = np.flatnonzero(~np.isnan(a) & ~np.isnan(b))
+        gaps = np.abs(ranks(a[both]) - ranks(b[both])) / max(len(both) - 1, 1)
+        order = np.argsort(-gaps, kind="stable")[:count]
+        return [int(both[i]) for i in order if gaps[i] > 0]
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Pairs of rewards, those that agree least first; pairs without a correlation come last."""
+        names = [one.name for one in self.rewards]
+        return sorted(
+            combinations(names, 2), key=lambda pair: (math.isnan(self.correlation[pair]), self.correlation[pair])
+        )
+
+    def write(self, path: str | Path, audio_root: Sequence[Path] = ()) -> Path:
+        """Write the page, one HTML file with audio. Audio is embedded as in a run's report (`write_report`)."""
+        from audiorl.report.study.page import write  # loads matplotlib
+
+        return write(self, path, audio_root)
+
+
+def study(rollouts: Rollouts, probe: int = 100) -> Study:
+    """Statistics of every reward that `rollouts` has scores of.
+
+    `probe`: so many rollouts, evenly over all, are changed in four ways and scored again by each reward
+    (`signs.probes`); 0 leaves this out. With a judge that costs up to eight calls for each of them.
+
+    Raises ValueError where there are no scores.
+    """
+    if not rollouts.scores:
+        raise ValueError("study: no scores; the rollouts hold none, and no reward was given")
+    groups = rollouts.groups()
+    labels = np.array([math.nan if label is None else label for label in rollouts.labels])
+    columns = {name: np.array(values, np.float64) for name, values in rollouts.columns().items()}
+    given = {name: np.array(values) for name, values in properties(rollouts).items()}
+    changes = _probe(rollouts, probe) if probe else {}
+    rewards = tuple(
+        _study(name, columns[name], groups, given, changes.get(name, {}), labels) for name in rollouts.scores
+    )
+    correlation = {(a, b): spearman(columns[a], columns[b]) for a in columns for b in columns}
+    return Study(rollouts, rewards, columns, correlation)
+
+
+def _study(
+    name: str,
+    scores: Column,
+    groups: Sequence[Hashable],
+    given: Mapping[str, Column],
+    changes: Mapping[str, Estimate],
+    labels: Column,
+) -> RewardStudy:
+    values = scores[~np.isnan(scores)]
+    by_group: dict[Hashable, list[float]] = {}
+    for group, value in zip(groups, scores.tolist(), strict=True):
+        if not math.isnan(value):
+            by_group.setdefault(group, []).append(value)
+    several = {group: held for group, held in by_group.items() if len(held) > 1}
+    low, high = (float(values.min()), float(values.max())) if len(values) else (math.nan, math.nan)
+    return RewardStudy(
+        name,
+        scored=len(values),
+        skipped=len(scores) - len(values),
+        mean=float(values.mean()) if len(values) else math.nan,
+        std=float(values.std()) if len(values) else math.nan,
+        low=low,
+        high=high,
+        at_low=float(np.mean(values - low < _EQUAL)) if len(values) else math.nan,
+        at_high=float(np.mean(high - values < _EQUAL)) if len(values) else math.nan,
+        groups=len(several),
+        lost=tuple(group for group, held in several.items() if max(held) - min(held) < _EQUAL),
+        signs={name: within_groups(scores, column, groups) for name, column in given.items()},
+        probes=changes,
+        agreement=_agreement(scores, labels, groups),
+    )
+
+
+def _probe(rollouts: Rollouts, count: int) -> dict[str, dict[str, Estimate]]:
+    """Per reward and probe the mean change of the score. Changed answers are scored together with the recorded ones,
+    so that a reward which compares a batch sees both."""
+    chosen = np.unique(np.linspace(0, len(rollouts) - 1, min(count, len(rollouts))).astype(int)).tolist()
+    before = [rollouts[i] for i in chosen]
+    groups = rollouts.groups()
+    out: dict[str, dict[str, Estimate]] = {name: {} for name in rollouts.rewards}
+    for kind, after in probes(before).items():
+        pairs = [(i, old, new) for i, old, new in zip(chosen, before, after, strict=True) if new is not None]
+        if not pairs:
+            continue
+        for name, reward in rollouts.rewards.items():
+            scores = _scored(reward, [old for _, old, _ in pairs], [new for _, _, new in pairs])
+            changes = [(i, new - old) for (i, _, _), (old, new) in zip(pairs, scores, strict=True)]
+            changes = [(i, change) for i, change in changes if not math.isnan(change)]  # without what was skipped
+            if changes:
+                counts = np.array([(change, 1.0) for _, change in changes])
+                out[name][kind] = estimate(counts, _mean, clusters=[groups[i] for i, _ in changes])
+    return out
+
+
+def _scored(reward: Reward, before: Sequence, after: Sequence) -> list[tuple[float, float]]:
+    totals = [math.nan if s is None else s.total for s in score_rollouts(reward, [*before, *after])]
+    return list(zip(totals[: len(before)], totals[len(before) :], strict=True))
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+def ranks(values: Column) -> Column:
+    """From 0; equal values share the mean of their ranks."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts + 1) / 2)[inverse]
+
+
+def spearman(a: Column, b: Column) -> float:
+    """Spearman's rank correlation over the entries that both have; NaN where one of them does not vary."""
+    both = ~np.isnan(a) & ~np.isnan(b)
+    x, y = ranks(a[both]), ranks(b[both])
+    return float(np.corrcoef(x, y)[0, 1]) if both.sum() > 1 and np.ptp(x) and np.ptp(y) else math.nan
+
+
+def within_groups(scores: Column, given: Column, groups: Sequence[Hashable]) -> Estimate | None:
+    """The correlation of ranks within groups, pooled: Σ_g cov_g / √(Σ_g var_g · Σ_g var'_g), its interval over groups.
+
+    Differences between prompts do not count: a hard prompt may have long answers and low scores. None where one of them
+    varies in no group, or in one group only.
+    """
+    sums = []
+    for indices in _members(groups):
+        both = [i for i in indices if not math.isnan(scores[i]) and not math.isnan(given[i])]
+        if len(both) > 1:
+            x, y = ranks(scores[both]), ranks(given[both])
+            x, y = x - x.mean(), y - y.mean()
+            sums.append((x @ y, x @ x, y @ y))
+    counts_GK = np.array(sums).reshape(-1, 3)
+    if ((counts_GK[:, 1:] > 0).sum(0) < 2).any():
+        return None
+    return estimate(counts_GK, _pooled)
+
+
+def _agreement(scores: Column, labels: Column, groups: Sequence[Hashable]) -> Agreement | None:
+    both = np.flatnonzero(~np.isnan(scores) & ~np.isnan(labels))
+    if not len(both):
+        return None
+    x, y, members = scores[both], labels[both], [groups[i] for i in both]
+    rank = None
+    if np.ptp(x) and np.ptp(y):
+        a, b = ranks(x), ranks(y)
+        a, b = (a - a.mean()) / a.std(), (b - b.mean()) / b.std()
+        sums = np.stack([np.ones_like(a), a, b, a * a, b * b, a * b], 1)
+        rank = estimate(sums, _pearson, clusters=members)
+    counts = [_ordered(x[indices], y[indices]) for indices in _members(members)]
+    pairwise = estimate(np.array(counts), ratio) if sum(total for _, total in counts) else None
+    if pairwise is None and np.ptp(y):
+        rows = [_ordered_against(x, y, i) for i in range(len(x))]
+        pairwise = estimate(np.array(rows), ratio, clusters=members)
+    return Agreement(len(both), rank, pairwise)
+
+
+def _ordered(scores: Column, labels: Column) -> tuple[float, float]:
+    """(pairs in the labels' order, pairs with different labels)."""
+    rows = [_ordered_against(scores, labels, i) for i in range(len(scores))]
+    return sum(right for right, _ in rows) / 2, sum(total for _, total in rows) / 2
+
+
+def _ordered_against(scores: Column, labels: Column, i: int) -> tuple[float, float]:
+    """Of the pairs of rollout i with the others."""
+    order = np.sign(labels - labels[i])
+    return float((order != 0) @ (1 + order * np.sign(scores - scores[i])) / 2), float((order != 0).sum())
+
+
+def _members(groups: Sequence[Hashable]) -> list[list[int]]:
+    members: dict[Hashable, list[int]] = {}
+    for i, group in enumerate(groups):
+        members.setdefault(group, []).append(i)
+    return list(members.values())
+
+
+def _mean(sums_K: NDArray[np.float64]) -> float:
+    return float(sums_K[0] / sums_K[1]) if sums_K[1] else 0.0
+
+
+def _pooled(sums_K: NDArray[np.float64]) -> float:
+    scale = math.sqrt(sums_K[1] * sums_K[2])
+    return float(sums_K[0] / scale) if scale else 0.0
+
+
+def _pearson(sums_K: NDArray[np.float64]) -> float:
+    n, x, y, xx, yy, xy = sums_K
+    scale = math.sqrt(max((n * xx - x * x) * (n * yy - y * y), 0.0))
+    return float((n * xy - x * y) / scale) if scale else 0.0

@@ -1,0 +1,347 @@
+"""The server of `audiorl view`: this machine only, with a token, reading only except for labels.
+
+The printed address holds the token; the first request with it gets a cookie, which all others need. Requests for any
+host name but this machine's are refused, so that no other site can reach the server through a name of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import secrets
+import socket
+import sqlite3
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, StreamingResponse
+
+from audiorl import __version__
+from audiorl.audio import AudioError
+from audiorl.report.series import is_control, names, offsets
+from audiorl.report.style import CSS, STREAM_JS
+from audiorl.report.view import fragments
+from audiorl.report.view.follow import FollowedRun, names_of
+from audiorl.report.view.index import Place, RolloutIndex
+from audiorl.report.view.labels import LabelFile, Mode, Question, next_question
+from audiorl.report.view.query import NUMBERS, ORDERS, TEXTS
+from audiorl.report.view.sound import Sound
+
+HOST = "127.0.0.1"
+NAMES_OF_HOST = ("127.0.0.1", "localhost")
+POLL_SECONDS = 0.7
+ASSETS = Path(__file__).parent / "assets"
+_OPEN_QUESTIONS = 1000
+_POLICY = (
+    "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+
+@dataclass
+class View:
+    """The runs that are looked at, and everything that was read of them so far."""
+
+    runs: list[FollowedRun]
+    index: RolloutIndex
+    labels: LabelFile | None = None
+    sound: Sound = field(default_factory=Sound)
+    version: int = 0
+    """Grows whenever something new was read."""
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def poll(self) -> None:
+        """Read what the runs have written since the last call."""
+        for number, run in enumerate(self.runs):
+            metrics = run.metrics.poll()
+            if self.index.update(number) or metrics:
+                self.version += 1
+
+    def follow(self) -> None:
+        """Poll until `stop` is set; runs in a thread."""
+        with suppress(sqlite3.ProgrammingError):  # closed while it was read
+            while not self.stop.wait(POLL_SECONDS):
+                self.poll()
+
+    def state(self) -> dict[str, Any]:
+        """What the page shows around its content."""
+        runs = []
+        for number, run in enumerate(self.runs):
+            rollouts, steps = self.index.counts(number)
+            runs.append(
+                {
+                    "name": run.name,
+                    "path": str(run.path),
+                    "recipe": run.recipe,
+                    "live": run.is_live,
+                    "deleted": not run.exists,
+                    "epoch": run.metrics.epoch,
+                    "lines": len(run.metrics.rows),
+                    "rollouts": rollouts,
+                    "steps": steps,
+                    "evaluations": run.evaluations(),
+                }
+            )
+        problems = [run.metrics.problem for run in self.runs if run.metrics.problem] + self.index.problems()
+        problems += [f"{run.path}: the run folder was deleted" for run in self.runs if not run.exists]
+        values = {name: sorted(texts) for name, texts in self.index.values.items()}
+        return {
+            "version": self.version,
+            "runs": runs,
+            "problems": problems,
+            "fields": {"numbers": NUMBERS, "texts": TEXTS, "parts": values["parts"]},
+            "orders": list(ORDERS),
+            "changes": fragments.CHANGES,
+            "label": None if self.labels is None else self.labels.mode,
+            "task": values["task"],
+            "phase": values["phase"],
+            "step": self.index.steps(),
+        }
+
+
+def open_view(
+    folders: Sequence[Path], labels: Path | None = None, mode: Mode = "pairs", file: str | Path = ":memory:"
+) -> View:
+    """A view of run folders. ValueError for one that is none, and for a bad file of labels. `file`: of RolloutIndex."""
+    runs = [FollowedRun(path, name) for path, name in zip(folders, names_of(list(folders)), strict=True)]
+    return View(runs, RolloutIndex(runs, file), None if labels is None else LabelFile(labels, mode))
+
+
+def make_app(view: View, token: str, cookie: str = "audiorl_view") -> FastAPI:
+    """The server as an ASGI application."""
+    app = FastAPI(title="audiorl view", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    questions: dict[str, Question] = {}
+    rng = random.Random()
+
+    @app.middleware("http")
+    async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        refusal = _refusal(request, token, cookie)
+        if refusal is not None:
+            return refusal
+        response = await call_next(request)
+        headers = {
+            "Content-Security-Policy": _POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+        }
+        response.headers.update({"Cache-Control": "no-store", **headers, **dict(response.headers)})
+        return response
+
+    @app.exception_handler(ValueError)
+    async def bad_input(request: Request, error: ValueError) -> Response:
+        return Response(" ".join(str(error).split()), 400, media_type="text/plain; charset=utf-8")
+
+    @app.get("/")
+    def page() -> Response:
+        return FileResponse(ASSETS / "index.html")
+
+    @app.get("/assets/{name}")
+    def asset(name: str) -> Response:
+        if name == "report.css":
+            return Response(CSS, media_type="text/css")
+        if name == "streams.js":
+            return Response(STREAM_JS, media_type="text/javascript")
+        if name not in {file.name for file in ASSETS.iterdir()}:
+            raise HTTPException(404)
+        return FileResponse(ASSETS / name)
+
+    @app.get("/state")
+    def state() -> Any:
+        return view.state()
+
+    @app.get("/events")
+    async def events(request: Request) -> Response:
+        return StreamingResponse(_events(view, request), media_type="text/event-stream")
+
+    @app.get("/metrics/{number}")
+    def metrics(number: int, epoch: int = -1, since: int = 0) -> Any:
+        """The lines of a run's metrics from `since` on, all of them when the file has become another one."""
+        followed = _run(view, number).metrics
+        rows, current = followed.rows, followed.epoch
+        start = since if epoch == current else 0
+        shift = offsets(rows)
+        controls = [phase for phase in shift if is_control(phase)]
+        more = {"names": names(rows), "offsets": shift, "controls": controls}
+        return {"epoch": current, "start": start, "rows": rows[start:], **more}
+
+    @app.get("/rollouts")
+    def rollouts(
+        q: str = "",
+        order: str = "newest",
+        page: int = 0,
+        runs: str | None = None,
+        step: int | None = None,
+        task: str | None = None,
+        phase: str | None = None,
+    ) -> Response:
+        equal = {k: v for k, v in (("step", step), ("task", task), ("phase", phase)) if v is not None}
+        numbers = None if runs is None else [int(n) for n in runs.split(",") if n]
+        matches = view.index.search(q, order=order, page=max(0, page), runs=numbers, equal=equal)
+        return HTMLResponse(fragments.rollout_list(view.index, matches, max(0, page), view.sound))
+
+    @app.get("/rollouts/{run}/{step}/{row}")
+    def rollout(run: int, step: int, row: int) -> Response:
+        _run(view, run)
+        with _missing_is_404():
+            return HTMLResponse(fragments.rollout_page(view.index, Place(run, step, row), view.sound))
+
+    @app.get("/evaluations")
+    def evaluations(left: str, right: str, show: str = "changed", page: int = 0) -> Response:
+        sides = [_evaluation(view, side) for side in (left, right)]
+        with _missing_is_404():
+            return HTMLResponse(fragments.evaluation_page(sides[0], sides[1], show, max(0, page), view.sound))
+
+    @app.get("/audio/{key}")
+    def audio(key: str, request: Request) -> Response:
+        with _missing_is_404():
+            mime, content = view.sound.content(key)
+        return _part(content, mime, request.headers.get("Range", ""))
+
+    @app.get("/spectrogram/{key}")
+    def spectrogram(key: str) -> Response:
+        with _missing_is_404():
+            return Response(view.sound.spectrogram(key), media_type="image/png", headers={"Cache-Control": "private"})
+
+    @app.get("/question")
+    def question() -> Any:
+        if view.labels is None:
+            raise HTTPException(404, "start the view with --labels FILE to label")
+        given = next_question(view.index, view.labels, rng)
+        status = {"mode": view.labels.mode, "count": view.labels.count, "problem": view.labels.problem}
+        if given is None:
+            return {**status, "id": None, "html": ""}
+        key = secrets.token_urlsafe(8)
+        questions[key] = given
+        while len(questions) > _OPEN_QUESTIONS:
+            del questions[next(iter(questions))]
+        html = fragments.ask(given.rows, view.runs[given.places[0].run].path, view.sound)
+        return {**status, "id": key, "html": html}
+
+    @app.post("/labels")
+    async def label(request: Request) -> Any:
+        if view.labels is None:
+            raise HTTPException(404)
+        body = await request.json()
+        if not isinstance(body, dict) or body.get("id") not in questions:
+            raise ValueError("this question is not open any more; ask for the next one")
+        await asyncio.to_thread(view.labels.add, questions[body["id"]], str(body.get("verdict")), view.index)
+        questions.pop(body["id"], None)
+        return {"count": view.labels.count}
+
+    return app
+
+
+def _refusal(request: Request, token: str, cookie: str) -> Response | None:
+    """The answer to a request that may not be served, or that brings the token; None for all others."""
+    if request.headers.get("Host", "").partition(":")[0] not in NAMES_OF_HOST:
+        return Response("this server answers requests for 127.0.0.1 and localhost only", 403)
+    origin = request.headers.get("Origin")
+    if request.method != "GET" and origin and urlsplit(origin).netloc != request.headers.get("Host"):
+        return Response("refused: a request from another site", 403)
+    sent = request.query_params.get("token", "")
+    if request.url.path == "/" and secrets.compare_digest(sent.encode(), token.encode()):
+        redirect = RedirectResponse("/", 303)
+        redirect.set_cookie(cookie, token, httponly=True, samesite="strict")
+        return redirect
+    if not secrets.compare_digest(request.cookies.get(cookie, "").encode(), token.encode()):
+        return Response("open the address that audiorl view has printed; it holds the token", 401)
+    return None
+
+
+async def _events(view: View, request: Request) -> AsyncIterator[str]:
+    """Server-sent events: the state at once, then whenever something new was read or a run has become idle."""
+    sent = ""
+    while not view.stop.is_set() and not await request.is_disconnected():
+        state = json.dumps(await asyncio.to_thread(view.state))
+        yield ": still there\n\n" if state == sent else f"data: {state}\n\n"
+        sent = state
+        for _ in range(20):
+            version = view.version
+            await asyncio.sleep(POLL_SECONDS)
+            if view.version != version or view.stop.is_set():
+                break
+
+
+def _part(content: bytes, mime: str, byte_range: str) -> Response:
+    """The content, or the range of bytes that a player asks for when it jumps."""
+    start, _, end = byte_range.removeprefix("bytes=").partition("-")
+    headers = {"Accept-Ranges": "bytes"}
+    if not byte_range.startswith("bytes=") or not start.isdigit() or int(start) >= len(content):
+        return Response(content, media_type=mime, headers=headers)
+    last = min(int(end) if end.isdigit() else len(content) - 1, len(content) - 1)
+    headers["Content-Range"] = f"bytes {int(start)}-{last}/{len(content)}"
+    return Response(content[int(start) : last + 1], 206, headers, mime)
+
+
+@contextmanager
+def _missing_is_404() -> Iterator[None]:
+    """What is not there any more, or cannot be decoded, is a 404 with one line."""
+    try:
+        yield
+    except (LookupError, OSError, AudioError) as error:
+        raise HTTPException(404, " ".join(str(error).split())) from None
+
+
+def _run(view: View, number: int) -> FollowedRun:
+    if not 0 <= number < len(view.runs):
+        raise HTTPException(404, "no such run")
+    return view.runs[number]
+
+
+def _evaluation(view: View, text: str) -> tuple[FollowedRun, str]:
+    """NUMBER/NAME of an evaluation that exists."""
+    number, _, name = text.partition("/")
+    run = _run(view, int(number) if number.isdigit() else -1)
+    if name not in run.evaluations():
+        raise HTTPException(404, f"{run.name} has no evaluation {name!r}")
+    return run, name
+
+
+def serve(folders: Sequence[Path], port: int, labels: Path | None, mode: Mode) -> None:
+    """Print the address and serve until interrupted. ValueError or OSError for what is wrong with the options."""
+    if not 0 <= port < 2**16:
+        raise ValueError(f"view: --port {port}: not a port; give 0 (any free one) to 65535")
+    with tempfile.TemporaryDirectory(prefix="audiorl-view-") as folder:
+        view = open_view(folders, labels, mode, Path(folder) / "index.sqlite")
+        listener = _listen(port)
+        port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
+        print(f"open http://{HOST}:{port}/?token={token}", flush=True)
+        thread = threading.Thread(target=_read_and_follow, args=(view,), daemon=True)
+        thread.start()
+        # A cookie belongs to all ports of a host, so that each view needs a name of its own.
+        app = make_app(view, token, f"audiorl_view_{port}")
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+        try:
+            with suppress(KeyboardInterrupt):  # how one stops it
+                uvicorn.Server(config).run(sockets=[listener])
+        finally:
+            view.stop.set()
+            thread.join(5)
+            view.index.close()
+
+
+def _read_and_follow(view: View) -> None:
+    view.poll()
+    view.follow()
+
+
+def _listen(port: int) -> socket.socket:
+    """A bound socket, so that a port in use is one clear error before the address is printed."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HOST, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise OSError(f"view: cannot listen on {HOST}:{port} ({error.strerror}); choose another --port") from None
+    return listener

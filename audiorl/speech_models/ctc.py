@@ -1,0 +1,139 @@
+"""Recognisers with a CTC head: Wav2Vec2, HuBERT, WavLM, Data2Vec and others of transformers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from audiorl.config import torch_device
+from audiorl.eval.metrics.text import normalize
+from audiorl.speech_models.alignment import align_words, ctc_log_probability
+from audiorl.speech_models.checkpoint import load_judge, load_processor
+from audiorl.speech_models.protocol import AlignedWord, Waveform
+from audiorl.speech_models.waves import Wave, batches_by_length, padded, resampled
+
+MIN_SAMPLES = 1600
+"""Samples (0.1 s) to which shorter clips are padded with silence: the convolutions need some."""
+
+
+@dataclass(frozen=True)
+class CTC:
+    """The most probable label of each frame, repeats and blanks removed. Source: Graves et al. 2006.
+
+    Models whose first convolution normalises over time (Wav2Vec2 base, HuBERT base) get one clip at a time, since the
+    padding of a batch would change their output. The others get batches with a mask.
+    """
+
+    path: str
+    device: str = "auto"
+    batch_size: int = 8
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError("CTC: batch_size must be at least 1")
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+    @cached_property
+    def parts(self) -> tuple[Any, Any, Any]:
+        """Model, feature extractor and tokenizer."""
+        from transformers import AutoModelForCTC, AutoTokenizer, Wav2Vec2FeatureExtractor
+
+        model = load_judge(AutoModelForCTC, self.path, torch_device(self.device))
+        extractor = load_processor(Wav2Vec2FeatureExtractor, self.path, "feature extractor")
+        return model, extractor, load_processor(AutoTokenizer, self.path, "tokenizer")
+
+    def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
+        texts = [""] * len(waveforms)
+        for place, logits, _ in self._logits(waveforms, sample_rate):
+            texts[place] = _read(self.parts[2], logits)
+        return texts
+
+    def align(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
+        tokenizer = self.parts[2]
+        labels = [_word_labels(tokenizer, text, self.path) for text in texts]
+        aligned: list[list[AlignedWord]] = [[] for _ in waveforms]
+        between, blank = tokenizer.word_delimiter_token_id, tokenizer.pad_token_id
+        for i, logits, seconds in self._logits(waveforms, sample_rate):
+            words, ids = [w for w, _ in labels[i]], [ids for _, ids in labels[i]]
+            logprobs, read = logits.float().log_softmax(-1), partial(_read, tokenizer)
+            aligned[i] = align_words(logprobs, words, ids, between, blank, seconds, read)
+        return aligned
+
+    def log_probabilities(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[float]:
+        tokenizer = self.parts[2]
+        between, labels = tokenizer.word_delimiter_token_id, list[list[int]]()
+        for text in texts:
+            words = [ids for _, ids in _word_labels(tokenizer, text, self.path)]
+            if not words:
+                raise ValueError(f"{self.name}: text {text!r} has no words; leave it out")
+            space = [] if between is None else [between]
+            labels.append(words[0] + [label for word in words[1:] for label in (*space, *word)])
+        values = [-math.inf] * len(waveforms)
+        for i, logits, _ in self._logits(waveforms, sample_rate):
+            values[i] = ctc_log_probability(logits.float().log_softmax(-1), labels[i], tokenizer.pad_token_id)
+        return values
+
+    @torch.no_grad()
+    def _logits(self, waveforms: Sequence[Waveform], sample_rate: int) -> Iterator[tuple[int, Tensor, float]]:
+        """(index, [frames, labels], seconds) of each clip with samples, in any order."""
+        model, extractor, _ = self.parts
+        waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
+        for batch in batches_by_length(waves, batch_size(model, self.batch_size)):
+            clips = [waves[i] for i in batch]
+            for i, wav, row in zip(
+                batch, clips, model(**inputs(model, extractor, clips, MIN_SAMPLES)).logits, strict=True
+            ):
+                yield i, row[: int(frames(model, max(len(wav), MIN_SAMPLES)))], len(wav) / extractor.sampling_rate
+
+
+def _read(tokenizer: Any, logits: Tensor) -> str:
+    # The tokenizer removes repeats, then blanks; with skip_special_tokens it would drop blanks first.
+    text: str = tokenizer.decode(logits.argmax(-1)).strip()
+    return text
+
+
+def _word_labels(tokenizer: Any, text: str, path: str) -> list[tuple[str, list[int]]]:
+    """The words of a text, normalised, in the recogniser's labels: in capitals where its vocabulary has no others."""
+    words = normalize(text, "basic").split()
+    vocabulary = tokenizer.get_vocab()
+    capitals = not any(label.islower() and len(label) == 1 for label in vocabulary)
+    spelled = [word.upper() if capitals else word for word in words]
+    if unknown := sorted({c for word in spelled for c in word} - set(vocabulary)):
+        raise ValueError(f"{path}: {text!r} has the character {unknown[0]!r}, for which the recogniser has no label")
+    return [(word, [vocabulary[c] for c in letters]) for word, letters in zip(words, spelled, strict=True)]
+
+
+def batch_size(model: Any, wanted: int) -> int:
+    """1 for models whose output the padding of a batch would change."""
+    return wanted if getattr(model.config, "feat_extract_norm", "group") == "layer" else 1
+
+
+def inputs(model: Any, extractor: Any, waves: Sequence[Wave], shortest: int) -> dict[str, Tensor]:
+    """The keyword arguments of the model for clips of at least `shortest` samples."""
+    filled = [padded(wav, shortest) for wav in waves]
+    mask = len(filled) > 1
+    features = extractor(
+        filled,
+        sampling_rate=extractor.sampling_rate,
+        padding=True,
+        return_attention_mask=mask,
+        return_tensors="pt",
+    )
+    return {key: t.to(model.device, model.dtype if t.is_floating_point() else None) for key, t in features.items()}
+
+
+def frames(model: Any, samples: int) -> int:
+    """How many frames the convolutions make of so many samples."""
+    for kernel, stride in zip(model.config.conv_kernel, model.config.conv_stride, strict=True):
+        samples = (samples - kernel) // stride + 1
+    return samples

@@ -1,0 +1,1 @@
+"""What only simultaneous interpretation (`simul`) and speech output (`tts`) need."""

@@ -1,0 +1,318 @@
+"""Streams in files: our own JSON lines, RealSI, MuST-C and IWSLT, sentence pairs with or without word timings.
+
+    loaded = read_streams("streams.jsonl")                                  # languages stand in the rows
+    loaded = read_streams("RealSI/data/zh2en/json")                         # one .json a talk, audio in ../audio
+    loaded = read_streams("tst-COMMON/txt/tst-COMMON.yaml", source_language="en", target_language="es")
+    print(loaded.summary())
+    write_streams("folder", loaded.samples)                                 # folder/streams.jsonl, folder/audio/*.flac
+
+The format is detected from the content:
+
+    ours      {"id", "audio", "source_language", "target_language", "units": [{"start", "end", "source"?, "target",
+              "target_seconds"?, "target_audio"?: {"path", "start"?, "duration"?}, "speaker"?}], "start"?,
+              "duration"?, "sample_rate"?, "seconds"?, "metadata"?}; times in seconds
+    pairs     {"audio", "source", "target", "words"?: [{"word", "start", "end"}], "id"?, "start"?, "duration"?}; one
+              sentence a row, as one unit or split into clauses (see `audiorl.tasks.simul.clauses`)
+    RealSI    {"vid", "duration", "segment": [{"utterance": [{"sub_start_time", "sub_end_time", "sub_src_text",
+              "sub_trg_text", "term"}]}]}, times in ms; every utterance a unit
+    MuST-C    NAME.yaml, a list of {wav, offset, duration, speaker_id}, with NAME.en, NAME.es, one line a segment;
+              the segments of one wav are one stream
+
+Audio of any rate and number of channels is read, channels averaged (`audiorl.audio`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import soundfile
+
+from audiorl.audio import AudioClip, AudioError, load_clip, probe
+from audiorl.data.formats import AUDIO_FIELDS, Style, audio_field, clip_of
+from audiorl.data.manifest import Loaded
+from audiorl.data.rows import BadRow, Row, read_rows
+from audiorl.data.schema import FieldError, check, check_limit, parse_json
+from audiorl.data.schema.streams import StreamColumns, UnitColumns
+from audiorl.tasks.simul.clauses import Word, align_clauses
+from audiorl.tasks.simul.mustc import mustc
+from audiorl.tasks.simul.parsed import ParsedStream, StreamDefaults
+from audiorl.tasks.simul.realsi import is_realsi, realsi
+from audiorl.tasks.simul.streams import Stream, Unit, split_stream
+
+SILENT = 1e-4
+"""A stream whose greatest sample stays below this (-80 dB relative to full scale) holds no speech."""
+
+
+def read_streams(
+    path: str | Path,
+    *,
+    source_language: str = "",
+    target_language: str = "",
+    audio_root: str | Path | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+    check_audio: bool = True,
+    max_seconds: float | None = None,
+    limit: int | None = None,
+) -> Loaded[Stream]:
+    """The first `limit` streams of a file, or of a folder with streams.jsonl, one .yaml or RealSI's .json files.
+
+    source_language, target_language: ISO codes, for files that do not name them; a row that names others is unusable.
+    audio_root: where relative audio paths start, by default the file's folder. on_error: stop at the first unusable
+    row, or skip its stream, count it and list it. check_audio: decode the audio now; a stream whose audio is broken,
+    silent, shorter than 0.1 s or than its units, or not of the declared length and rate is unusable. Otherwise nothing
+    is opened and the length is what the file claims. max_seconds: longer streams are cut where
+    units begin (`split_stream`).
+
+    Raises ValueError naming file, row and field. A file that cannot be read at all raises whatever on_error says.
+    """
+    path = Path(path)
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
+    if max_seconds is not None and not max_seconds > 0:
+        raise ValueError(f"max_seconds must be positive, got {max_seconds}")
+    check_limit(limit)
+    if audio_root is not None and not Path(audio_root).is_dir():
+        raise ValueError(f"audio_root {audio_root}: no such folder")
+    defaults = StreamDefaults(source_language, target_language, None if audio_root is None else Path(audio_root))
+    streams: list[Stream] = []
+    skipped: list[BadRow] = []
+    rows: dict[str, ParsedStream] = {}
+    for file in _files(path):
+        for parsed in _parse_file(file, defaults):
+            if limit is not None and len(streams) >= limit:
+                break
+            stream = parsed if isinstance(parsed, BadRow) else _stream(parsed, rows, check_audio)
+            if isinstance(stream, Stream):
+                streams += [stream] if max_seconds is None else split_stream(stream, max_seconds)
+            elif on_error == "skip":
+                skipped.append(stream)
+            else:
+                raise ValueError(str(stream))
+    return Loaded(tuple(streams[:limit]), tuple(skipped), str(path))
+
+
+def write_streams(
+    folder: str | Path, streams: Iterable[Stream], suffix: Literal[".flac", ".wav"] = ".flac"
+) -> list[Stream]:
+    """Write folder/streams.jsonl, which `read_streams` reads back. Returns the streams with their audio by path.
+
+    Audio in memory becomes 16-bit files in folder/audio at its own rate; files are referred to where they are, by a
+    path from the folder. Raises ValueError for two streams of one id, before streams.jsonl is touched.
+    """
+    folder = Path(folder)
+    lines: list[str] = []
+    out: list[Stream] = []
+    names: dict[str, str] = {}
+    for stream in streams:
+        name = re.sub(r"[^\w.@+-]+", "_", stream.id)
+        if name in names:
+            raise ValueError(f"{folder}: streams {names[name]!r} and {stream.id!r} would share audio/{name}{suffix}")
+        names[name] = stream.id
+        clip = stream.audio
+        if clip.path is None:
+            clip = AudioClip(path=str(folder / "audio" / f"{name}{suffix}"))
+            _write_audio(Path(str(clip.path)), stream.audio)
+        units = tuple(
+            _with_audio_file(u, folder / "audio" / f"{name}.unit{k}{suffix}") for k, u in enumerate(stream.units, 1)
+        )
+        out.append(replace(stream, audio=clip, units=units))
+        lines.append(json.dumps(_as_row(out[-1], folder), ensure_ascii=False) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "streams.jsonl").write_text("".join(lines), encoding="utf-8")
+    return out
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise ValueError(f"{path}: missing; check the path")
+    if not path.is_dir():
+        return [path]
+    if (path / "streams.jsonl").exists():
+        return [path / "streams.jsonl"]
+    files = sorted(path.glob("*.yaml")) or sorted(path.glob("*.json"))
+    if not files or (files[0].suffix == ".yaml" and len(files) > 1):
+        held = ", ".join(f.name for f in files) or "none of them"
+        raise ValueError(f"{path}: give a folder with streams.jsonl, one .yaml or RealSI's .json; it holds {held}")
+    return files
+
+
+def _parse_file(path: Path, defaults: StreamDefaults) -> Iterator[ParsedStream | BadRow]:
+    if path.suffix in (".yaml", ".yml"):
+        yield from mustc(path, defaults)
+        return
+    document = _json(path)
+    if is_realsi(document):
+        yield from realsi(path, document, defaults)
+        return
+    for row in read_rows(path):
+        if isinstance(row, BadRow):
+            yield row
+            continue
+        try:
+            yield _parse_row(row, defaults)
+        except FieldError as error:
+            yield BadRow(row.file, row.number, error.field, error.message)
+
+
+def _json(path: Path) -> Any:
+    """The parsed .json file, None for any other and for JSON lines."""
+    if path.suffix != ".json":
+        return None
+    content = path.read_bytes()
+    try:
+        return parse_json(content.removeprefix(b"\xef\xbb\xbf"))
+    except UnicodeDecodeError as error:
+        where = f"byte {content[error.start]:#04x} at {error.start}"
+        raise ValueError(f"{path}: {where} is not UTF-8; save the file as UTF-8") from error
+    except ValueError:
+        return None
+
+
+def _parse_row(row: Row, defaults: StreamDefaults) -> ParsedStream:
+    data = row.data
+    if "units" not in data and not {"source", "target"} <= data.keys():
+        others = f"or source and target, or a RealSI or MuST-C file (the columns are {', '.join(data)})"
+        raise FieldError("units", f"missing; give units, {others}")
+    columns = check(data, StreamColumns)
+    root = defaults.root if defaults.root is not None else Path(row.file).parent
+    field = audio_field(row)
+    return ParsedStream(
+        row.file,
+        row.number,
+        field,
+        _name(row, field) if columns.id is None else str(columns.id).strip(),
+        clip_of(row, Style(root), field),
+        tuple(_unit(unit, root) for unit in columns.units or ()) if "units" in data else _pair(columns),
+        columns.duration if columns.seconds is None else columns.seconds,
+        defaults.language(columns.source_language, "source_language"),
+        defaults.language(columns.target_language, "target_language"),
+        {**(columns.metadata or {}), **{k: v for k, v in data.items() if k not in _FIELDS and v is not None}},
+        "units" if "units" in data else "words",
+        "duration" if columns.seconds is None else "seconds",
+    )
+
+
+_FIELDS = {"id", "units", "source", "target", "words", "source_language", "target_language", "metadata", *AUDIO_FIELDS}
+_FIELDS |= {"start", "offset", "duration", "seconds", "sample_rate", "sampling_rate"}
+
+
+def _name(row: Row, field: str) -> str:
+    given = row.data.get(field)
+    return f"{given}:{row.number}" if isinstance(given, str) else f"{Path(row.file).stem}:{row.number}"
+
+
+def _unit(unit: UnitColumns, root: Path) -> Unit:
+    """Its spoken translation is not opened."""
+    held = unit.target_audio
+    clip = None if held is None else AudioClip(path=str(root / held.path), start=held.start, duration=held.duration)
+    source, target, speaker = ((text or "").strip() for text in (unit.source, unit.target, unit.speaker))
+    return Unit(unit.start, unit.end, target, source, unit.target_seconds, clip, speaker)
+
+
+def _pair(columns: StreamColumns) -> tuple[Unit, ...] | Unit:
+    """A unit without times stands for the whole clip."""
+    source, target = (columns.source or "").strip(), (columns.target or "").strip()
+    for field, value in (("source", source), ("target", target)):
+        if not value:
+            raise FieldError(field, f"missing or empty; give the {field} text")
+    if not columns.words:
+        return Unit(0.0, 0.0, target, source)
+    try:
+        return align_clauses(source, target, [Word(w.word.strip(), w.start, w.end) for w in columns.words])
+    except ValueError as error:
+        raise FieldError("words", str(error)) from error
+
+
+def _stream(parsed: ParsedStream, by_id: dict[str, ParsedStream], check_audio: bool) -> Stream | BadRow:
+    """`by_id`: the usable streams so far; this one is added if it can be used."""
+    try:
+        if parsed.id in by_id:
+            other = by_id[parsed.id]
+            raise FieldError(
+                "id", f"{parsed.id!r} also names row {other.row} of {other.file}; give every stream its own"
+            )
+        seconds = _measured_seconds(parsed) if check_audio else _claimed_seconds(parsed)
+        if parsed.seconds is not None and abs(parsed.seconds - seconds) > parsed.tolerance:
+            declared = f"{parsed.seconds:g} s declared, but the audio has {seconds:.2f} s"
+            raise FieldError(parsed.seconds_field, f"{declared}; correct it, or leave it out")
+        units = parsed.units
+        if isinstance(units, Unit):
+            units = (replace(units, end=seconds),)
+        try:
+            stream = Stream(
+                parsed.id, parsed.clip, seconds, units, parsed.source_language, parsed.target_language, parsed.metadata
+            )
+        except ValueError as error:
+            raise FieldError(parsed.units_field if units and seconds >= 0.1 else parsed.field, str(error)) from error
+    except FieldError as error:
+        return BadRow(parsed.file, parsed.row, error.field, error.message)
+    by_id[parsed.id] = parsed
+    return stream
+
+
+def _measured_seconds(parsed: ParsedStream) -> float:
+    """Duration of the audio, which is decoded completely."""
+    try:
+        rate = probe(parsed.clip).sample_rate
+        wav = load_clip(parsed.clip, rate, max_seconds=float("inf"))
+    except AudioError as error:
+        raise FieldError(parsed.field, str(error)) from error
+    if parsed.units and np.abs(wav).max() < SILENT:
+        raise FieldError(parsed.field, f"{len(wav) / rate:.1f} s of silence, yet with units; name the right recording")
+    return len(wav) / rate
+
+
+def _claimed_seconds(parsed: ParsedStream) -> float:
+    if parsed.clip.array is not None:
+        return len(parsed.clip.array) / float(parsed.clip.sample_rate or 1)
+    end = 0.0 if isinstance(parsed.units, Unit) else max((u.end for u in parsed.units), default=0.0)
+    if parsed.seconds is None:
+        if not end:
+            raise FieldError("seconds", "missing; give the audio's length in seconds, or let check_audio measure it")
+        return end
+    return max(end, parsed.seconds) if end <= parsed.seconds + parsed.tolerance else parsed.seconds
+
+
+def _as_row(stream: Stream, folder: Path) -> dict[str, Any]:
+    clip = stream.audio
+    row: dict[str, Any] = {"id": stream.id, "audio": Path(os.path.relpath(str(clip.path), folder)).as_posix()}
+    if clip.start or clip.duration is not None:
+        row |= {"start": clip.start, "duration": clip.duration}
+    if clip.sample_rate is not None:
+        row["sample_rate"] = clip.sample_rate
+    row |= {"seconds": stream.seconds, "source_language": stream.source_language}
+    row |= {"target_language": stream.target_language, "units": [_unit_row(u, folder) for u in stream.units]}
+    return row | ({"metadata": dict(stream.metadata)} if stream.metadata else {})
+
+
+def _unit_row(unit: Unit, folder: Path) -> dict[str, Any]:
+    row: dict[str, Any] = {"start": unit.start, "end": unit.end, "source": unit.source, "target": unit.target}
+    if unit.target_seconds is not None:
+        row["target_seconds"] = unit.target_seconds
+    said = unit.target_audio
+    if said is not None:
+        row["target_audio"] = {"path": Path(os.path.relpath(str(said.path), folder)).as_posix()}
+        if said.start or said.duration is not None:
+            row["target_audio"] |= {"start": said.start, "duration": said.duration}
+    return row | ({"speaker": unit.speaker} if unit.speaker else {})
+
+
+def _with_audio_file(unit: Unit, path: Path) -> Unit:
+    """The unit with its spoken translation as a file; audio in memory is written to `path`."""
+    if unit.target_audio is None or unit.target_audio.path is not None:
+        return unit
+    _write_audio(path, unit.target_audio)
+    return replace(unit, target_audio=AudioClip(path=str(path)))
+
+
+def _write_audio(path: Path, clip: AudioClip) -> None:
+    rate = clip.sample_rate or probe(clip).sample_rate
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, load_clip(clip, rate, max_seconds=float("inf")), rate, subtype="PCM_16")

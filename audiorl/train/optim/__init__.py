@@ -1,0 +1,1 @@
+"""Optimizers, their sharding over ranks, and the checks around an update."""

@@ -1,0 +1,189 @@
+"""AdamW with its learning-rate schedule and its state by parameter name."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from audiorl.config import OptimConfig
+from audiorl.distributed.world import World
+from audiorl.run.pieces import Piece, read_shape
+from audiorl.train.checks import check_weights
+
+
+def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
+    """The rate of update `step` (from 0): linear warm-up over `warmup_steps`, then the schedule down to 0."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.lr
+    left = (total_steps - step) / max(total_steps - config.warmup_steps, 1)
+    left = min(max(left, 0.0), 1.0)
+    return config.lr * (left if config.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
+
+
+_log = logging.getLogger(__name__)
+MASTER = "master"
+"""The key of float32 weights in a state, next to AdamW's own."""
+
+
+def adamw(parameters: Mapping[str, nn.Parameter], config: OptimConfig, fused: bool = False) -> torch.optim.AdamW:
+    """torch's AdamW, with a group of parameters for each of `lr_factors` and one for the others.
+
+    `fused` is one kernel a weight on the CPU, and one for all weights on a GPU. Raises ValueError without parameters
+    and for a pattern of `lr_factors` that is in no name.
+    """
+    if not parameters:
+        raise ValueError("nothing to train: every weight is frozen; set model.audio or model.lora")
+    factors = config.factors()
+    for pattern, _ in factors:
+        if not any(pattern.search(name) for name in parameters):
+            raise ValueError(
+                f"optim.lr_factors: {pattern.pattern!r} is in no name of a trained weight, such as {min(parameters)!r}"
+            )
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, p in parameters.items():
+        factor = next((factor for pattern, factor in factors if pattern.search(name)), 1.0)
+        groups.setdefault(factor, []).append(p)
+    return torch.optim.AdamW(
+        [{"params": members, "factor": factor} for factor, members in groups.items()],
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=fused or None,  # None: torch chooses; False would exclude its form for many tensors
+    )
+
+
+@torch.no_grad()
+def lost_updates(parameters: Sequence[nn.Parameter], size: float) -> float:
+    """The fraction of 16-bit weights, among these, that do not change when `size` is added to them.
+
+    AdamW's first updates are of the size of the learning rate. Of a large weight 2²⁰ numbers are looked at.
+    """
+    same = total = 0
+    for p in parameters:
+        if p.dtype in (torch.bfloat16, torch.float16) and p.device.type != "meta":
+            some = p.detach().flatten()[: 2**20]
+            same += int((some + size == some).sum())
+            total += some.numel()
+    return same / max(total, 1)
+
+
+def check_shape(state: Mapping[str, Tensor], name: str, shape: torch.Size, where: str) -> None:
+    """Raises ValueError when the state of a weight is of another shape."""
+    if f"exp_avg.{name}" in state and read_shape(state, f"exp_avg.{name}") != tuple(shape):
+        raise ValueError(f"{where}: optimizer state of {name!r} has another shape; another architecture")
+
+
+class Optimizer:
+    """AdamW over named parameters. `step` clips, refuses gradients that are not finite, and frees them afterwards.
+
+    Of 16-bit weights it updates a float32 copy (`OptimConfig.master_weights`) and rounds that to the weights. Load
+    other weights into the model before the optimizer is made, or with `load`.
+
+    Losses are sums over the ranks of `world`, so their gradients are added up, by `gather_gradients` before a step.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        config: OptimConfig,
+        total_steps: int,
+        world: World | None = None,
+    ):
+        self._parameters = dict(parameters)
+        self._config = config
+        self._total_steps = total_steps
+        self._world = world or World()
+        self.updates = 0
+        self._masters = {
+            name: nn.Parameter(p.detach().float())
+            for name, p in self._parameters.items()
+            if config.master_weights and p.dtype in (torch.bfloat16, torch.float16)
+        }
+        lost = lost_updates([p for n, p in self._parameters.items() if n not in self._masters], config.lr)
+        if lost > 0.01:
+            _log.warning(
+                "%.0f %% of the trained 16-bit weights stay as they are under an update of the learning rate %g: it is "
+                "smaller than their spacing; set --optim.master-weights",
+                100 * lost,
+                config.lr,
+            )
+        self._updated = {**self._parameters, **self._masters}
+        fused = all(p.device.type in ("cpu", "cuda") for p in self._updated.values())
+        self._adamw = adamw(self._updated, config, fused)
+
+    every_pass = False
+    """Whether all ranks must run equally many micro-batches in an update."""
+    loss_scale = 1.0
+    """What losses are multiplied with."""
+
+    def zero_grad(self) -> None:
+        """Free all gradients."""
+        for p in (*self._parameters.values(), *self._masters.values()):
+            p.grad = None
+
+    def reduce(self) -> None:
+        """After every backward pass; gradients here wait for `gather_gradients`."""
+
+    def close(self) -> None:
+        """After the last update."""
+
+    def gather_gradients(self) -> None:
+        """Make every gradient the sum of all ranks'."""
+        self._world.sum_gradients(self._parameters)
+
+    def _clip(self) -> float:
+        """Scale the gradients down to `max_grad_norm`. Returns their total norm before."""
+        return float(torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self._config.max_grad_norm))
+
+    def step(self) -> dict[str, float]:
+        """One update from the accumulated gradients. Returns grad_norm (before clipping) and lr."""
+        norm = self._clip()
+        if not math.isfinite(norm):
+            bad = [n for n, p in self._parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
+            what = f"the gradient of {bad[0]!r}" if bad else "the norm of the gradient"
+            raise FloatingPointError(f"{what} is not finite; this update changed no weight")
+        lr = learning_rate(self.updates, self._total_steps, self._config)
+        for group in self._adamw.param_groups:
+            group["lr"] = lr * group["factor"]
+        for name, master in self._masters.items():
+            gradient = self._parameters[name].grad
+            master.grad = None if gradient is None else gradient.float()
+        self._adamw.step()
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                self._parameters[name].copy_(master)
+        check_weights(self._parameters, lr)
+        self.zero_grad()  # nothing needs the gradients any more: free them before the next rollouts are generated
+        self.updates += 1
+        return {"grad_norm": norm, "lr": lr}
+
+    def state(self) -> dict[str, Tensor | Piece]:
+        """The moments as `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, float32 copies of 16-bit weights as
+        `master.NAME`, and the number of updates."""
+        out: dict[str, Tensor | Piece] = {"updates": torch.tensor(self.updates)}
+        for name, p in self._updated.items():
+            for key, value in self._adamw.state.get(p, {}).items():
+                out[f"{key}.{name}"] = value
+        return out | {f"{MASTER}.{name}": master.detach() for name, master in self._masters.items()}
+
+    def load(self, state: Mapping[str, Tensor], where: str) -> None:
+        self.updates = int(state["updates"])
+        with torch.no_grad():
+            for name, master in self._masters.items():  # a state without them: of ZeRO in float32, or of an old release
+                master.copy_(state.get(f"{MASTER}.{name}", self._parameters[name]))
+        fused = self._adamw.defaults["fused"]  # then steps are counted where the weights are
+        for name, p in self._updated.items():
+            own = {key: state[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in state}
+            check_shape(state, name, p.shape, where)
+            if own:
+                self._adamw.state[p] = {
+                    k: v.to(p.device if fused else "cpu", copy=True) if k == "step" else v.to(p.device, p.dtype)
+                    for k, v in own.items()
+                }

@@ -1,0 +1,78 @@
+"""The optimizer of a run: plain AdamW, DeepSpeed ZeRO or FSDP2; and backward passes that suit each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from audiorl.config import OptimConfig
+from audiorl.config.distributed import current
+from audiorl.distributed.world import World
+from audiorl.models import AudioPolicy
+from audiorl.models.precision import emulates_bfloat16
+from audiorl.models.value import ValueModel
+from audiorl.train.optim.adamw import Optimizer
+
+if TYPE_CHECKING:
+    from audiorl.train.optim.zero import ZeroOptimizer
+
+_log = logging.getLogger(__name__)
+BF16_WIDTH = 512
+"""From this width of the decoder on, a CPU with AMX updates and decodes faster in bfloat16 (`bench/precision.py`)."""
+
+
+def slow_precision(policy: AudioPolicy, capabilities: Mapping[str, object]) -> str:
+    """What to change where a CPU with these capabilities would compute this policy faster in the other precision."""
+    head = policy.backbone.head(policy.model).weight
+    if head.device.type != "cpu":
+        return ""
+    in_float32 = head.dtype == torch.float32 and not policy.config.autocast
+    if in_float32 and capabilities.get("amx_bf16") and head.shape[1] >= BF16_WIDTH:
+        return "training computes in float32; this CPU has AMX, so that --model.autocast (bfloat16) is faster"
+    if not in_float32 and head.dtype != torch.float16 and emulates_bfloat16(capabilities):
+        return (
+            "training computes in bfloat16, for which this CPU has no instructions: it may take tens of times as long "
+            "as in float32; leave --model.autocast out and set --model.dtype float32"
+        )
+    return ""
+
+
+def warn_of_precision(policy: AudioPolicy) -> None:
+    if advice := slow_precision(policy, torch.cpu.get_capabilities()):
+        _log.warning(advice)
+
+
+def optimizer_for(
+    model: AudioPolicy | ValueModel, config: OptimConfig, total_steps: int, world: World
+) -> Optimizer | ZeroOptimizer:
+    """What trains `model` in this process's runtime. Made after all copies of the model that are wanted."""
+    runtime = current()
+    if world.rank == 0 and isinstance(model, AudioPolicy):
+        warn_of_precision(model)
+    if runtime.fsdp:
+        from audiorl.train.optim.fsdp import FsdpOptimizer
+
+        return FsdpOptimizer(model, config, total_steps, world)
+    if not runtime.zero:
+        return Optimizer(model.trainable(), config, total_steps, world)
+    from audiorl.train.optim.zero import ZeroOptimizer
+
+    return ZeroOptimizer(model, config, total_steps, world, runtime.zero, runtime.offload)
+
+
+def backward(loss: Tensor, *optimizers: Optimizer | ZeroOptimizer) -> None:
+    """Add a micro-batch's gradients; `optimizers` are all that train a part of what `loss` depends on."""
+    (loss * optimizers[0].loss_scale).backward()
+    for optimizer in optimizers:
+        optimizer.reduce()
+
+
+def idle_passes(micro_batches: int, world: World, *optimizers: Optimizer | ZeroOptimizer) -> int:
+    """How many passes without a loss this rank must run after its micro-batches. Asked before the first of them."""
+    if not any(optimizer.every_pass for optimizer in optimizers):
+        return 0
+    return max(world.gather(micro_batches)) - micro_batches

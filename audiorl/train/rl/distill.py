@@ -1,0 +1,296 @@
+"""Distillation: what the teacher reads, what it says of each response, and the loss or the advantages made of that.
+
+The formulas are in `audiorl.algos.distill`; here `DistillConfig` chooses among them.
+
+Shapes: L tokens of an experience, N sampled tokens, H decoder width, V vocabulary, K most probable tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from audiorl.algos.distill import bucket_logits, divergence, fused_divergence, top_ids
+from audiorl.algos.packing import micro_batches, pack_experiences
+from audiorl.config import DistillConfig, LoraConfig, RLConfig
+from audiorl.data.schedule import batch_of_step
+from audiorl.data.views import SWAP, views_of
+from audiorl.distributed.world import World
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.examples import Example
+from audiorl.models.reference import Reference
+from audiorl.train.batches import counts
+from audiorl.train.checks import check_finite
+from audiorl.train.rl.packs import Pack
+from audiorl.types import Experience, PolicyOutput, Sample, TeacherOutput
+
+UNCHANGED = "none"
+"""The view that leaves the prompt as it is."""
+
+
+# -- on the driver: what the teacher reads -------------------------------------------------------------------------
+
+
+def with_teacher_prompts(
+    experiences: Sequence[Experience], samples: Sequence[Sample], config: DistillConfig
+) -> list[Experience]:
+    """Each experience with its sample as the teacher reads it. Raises ValueError for what `views_of` refuses."""
+    unique = list({s.id: s for s in samples}.values())
+    views = unique if config.view == UNCHANGED else views_of(unique, config.view)
+    by_id = {s.id: view for s, view in zip(unique, views, strict=True)}
+    return [e.replace(teacher_prompt=by_id[s.id]) for e, s in zip(experiences, samples, strict=True)]
+
+
+def check_teacher_prompts(samples: Sequence[Sample], config: DistillConfig) -> None:
+    """Raise ValueError naming the first sample that the teacher cannot read, before the first step."""
+    for sample in samples:
+        if sample.turns:
+            raise ValueError(f"sample {sample.id!r} is a stream; distillation is of answers to single prompts")
+        if config.view not in (UNCHANGED, SWAP):
+            views_of([sample], config.view)
+
+
+def reference_answers(answers: Sequence[Example], step: int, config: RLConfig, seed: int) -> list[Example]:
+    """The prompts of a step that are answered by their reference; none without an off-policy share."""
+    count = config.reference_prompts
+    return batch_of_step(answers, step, count, f"{seed}/answers") if count else []
+
+
+# -- the teacher ---------------------------------------------------------------------------------------------------
+
+
+def load_teacher(path: str, policy: AudioPolicy) -> AudioPolicy:
+    """The model at `path`, frozen, on the policy's device and in its precision.
+
+    Raises ValueError for what is neither a model nor the name of a teacher.
+    """
+    config = replace(
+        policy.config,
+        device=str(policy.device),
+        lora=LoraConfig(rank=0),
+        audio="frozen",
+        only=(),
+        gradient_checkpointing=False,
+    )
+    try:
+        teacher = load_policy(path, config)
+    except ValueError as error:
+        raise ValueError(f"distill.teacher: give reference, policy, or the folder of a model: {error}") from error
+    teacher.requires_grad_(False)
+    return teacher
+
+
+def shared_vocabulary(teacher: AudioPolicy, policy: AudioPolicy, name: str) -> int:
+    """How many tokens, from id 0 on, both models have in common: one may have further ones behind the other's.
+
+    Raises ValueError where an id is another token: distillation compares tokens by their ids.
+    """
+    theirs, ours = ({i: token for token, i in m.tokenizer.get_vocab().items()} for m in (teacher, policy))
+    size = min(max(theirs), max(ours)) + 1
+    other = next((i for i in range(size) if theirs.get(i) != ours.get(i)), None)
+    if other is not None:
+        raise ValueError(
+            f"distill.teacher {name}: token {other} is {theirs.get(other)!r} there and {ours.get(other)!r} in the "
+            "policy; distillation compares tokens, so the teacher needs the policy's tokenizer"
+        )
+    rows = [len(_head(m)) for m in (teacher, policy)]
+    return rows[0] if rows[0] == rows[1] and len(theirs) == len(ours) else min(size, *rows)
+
+
+class Teacher:
+    """Says once for each response what it would have said: a reference, the live policy, or another model.
+
+    `outputs` is called before the updates of a step. Of the live policy, several updates of a step compare with its
+    head as it was then.
+    """
+
+    def __init__(self, model: AudioPolicy | Reference, policy: AudioPolicy, config: RLConfig, temperature: float):
+        self._model = model
+        self._runs_on = model.runs_on if isinstance(model, Reference) else model
+        self._config, self._temperature = config, temperature
+        self.vocabulary = shared_vocabulary(self._runs_on, policy, config.distill.teacher)
+        self._snapshots_head = model is policy and config.epochs * config.mini_batches > 1
+        self.weight = _head(self._runs_on)
+
+    @torch.no_grad()
+    def outputs(self, experiences: Sequence[Experience]) -> list[TeacherOutput]:
+        """Of experiences with a `teacher_prompt`, which is laid out by the teacher's own tokenizer and chat format.
+
+        Raises ValueError naming a response that is not text after a single prompt.
+        """
+        config = self._config
+        if self._snapshots_head and _head(self._runs_on).requires_grad:
+            self.weight = _head(self._runs_on).detach().clone()
+        laid_out = self._laid_out(experiences)
+        outputs: dict[int, TeacherOutput] = {}
+        for indices in micro_batches(laid_out, config.micro_batch_tokens, config.share_prompts):
+            members = [laid_out[i] for i in indices]
+            out = self._model.forward(pack_experiences(members, config.share_prompts), self._temperature)
+            check_finite(members, out.logprobs, "the teacher's log-prob")
+            fields = {"logprobs": out.logprobs.float(), "entropy": out.entropy.float(), **self._compared(out)}
+            by_member = {name: x.cpu().split(counts(members)) for name, x in fields.items()}
+            for k, (i, e) in enumerate(zip(indices, members, strict=True)):
+                selected = selected_tokens(self._runs_on.decode, e.ids[e.loss_mask], config.distill.tokens)
+                outputs[i] = TeacherOutput(counts=selected, **{name: x[k].clone() for name, x in by_member.items()})
+        return [outputs[i] for i in range(len(laid_out))]
+
+    def _compared(self, out: PolicyOutput) -> dict[str, Tensor]:
+        """What the divergence needs of it, [N, …] by field of `TeacherOutput`."""
+        distill = self._config.distill
+        assert out.hidden is not None
+        if distill.loss_kind is None:
+            return {}
+        if not distill.top_k or distill.top_k_of == "student":
+            return {"hidden": out.hidden}
+        with self._runs_on.autocast():
+            ids = top_ids(out.hidden, self.weight[: self.vocabulary], min(distill.top_k, self.vocabulary))
+            return {"top_ids": ids, "top_logits": bucket_logits(out.hidden, self.weight, ids, self._temperature)}
+
+    def _laid_out(self, experiences: Sequence[Experience]) -> list[Experience]:
+        """The sampled tokens of each after the teacher's own prompt."""
+        prompts = {id(e.teacher_prompt): e.teacher_prompt for e in experiences}
+        encoded = {key: self._runs_on.prompt(sample) for key, sample in prompts.items() if sample is not None}
+        rows = self._runs_on.backbone.decoder(self._runs_on.model).get_input_embeddings().weight.shape[0]
+        laid_out = []
+        for e in experiences:
+            prompt = encoded[id(e.teacher_prompt)]
+            if e.codes is not None or prompt.codes is not None or not bool(e.loss_mask[e.prompt_length :].all()):
+                raise ValueError(f"{e.name}: distillation is of answers in text to single prompts")
+            ids = e.ids[e.loss_mask]
+            if len(ids) and int(ids.max()) >= rows:
+                raise ValueError(f"{e.name}: token {int(ids.max())} is none of the teacher's {rows}")
+            mask = torch.arange(len(prompt) + len(ids)) >= len(prompt)
+            all_ids = torch.cat([prompt.ids, ids])
+            laid_out.append(Experience(all_ids, mask, len(prompt), prompt.audio, e.group_id, name=e.name))
+        return laid_out
+
+
+def selected_tokens(decode: Callable[[Tensor], str], ids: Tensor, tokens: str) -> Tensor:
+    """[N] bool: all tokens of a response [N], its "thought" up to `</think>`, or its "answer" after it.
+
+    Without `</think>` a response that opens `<think>` is all thought, another one all answer.
+    """
+    if tokens == "all":
+        return torch.ones(len(ids), dtype=torch.bool)
+    end = len(ids) if "<think>" in decode(ids) else 0
+    if "</think>" in decode(ids):
+        low, end = 0, len(ids)
+        while low < end:  # the fewest tokens whose text has the tag
+            middle = (low + end) // 2
+            low, end = (low, middle) if "</think>" in decode(ids[:middle]) else (middle + 1, end)
+    thought = torch.arange(len(ids)) < end
+    return thought if tokens == "thought" else ~thought
+
+
+# -- in the trainer ------------------------------------------------------------------------------------------------
+
+
+class Distillation:
+    """The distillation of one trainer. Without `teacher` other processes fill in the teacher's outputs."""
+
+    def __init__(
+        self, policy: AudioPolicy, config: RLConfig, temperature: float, world: World, teacher: Teacher | None
+    ):
+        self.config = config.distill
+        self.reference_share = config.reference_prompts / config.prompts_per_step
+        self._policy, self._temperature, self._world, self._teacher = policy, temperature, world, teacher
+
+    def prepare(self, experiences: Sequence[Experience]) -> list[Experience]:
+        """Fill in the teacher's outputs where they are None."""
+        missing = [e for e in experiences if e.teacher is None]
+        assert self._teacher is not None or not missing, "the teacher is a process of its own"
+        outputs = iter(self._teacher.outputs(missing) if self._teacher is not None and missing else ())
+        return [e if e.teacher is not None else e.replace(teacher=next(outputs)) for e in experiences]
+
+    def add_advantages(self, experiences: Sequence[Experience]) -> list[Experience]:
+        """With `sampled`: coef·(log T - log S) on top of each token's advantage; others come back as they are.
+
+        S is the policy before the step's updates. This is the policy gradient of the reverse KL in which each token
+        answers for itself alone (Thinking Machines 2025, On-Policy Distillation).
+        """
+        if self.config.loss_kind is not None:
+            return list(experiences)
+        out = []
+        for e in experiences:
+            assert e.teacher is not None and e.advantages is not None
+            advantages = e.advantages.clone()
+            advantages[e.loss_mask] += self.config.coef * torch.where(self._used(e.teacher), -log_ratio(e), 0.0)
+            out.append(e.replace(advantages=advantages))
+        return out
+
+    def loss(self, pack: Pack, output: PolicyOutput) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted sum of a pack's divergences, and its share of their sum over the mini-batch's tokens."""
+        used_N, divergence_N = self._divergence(pack.experiences, output)
+        loss = (1 - self.reference_share) * self.config.coef * (pack.loss_weights_N[used_N] * divergence_N).sum()
+        return loss, {"distill/divergence": (pack.mean_weights_N[used_N] * divergence_N.detach()).sum()}
+
+    def answer_loss(self, answers: Sequence[Experience], output: PolicyOutput) -> Tensor:
+        """The sum of the divergences over the tokens of reference answers."""
+        return self._divergence(answers, output)[1].sum()
+
+    def _divergence(self, experiences: Sequence[Experience], output: PolicyOutput) -> tuple[Tensor, Tensor]:
+        """Which sampled tokens count, [N] bool, and their divergences, in order."""
+        config, kind = self.config, self.config.loss_kind
+        outputs = [e.teacher for e in experiences if e.teacher is not None]
+        assert output.hidden is not None and kind is not None and len(outputs) == len(experiences)
+        device, weight = output.hidden.device, _head(self._policy)
+        used_N = torch.cat([self._used(t) for t in outputs]).to(device)
+        hidden = output.hidden[used_N]
+
+        def gathered(name: str) -> Tensor | None:
+            tensors = [getattr(t, name) for t in outputs]
+            return None if tensors[0] is None else torch.cat(tensors).to(device)[used_N]
+
+        teacher_hidden, ids, teacher_logits = (gathered(name) for name in ("hidden", "top_ids", "top_logits"))
+        with self._policy.autocast():
+            if teacher_hidden is not None:
+                assert self._teacher is not None
+                size, teacher_weight = self._teacher.vocabulary, self._teacher.weight
+                if not config.top_k:
+                    models = hidden, weight[:size], teacher_hidden, teacher_weight[:size]
+                    return used_N, fused_divergence(*models, kind, config.beta, self._temperature)
+                ids = top_ids(hidden.detach(), weight[:size], min(config.top_k, size))
+                teacher_logits = bucket_logits(teacher_hidden, teacher_weight.detach(), ids, self._temperature)
+            assert ids is not None and teacher_logits is not None
+            student = bucket_logits(hidden, weight, ids, self._temperature).log_softmax(-1)
+        return used_N, divergence(student, teacher_logits.log_softmax(-1), kind, config.beta)
+
+    def _used(self, teacher: TeacherOutput) -> Tensor:
+        """[N] bool: the tokens that count and at which the teacher is sure enough."""
+        gate = self.config.entropy_gate
+        return teacher.counts if gate is None else teacher.counts & (teacher.entropy <= gate)
+
+    def metrics(self, experiences: Sequence[Experience], means: Mapping[str, float]) -> dict[str, float]:
+        """distill/*, from the step's experiences and the trainer's means over all sampled tokens."""
+        sums = dict.fromkeys(("all", "counted", "used", "entropy", "ratio"), 0.0)
+        for e in experiences:
+            assert e.teacher is not None
+            used = self._used(e.teacher)
+            sums["all"] += len(used)
+            sums["counted"] += int(e.teacher.counts.sum())
+            sums["used"] += int(used.sum())
+            sums["entropy"] += float(e.teacher.entropy[e.teacher.counts].sum())
+            if self.config.loss_kind is None:
+                sums["ratio"] += float(log_ratio(e)[used].sum())
+        sums = self._world.add_up(sums)
+        counted, used_tokens = max(sums["counted"], 1.0), max(sums["used"], 1.0)
+        by_loss = means.get("distill/divergence", 0.0) * sums["all"] / used_tokens
+        return {
+            "distill/coef": self.config.coef,
+            "distill/divergence": sums["ratio"] / used_tokens if self.config.loss_kind is None else by_loss,
+            "distill/skipped": 1 - sums["used"] / counted,
+            "distill/teacher_entropy": sums["entropy"] / counted,
+        }
+
+
+def log_ratio(e: Experience) -> Tensor:
+    """log S - log T [N] of the sampled tokens; its mean estimates the reverse KL."""
+    assert e.old_logprobs is not None and e.teacher is not None
+    return e.old_logprobs[e.loss_mask] - e.teacher.logprobs
+
+
+def _head(model: AudioPolicy) -> Tensor:
+    return model.backbone.head(model.model).weight

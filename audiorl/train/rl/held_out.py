@@ -1,0 +1,66 @@
+"""Held-out evaluation during reinforcement learning: by the engines of the run, where they answer as it wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
+
+from audiorl.config import SamplingConfig
+from audiorl.distributed.local import Group
+from audiorl.models import AudioPolicy
+from audiorl.run.phase import pull
+from audiorl.run.progress import Progress
+from audiorl.train.rl.driver import with_driver_gpu
+from audiorl.train.rl.weight_sync import GroupEngine
+from audiorl.types import RolloutEngine
+
+Evaluate = Callable[[], Mapping[str, float]]
+"""Held-out metrics of the policy as it is now."""
+
+
+@runtime_checkable
+class EvaluateByEngine(Protocol):
+    """An `Evaluate` that can also ask an engine for its greedy answers, which no stop string ends."""
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Most tokens of an answer."""
+        ...
+
+    def __call__(self) -> Mapping[str, float]: ...
+
+    def by_engine(self, engine: RolloutEngine, several: int, note: Callable[[str], None]) -> Mapping[str, float]:
+        """The same metrics. Asks for `several` answers at a time; `note` shows how far it is."""
+        ...
+
+
+def held_out_metrics(
+    evaluate: Evaluate,
+    engine: GroupEngine,
+    policy: AudioPolicy,
+    trainers: Group,
+    sampling: SamplingConfig,
+    version: int,
+    progress: Progress,
+) -> dict[str, float]:
+    """eval/*: by the run's engines with the weights after `version` steps, else by the driver's policy with them."""
+    if isinstance(evaluate, EvaluateByEngine) and answers_alike(evaluate, sampling):
+        engine.sync(version)
+        metrics = evaluate.by_engine(engine, AT_ONCE * engine.size, progress.note)
+        engine.free_gpus()
+    else:
+        pull(policy, trainers)
+        progress.note("evaluating")
+        with with_driver_gpu(policy, trainers):
+            metrics = evaluate()
+    progress.note("")
+    return {f"eval/{name}": value for name, value in metrics.items()}
+
+
+AT_ONCE = 64
+"""Samples that each engine is asked between two movements of the display."""
+
+
+def answers_alike(evaluate: EvaluateByEngine, sampling: SamplingConfig) -> bool:
+    """Whether a greedy answer of the run's engines may be as long as the evaluation's and ends where that one does."""
+    return sampling.max_new_tokens == evaluate.max_new_tokens and not sampling.stop

@@ -1,0 +1,435 @@
+"""The policy gradient trainer of one rank: log-probs and values, advantages, packed updates.
+
+It serves the whole family: GRPO, RLOO, REINFORCE, REINFORCE++, ReMax, and PPO with a critic.
+
+Shapes: L tokens of an experience, N sampled tokens of a pack, Q codebooks where frames are among them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from audiorl.algos.kl import FixedKL, HorizonKL, LogSpaceKL, kl_estimate
+from audiorl.algos.losses import token_weights
+from audiorl.algos.packing import micro_batches, pack_experiences
+from audiorl.config import OptimConfig, RLConfig
+from audiorl.distributed.local import changes_worker
+from audiorl.distributed.world import World
+from audiorl.models import AudioPolicy
+from audiorl.models.reference import Reference
+from audiorl.models.value import critic_of
+from audiorl.run.pieces import Piece, TrainerState
+from audiorl.train.batches import counts, fill, fill_fields, gather, idle_batch, logprobs_by_code
+from audiorl.train.checks import check_finite, read_pass
+from audiorl.train.optim.adamw import Optimizer
+from audiorl.train.optim.ema import EMA
+from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
+from audiorl.train.rl.advantages import compute_token_advantages, mean_advantage
+from audiorl.train.rl.critic import Critic
+from audiorl.train.rl.distill import Distillation, Teacher, load_teacher
+from audiorl.train.rl.losses import policy_loss
+from audiorl.train.rl.packs import MiniBatch, Pack, frame_counts, is_frame, kl_means, mini_batches_of
+from audiorl.train.rl.token_record import TokenNumbers, TokenRecord
+from audiorl.types import Experience, PackedBatch, PolicyOutput
+
+if TYPE_CHECKING:
+    from audiorl.train.optim.zero import ZeroOptimizer
+
+State = Mapping[str, Mapping[str, Tensor]]
+Loss = tuple[Tensor, Mapping[str, Tensor]]
+"""A loss to differentiate, and sums for metrics."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainBatch:
+    """One rank's part of a step, made by the driver: whole groups, and examples for the supervised term."""
+
+    experiences: Sequence[Experience]
+    supervised: Sequence[Experience] = ()
+    mini_batches: Sequence[int] | None = None
+    """Which mini-batch of the whole step each experience belongs to; None: in order, equally many in each."""
+    answers: Sequence[Experience] = ()
+    """Reference answers, for the off-policy share of distillation."""
+    record_tokens: bool = False
+    """Whether the step's rollouts are recorded, with numbers of every token."""
+
+
+@dataclass(frozen=True)
+class TrainOutput:
+    """What `Trainer.step` returns."""
+
+    metrics: dict[str, float]
+    """Means over the step and all ranks."""
+    advantages: list[float]
+    """The mean advantage of each experience of the batch, in order."""
+    tokens: list[TokenNumbers]
+    """The numbers of its tokens, likewise; empty where the batch does not ask for them."""
+    returns: Sequence[Tensor] = ()
+    """Its returns [L], likewise, for critics in processes of their own; else empty."""
+
+
+class Trainer:
+    """Updates a policy from scored experiences.
+
+    Log-probs are taken at the temperatures that rollouts are sampled at: `temperature` of text tokens, and
+    `audio_temperature` of codec codes (None: the same). `max_tokens` is the response budget that Dr.GRPO divides by.
+    Make the trainer before a checkpoint is restored: the critic, and the reference if none is given, start as copies of
+    the policy as it is now. With reference "separate" experiences come with `ref_logprobs`, and with `separate_critic`
+    with `values`: other processes hold these models.
+
+    The trainers of one `world` together do what one would do alone: counts, whitening, gradients and metrics are those
+    of all ranks, wherever an experience is.
+    """
+
+    def __init__(
+        self,
+        policy: AudioPolicy,
+        config: RLConfig,
+        optim: OptimConfig,
+        temperature: float,
+        max_tokens: int,
+        reference: Reference | Literal["separate"] | None = None,
+        audio_temperature: float | None = None,
+        world: World | None = None,
+        separate_critic: bool = False,
+    ):
+        self.policy = policy
+        self.world = world or World()
+        self.config = config
+        self.temperature, self.audio_temperature = _temperatures(temperature, audio_temperature)
+        self.max_tokens = max_tokens
+        self.steps = 0
+        self.kl = _controller(config)
+        self.has_kl = config.kl_beta > 0
+        self.reference: Reference | None = None
+        distills = config.distill.coef > 0
+        if (self.has_kl or (distills and config.distill.teacher == "reference")) and reference != "separate":
+            self.reference = reference or policy.reference()
+        self.distillation: Distillation | None = None
+        if distills:
+            teacher = self._teacher(reference == "separate")
+            self.distillation = Distillation(policy, config, self.temperature, self.world, teacher)
+        updates = updates_of(config)
+        self.critic: Critic | None = None
+        if config.advantage == "gae" and not separate_critic:
+            self.critic = Critic(critic_of(policy, config.critic.shared), config.critic, optim, updates, self.world)
+        self.optimizer = optimizer_for(policy, optim, updates, self.world)
+        self.ema = None if config.ema_decay is None else EMA(policy.trainable(), config.ema_decay)
+
+    def _teacher(self, separate: bool) -> Teacher | None:
+        """The teacher of distillation; None where a process of its own holds it."""
+        name = self.config.distill.teacher
+        if name == "policy":
+            model: AudioPolicy | Reference = self.policy
+        elif separate:
+            return None
+        else:
+            model = self.reference if name == "reference" and self.reference else load_teacher(name, self.policy)
+        return Teacher(model, self.policy, self.config, self.temperature)
+
+    @changes_worker
+    def step(self, batch: TrainBatch) -> TrainOutput:
+        """Log-probs and values, advantages, then `epochs` passes over `mini_batches` updates."""
+        config = self.config
+        experiences, answers = self.prepare(batch.experiences), list(batch.answers)
+        if self.distillation is not None:
+            both = self.distillation.prepare([*experiences, *answers])
+            experiences, answers = both[: len(experiences)], both[len(experiences) :]
+        experiences = compute_token_advantages(experiences, config, self.kl.beta, self.world.sum)
+        if self.distillation is not None:
+            experiences = self.distillation.add_advantages(experiences)
+        record = TokenRecord(experiences) if batch.record_tokens else None
+        totals: dict[str, float] = defaultdict(float)
+        mini_batches: list[MiniBatch] = []
+        if self._optimizers():
+            mini_batches = mini_batches_of(
+                experiences, batch.mini_batches, config, self.max_tokens, self.world, self.steps
+            )
+        for mini_batch in mini_batches * config.epochs:
+            with self._update(mini_batch, batch.supervised, answers, totals) as (packs, sums):
+                for pack in packs:
+                    output = self._forward(pack.batch)
+                    losses: list[Loss] = []
+                    if record is not None and not self.critic_warms_up:
+                        record.add(pack, output)
+                    if not self.critic_warms_up:
+                        losses.append(policy_loss(pack, output, config, self.kl.beta))
+                        if self.distillation is not None and config.distill.loss_kind:
+                            losses.append(self.distillation.loss(pack, output))
+                    if self.critic is not None:
+                        losses.append(self.critic.loss(pack, output.values, with_policy=not self.critic_warms_up))
+                    self._backward(pack, output, losses, sums)
+        metrics = {name: value / (len(mini_batches) * config.epochs) for name, value in totals.items()}
+        metrics |= self._step_metrics(experiences, metrics)
+        self.steps += 1
+        numbers = [] if record is None else record.numbers()
+        returns = [e.returns for e in experiences if e.returns is not None] if self.critic is None else []
+        return TrainOutput(metrics, [mean_advantage(e) for e in experiences], numbers, returns)
+
+    @property
+    def critic_warms_up(self) -> bool:
+        """Whether this step trains the critic alone, here or in processes of its own."""
+        return self.config.advantage == "gae" and self.steps < self.config.critic.warmup_steps
+
+    # -- before the update ----------------------------------------------------------------------------------------
+
+    def prepare(self, experiences: Sequence[Experience]) -> list[Experience]:
+        """Fill in ref_logprobs, old_logprobs and values where the step needs them and they are None."""
+        config = self.config
+        prepared = list(experiences)
+        if not prepared:
+            return prepared
+        engine = gather(experiences, "engine_logprobs", torch.device("cpu"))
+        assert engine is not None
+        check_finite(experiences, engine, "the engine's log-prob")
+        temperatures = self.temperature, self.audio_temperature
+        if self.has_kl and self.reference is not None and _missing(prepared, "ref_logprobs"):
+            prepared = with_logprobs(prepared, "ref_logprobs", self.reference, config, *temperatures)
+        assert not self.has_kl or not _missing(prepared, "ref_logprobs"), "the reference is a process of its own"
+        # With a single update the old policy is the current one: its log-probs come with the loss.
+        needs_old = config.epochs * config.mini_batches > 1 or (config.kl_in == "reward" and self.has_kl)
+        needs_old = needs_old or (self.distillation is not None and config.distill.loss_kind is None)
+        needs_old = needs_old and _missing(prepared, "old_logprobs")
+        shares_trunk = self.critic is not None and config.critic.shared
+        if needs_old and shares_trunk and _missing(prepared, "values"):
+            prepared = fill_fields(prepared, self._logprobs_and_values, config.micro_batch_tokens, config.share_prompts)
+        elif needs_old:
+            prepared = with_logprobs(prepared, "old_logprobs", self.policy, config, *temperatures)
+        if self.critic is not None and _missing(prepared, "values"):
+            prepared = fill(prepared, "values", self.critic.model, config.micro_batch_tokens, config.share_prompts)
+        assert config.advantage != "gae" or not _missing(prepared, "values"), "the critic is a process of its own"
+        return prepared
+
+    def _logprobs_and_values(self, batch: PackedBatch) -> dict[str, Tensor]:
+        """Both fields of a critic on the policy's trunk, from one pass through it."""
+        assert self.critic is not None
+        output = self.policy.forward(batch, self.temperature, self.critic.head, self.audio_temperature)
+        assert output.values is not None
+        return {"old_logprobs": logprobs_by_code(output), "values": output.values}
+
+    # -- the update -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _update(
+        self,
+        mini_batch: MiniBatch,
+        supervised: Sequence[Experience],
+        answers: Sequence[Experience],
+        totals: dict[str, float],
+    ) -> Iterator[tuple[Iterator[Pack], dict[str, float]]]:
+        """One optimizer update around the passes of a mini-batch: gives its packs and a place for their metrics.
+
+        At the end of the block the gradients of all ranks are added up and the optimizers step; the means of the
+        metrics are added to `totals`. When a pass raises nothing steps.
+        """
+        optimizers = self._optimizers()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        sums: dict[str, float] = defaultdict(float)
+        with ExitStack() as stack:
+            for model in {id(m): m for m in (self.policy, self.critic and self.critic.model.trunk) if m}.values():
+                stack.enter_context(model.encode_audio_once())
+            # Under ZeRO every rank runs equally many passes: collectives of the layers must line up.
+            idle = idle_passes(len(mini_batch), self.world, *optimizers)
+            yield mini_batch.packs(self.policy.device), sums
+            for _ in range(idle):
+                output = self._forward(idle_batch(self.policy))
+                backward(
+                    0 * torch.cat([x for x in (output.logprobs, output.values) if x is not None]).sum(), *optimizers
+                )
+            if self.config.ptx_coef and not self.critic_warms_up:
+                sums["ptx/loss"] += self._on_given(supervised, self.config.ptx_coef, _negative_log_likelihood, 1.0)
+            if self.distillation is not None and self.distillation.reference_share and not self.critic_warms_up:
+                coef = self.config.distill.coef * self.distillation.reference_share
+                loss = self._on_given(answers, coef, self.distillation.answer_loss, self.temperature)
+                sums["distill/divergence_off_policy"] += loss
+        metrics = self.world.add_up(sums)
+        for optimizer in optimizers:
+            optimizer.gather_gradients()
+        if self.critic is not None:
+            self.critic.check_gradients()
+        if not self.critic_warms_up:
+            metrics |= self.optimizer.step()
+            self.policy.weights_changed()
+            if self.ema is not None:
+                self.ema.update()
+        if self.critic is not None:
+            metrics |= self.critic.step()
+        for name, value in metrics.items():
+            totals[name] += value
+
+    def _forward(self, batch: PackedBatch) -> PolicyOutput:
+        """Log-probs and entropies, and values where there is a critic; only values while the critic warms up."""
+        if self.critic is not None and self.critic_warms_up:
+            values_N = self.critic.values(batch)
+            return PolicyOutput(values_N.new_zeros(0), values_N.new_zeros(0), values_N)
+        head = self.critic.head if self.critic is not None and self.critic.config.shared else None
+        output = self.policy.forward(batch, self.temperature, head, self.audio_temperature)
+        if self.critic is not None and output.values is None:
+            output = replace(output, values=self.critic.values(batch))
+        return output
+
+    def _backward(self, pack: Pack, output: PolicyOutput, losses: Sequence[Loss], sums: dict[str, float]) -> None:
+        """Add a pack's gradients, and its metrics to `sums`. Nothing steps when one of its numbers is not finite."""
+        total = torch.stack([loss for loss, _ in losses]).sum()
+        backward(total, *self._optimizers())
+        metrics = {name: value for _, of_loss in losses for name, value in of_loss.items()}
+        for name, number in read_pass(pack.experiences, total, metrics, logprobs_by_code(output)).items():
+            sums[name] += number
+
+    def _optimizers(self) -> list[Optimizer | ZeroOptimizer]:
+        """The optimizers that step in this update."""
+        optimizers = [] if self.critic_warms_up else [self.optimizer]
+        return optimizers if self.critic is None else [*optimizers, self.critic.optimizer]
+
+    def _on_given(
+        self,
+        examples: Sequence[Experience],
+        coef: float,
+        loss_of: Callable[[Sequence[Experience], PolicyOutput], Tensor],
+        temperature: float,
+    ) -> float:
+        """Add the gradient of coef x `loss_of` given answers, a sum over tokens, divided by their number.
+
+        Returns this rank's share of that mean.
+        """
+        lengths_of_all, _ = self.world.gather_list(counts(examples))
+        weight = token_weights(lengths_of_all, "token-mean")[0] if lengths_of_all else 0.0
+        optimizers = self._optimizers()
+        total = 0.0
+        packs = micro_batches(examples, self.config.micro_batch_tokens, share_prompts=False)
+        idle = idle_passes(len(packs), self.world, *optimizers)
+        for indices in packs:
+            members = [examples[i] for i in indices]
+            output = self.policy.forward(pack_experiences(members, share_prompts=False), temperature)
+            loss = weight * loss_of(members, output)
+            backward(coef * loss, *optimizers)
+            total += read_pass(members, loss, {"loss": loss})["loss"]
+        for _ in range(idle):
+            backward(0 * self.policy.forward(idle_batch(self.policy)).logprobs.sum(), *optimizers)
+        return total
+
+    # -- metrics of all ranks --------------------------------------------------------------------------------------
+
+    def _step_metrics(self, experiences: Sequence[Experience], metrics: Mapping[str, float]) -> dict[str, float]:
+        """Metrics of the whole step; afterwards the KL coefficient follows the step's mean KL."""
+        out: dict[str, float] = {}
+        if self.critic is not None:
+            out |= self.critic.metrics(experiences, self.world)
+        if self.distillation is not None:
+            out |= self.distillation.metrics(experiences, metrics)
+        if self.has_kl:
+            if self.config.kl_in == "reward":
+                out |= self._mean_kl(experiences)
+            out["kl/beta"] = self.kl.beta
+            observed = {**metrics, **out}.get("kl")
+            if observed is not None and not self.critic_warms_up:  # the policy has not moved while its critic warms up
+                self.kl = self.kl.update(observed, sum(self.world.gather(len(experiences))))
+        return out
+
+    def _mean_kl(self, experiences: Sequence[Experience]) -> dict[str, float]:
+        """The KL that the rewards were charged for: of the old policy, before the update."""
+        lengths_of_all, _ = self.world.gather_list(counts(experiences))
+        frames, sums = frame_counts(experiences, self.world), {}
+        if experiences:
+            old, ref = (gather(experiences, name, torch.device("cpu")) for name in ("old_logprobs", "ref_logprobs"))
+            assert old is not None and ref is not None
+            kl = kl_estimate(old, ref, self.config.kl_kind)
+            weights_N = kl.new_full((len(kl),), 1 / max(sum(lengths_of_all), 1))
+            sums = kl_means(kl, weights_N, is_frame(experiences), frames)
+        return self.world.add_up({name: float(value) for name, value in sums.items()})
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state(self) -> TrainerState:
+        """What a resumed run needs on top of the weights; the reference is the policy that the phase began with."""
+        out: dict[str, Mapping[str, Tensor | Piece]] = {
+            "optimizer": self.optimizer.state(),
+            "progress": {"steps": torch.tensor(self.steps), "kl_beta": torch.tensor(self.kl.beta, dtype=torch.float64)},
+        }
+        if self.critic is not None:
+            out |= self.critic.state()
+        if self.ema is not None:
+            out["ema"] = self.ema.state()
+        return out
+
+    def load(self, state: State, where: str) -> None:
+        self.optimizer.load(state["optimizer"], where)
+        self.steps = int(state["progress"]["steps"])
+        self.kl = replace(self.kl, beta=float(state["progress"]["kl_beta"]))
+        for part, present in (("critic", self.critic), ("ema", self.ema)):
+            if present is not None and part not in state:
+                raise ValueError(f"{where}: the checkpoint holds no {part}; it was written without one")
+        if self.critic is not None:
+            self.critic.load(state, where)
+        if self.ema is not None:
+            self.ema.load(state["ema"], where)
+
+    def close(self) -> None:
+        """After the last update."""
+        self.optimizer.close()
+        if self.critic is not None:
+            self.critic.optimizer.close()
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return self.policy.weights()
+
+    def averaged(self) -> Mapping[str, Tensor]:
+        """The moving average of the weights."""
+        if self.ema is None:
+            raise ValueError("no moving average is kept; set ema_decay")
+        return self.ema.state()
+
+    def beta(self) -> float:
+        """The KL coefficient as it is now."""
+        return self.kl.beta
+
+
+def with_logprobs(
+    experiences: Sequence[Experience],
+    name: Literal["old_logprobs", "ref_logprobs"],
+    model: AudioPolicy | Reference,
+    config: RLConfig,
+    temperature: float,
+    audio_temperature: float | None,
+) -> list[Experience]:
+    """The experiences with the log-probs of `model` at the temperatures that rollouts are sampled at."""
+    text, audio = _temperatures(temperature, audio_temperature)
+
+    def forward(batch: PackedBatch) -> Tensor:
+        return logprobs_by_code(model.forward(batch, text, audio_temperature=audio))
+
+    return fill(experiences, name, forward, config.micro_batch_tokens, config.share_prompts)
+
+
+def updates_of(config: RLConfig) -> int:
+    """The optimizer updates of a phase."""
+    return config.steps * config.epochs * config.mini_batches
+
+
+def _temperatures(text: float, audio: float | None) -> tuple[float, float]:
+    """Of text and of codes, under which log-probs are taken: of greedy answers the model's own."""
+    return text or 1.0, (text if audio is None else audio) or 1.0
+
+
+def _controller(config: RLConfig) -> FixedKL | HorizonKL | LogSpaceKL:
+    if config.kl_control == "horizon":
+        return HorizonKL(config.kl_beta, config.kl_target, config.kl_horizon)
+    if config.kl_control == "log-space":
+        return LogSpaceKL(config.kl_beta, config.kl_target, config.kl_gain)
+    return FixedKL(config.kl_beta)
+
+
+def _negative_log_likelihood(examples: Sequence[Experience], output: PolicyOutput) -> Tensor:
+    return -output.logprobs.sum()
+
+
+def _missing(experiences: Sequence[Experience], name: str) -> bool:
+    return any(getattr(e, name) is None for e in experiences)

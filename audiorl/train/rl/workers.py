@@ -1,0 +1,322 @@
+"""The workers of a policy gradient phase: trainers with their engines, separate engines, references and critics.
+
+A phase with several processes first saves its model to `checkpoints/PHASE/start`; every process loads its own copy from
+there. A worker in the driver's process shares the driver's model instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from audiorl.config import DistillConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config.distributed import current
+from audiorl.distributed.local import Group, changes_worker
+from audiorl.distributed.placement import check_engine, separate_group, trainer_group
+from audiorl.distributed.world import World
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.lora import is_adapter
+from audiorl.models.reference import Reference
+from audiorl.models.weights import Weights, named
+from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.vllm import VLLMEngine
+from audiorl.rollout.vllm_start import VLLMConfig
+from audiorl.rollout.vllm_weights import Lora, adapter_obstacle, served_weights
+from audiorl.rollout.weight_transfer import Backend, SyncError, WeightSender
+from audiorl.run.folder import Run
+from audiorl.run.model_file import ModelFile
+from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
+from audiorl.train.rl.critic_worker import critic_worker
+from audiorl.train.rl.distill import Teacher, load_teacher
+from audiorl.train.rl.trainer import State, Trainer, with_logprobs
+from audiorl.train.rl.weight_sync import EngineWorker, GroupEngine, WeightSource, free_cached, node_address
+from audiorl.types import Ended, Experience, Request, Rollout, TeacherOutput
+
+_log = logging.getLogger(__name__)
+
+
+class Actor(Trainer, CheckpointedWorker):
+    """A trainer that also generates: with its own model, or with a colocated vLLM engine that copies its weights.
+
+    engine_lora: how vLLM engines run the policy's adapter.
+    """
+
+    def __init__(
+        self,
+        policy: AudioPolicy,
+        config: RLConfig,
+        optim: OptimConfig,
+        sampling: SamplingConfig,
+        reference: Reference | Literal["separate"] | None = None,
+        world: World | None = None,
+        colocated_engine: VLLMEngine | None = None,
+        engine_lora: Lora = "merged",
+        separate_critic: bool = False,
+    ):
+        max_rows = sampling.max_new_tokens if policy.speech is None else sampling.max_new_tokens + sampling.max_frames
+        self._writer = CheckpointWriter(policy, world)
+        temperatures = sampling.temperature, sampling.audio_temperature
+        super().__init__(
+            policy, config, optim, temperatures[0], max_rows, reference, temperatures[1], world, separate_critic
+        )
+        self.engine = HFEngine(policy, sampling)
+        self._colocated_engine = colocated_engine
+        self._engine_lora = engine_lora
+        self._engine_version = -1
+        self._sender: WeightSender | None = None
+        self._snapshot: dict[str, Tensor] = {}
+        self._snapshot_version: int | None = None
+
+    def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
+        if self._colocated_engine is not None:
+            return self._generate_colocated(self._colocated_engine, requests, ended)
+        self.engine.policy_version = self.steps
+        return self.engine.generate(requests, ended)
+
+    def _generate_colocated(
+        self, engine: VLLMEngine, requests: Sequence[Request], ended: Ended | None
+    ) -> list[Rollout]:
+        if engine.can_sleep:
+            free_cached()  # vLLM allocates what the trainer does not use
+            engine.wake()
+        if self._engine_version != self.steps:
+            engine.update_weights(self._weights_for_engines(), self.steps)
+            self._engine_version = self.steps
+        rollouts = engine.generate(requests, ended)
+        if engine.can_sleep:
+            engine.sleep()
+        return rollouts
+
+    def _weights_for_engines(self) -> Weights:
+        if current().engine == "vllm":
+            return served_weights(self.policy, self._engine_lora)
+        return self.policy.weights()
+
+    def load(self, state: State, where: str) -> None:
+        super().load(state, where)
+        self._engine_version = -1
+
+    def close(self) -> None:
+        super().close()
+        if self._colocated_engine is not None:
+            self._colocated_engine.close()
+        if self._sender is not None:
+            self._sender.close("the phase has ended")
+
+    # -- separate engines: the first trainer sends them its weights ----------------------------------------------------
+
+    def free_memory(self) -> None:
+        """Return unused GPU memory before a colocated engine wakes."""
+        free_cached()
+
+    def weight_source(self, engines: int, restart: bool) -> WeightSource | None:
+        """Where engines receive the weights. `restart`: open a new connection.
+
+        The first rank sends to all engines; colocated ones read their own trainer's memory. None on ranks that send to
+        none.
+        """
+        colocated = current().shares_gpus
+        if self.world.rank >= (engines if colocated else 1):
+            return None
+        receivers = 1 if colocated else engines * current().engine_gpus
+        backend: Backend = "ipc" if colocated else "nccl" if torch.cuda.is_available() else "gloo"
+        if self._sender is not None and (restart or not self._sender.is_open):
+            self._sender.close("another connection was made")
+            self._sender = None
+        if self._sender is None:
+            timeout = current().sync_timeout
+            self._sender = WeightSender(receivers, host=node_address(), backend=backend, timeout=timeout)
+        return WeightSource(self._sender.address, backend, receivers)
+
+    @changes_worker
+    def snapshot(self) -> None:
+        """Copy the weights to CPU memory, the same memory each time. After the next update `send` sends the copy."""
+        if self.world.rank:
+            return
+        for name, tensor in named(self._weights_for_engines()):
+            if name not in self._snapshot:
+                self._snapshot[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            # Pinned memory: the GPU copies while the weights are sent, and before the next update changes them.
+            self._snapshot[name].copy_(tensor.detach(), non_blocking=True)
+        self._snapshot_version = self.steps
+
+    def send(self) -> str | None:
+        """Send the weights to the engines. Returns None, or why they did not arrive."""
+        if self._sender is None:
+            return None if self.world.rank else "the first trainer has no connection for weights"
+        try:
+            if self._snapshot_version in (None, self.steps):
+                self._sender.send(self._weights_for_engines())
+            else:
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                self._sender.send(self._snapshot)
+        except SyncError as error:
+            return str(error)
+        return None
+
+
+class ReferenceWorker:
+    """Holds the reference model of the KL, and the teacher of distillation, for trainers that do not. They share no
+    weights with the trained policy. Methods are named like the fields of `Experience` that they fill in."""
+
+    def __init__(
+        self,
+        model: AudioPolicy | Reference,
+        config: RLConfig,
+        sampling: SamplingConfig,
+        teacher: Teacher | None = None,
+    ):
+        self._model, self._config, self._sampling, self._teacher = model, config, sampling, teacher
+
+    def teacher(self, experiences: Sequence[Experience]) -> list[TeacherOutput]:
+        """The outputs of the teacher, see `Teacher.outputs`."""
+        assert self._teacher is not None
+        return self._teacher.outputs(experiences)
+
+    def ref_logprobs(self, experiences: Sequence[Experience]) -> list[Tensor]:
+        """Of each experience [L], or [L, Q] where it holds codec frames."""
+        temperatures = self._sampling.temperature, self._sampling.audio_temperature
+        scored = with_logprobs(experiences, "ref_logprobs", self._model, self._config, *temperatures)
+        return [e.ref_logprobs for e in scored if e.ref_logprobs is not None]
+
+
+ReferenceSource = ModelFile[AudioPolicy] | Literal["base", "separate"] | None
+"""Where a trainer's reference comes from: a folder, the model below its adapter, another process, or (None) the policy
+that the phase begins with."""
+
+
+def start_workers(
+    run: Run,
+    phase: str,
+    policy: AudioPolicy,
+    config: RLConfig,
+    optim: OptimConfig,
+    sampling: SamplingConfig,
+    reference: Reference | None,
+) -> tuple[Group, GroupEngine, Group | None, Group | None]:
+    """The trainers of a phase, one on each rank, its engines, and the separate processes of its reference and of its
+    critic, if any."""
+
+    def start() -> ModelFile[AudioPolicy]:
+        return ModelFile.save(run, phase, "start", policy)
+
+    def reference_source() -> ReferenceSource:
+        if reference is None:
+            return None
+        return "base" if reference.is_base else ModelFile.save(run, phase, "reference", reference.policy)
+
+    def trainer() -> tuple[Any, ...]:
+        return _actor, start(), config, optim, sampling, "separate" if current().references else reference_source()
+
+    def local_trainer(world: World) -> Actor:
+        if current().engine != "vllm" or current().engines:
+            return Actor(policy, config, optim, sampling, reference, world)
+        lora = _engine_lora(start(), warn=True)
+        vllm = _vllm(start(), sampling)
+        if vllm.can_sleep:
+            vllm.sleep()
+        return Actor(policy, config, optim, sampling, reference, world, vllm, lora)
+
+    check_engine()
+    if current().references:
+        check_separate_teacher(config.distill)
+    if current().critics:
+        config.check_separate_critic(current().critics)
+    trainers = trainer_group(local_trainer, trainer)
+    engines = separate_group("engine", lambda: (_engine, start(), sampling))
+    colocated = engines is not None and current().shares_gpus
+    references = None
+    if config.kl_beta > 0 or config.distill.from_reference_process:
+        references = separate_group("reference", lambda: (_reference, start(), config, sampling, reference_source()))
+    critics = separate_group("critic", lambda: (critic_worker, start(), config))
+    return trainers, GroupEngine(trainers, engines, config.overlap, colocated), references, critics
+
+
+def _actor(
+    start: ModelFile[AudioPolicy],
+    config: RLConfig,
+    optim: OptimConfig,
+    sampling: SamplingConfig,
+    reference: ReferenceSource,
+) -> Actor:
+    policy = start.load()
+    frozen: Reference | Literal["separate"] | None = None
+    if isinstance(reference, ModelFile):
+        frozen = reference.load().reference()
+    elif reference is not None:
+        frozen = "separate" if reference == "separate" else Reference(policy, base=True)
+    world = World.of_process_group()
+    lora = _engine_lora(start, warn=world.rank == 0)
+    separate = current().critics > 0
+    return Actor(policy, config, optim, sampling, frozen, world, engine_lora=lora, separate_critic=separate)
+
+
+def _reference(
+    start: ModelFile[AudioPolicy], config: RLConfig, sampling: SamplingConfig, source: ReferenceSource
+) -> ReferenceWorker:
+    policy = source.load() if isinstance(source, ModelFile) else start.load()
+    reference = Reference(policy, base=True) if source == "base" else policy
+    teacher = None
+    if config.distill.from_reference_process:
+        name = config.distill.teacher
+        model = reference if name == "reference" else load_teacher(name, policy)
+        teacher = Teacher(model, policy, config, sampling.temperature or 1.0)
+    return ReferenceWorker(reference, config, sampling, teacher)
+
+
+def check_separate_teacher(config: DistillConfig) -> None:
+    """Raise ValueError for a divergence whose teacher cannot be a process of its own."""
+    whole = config.loss_kind is not None and (not config.top_k or config.top_k_of == "student")
+    if config.from_reference_process and whole:
+        raise ValueError(
+            "runtime.references: this distill.divergence needs the teacher's hidden states and head in the trainer; "
+            "from a process of its own it can send its top tokens (distill.top_k 64, top_k_of teacher) or log-probs "
+            "(distill.divergence sampled)"
+        )
+
+
+def _engine(start: ModelFile[AudioPolicy], sampling: SamplingConfig) -> EngineWorker:
+    engine = EngineWorker(_vllm(start, sampling) if current().engine == "vllm" else HFEngine(start.load(), sampling))
+    if current().shares_gpus:
+        engine.sleep()
+    return engine
+
+
+def _vllm(start: ModelFile[AudioPolicy], sampling: SamplingConfig) -> VLLMEngine:
+    """vLLM with the weights that the phase begins with; it can sleep where it shares a trainer's GPU."""
+    runtime, gpu = current(), torch.cuda.is_available()
+    config = VLLMConfig(
+        dtype=_vllm_dtype(start),
+        lora=_engine_lora(start),
+        gpu_memory_utilization=runtime.engine_gpu_fraction,
+        tensor_parallel_size=runtime.engine_gpus if runtime.engines else 1,
+        sleep=gpu and runtime.shares_gpus,
+    )
+    return VLLMEngine(start.folder, sampling, config)
+
+
+def _vllm_dtype(start: ModelFile[AudioPolicy]) -> Literal["auto", "bfloat16"]:
+    return "bfloat16" if start.config.autocast else "auto"
+
+
+def _engine_lora(start: ModelFile[AudioPolicy], warn: bool = False) -> Lora:
+    """How vLLM runs the adapter of this folder; trainers and engines each find the same. `warn`: if not as an adapter.
+
+    Raises ValueError where `runtime.engine_lora` is adapter and vLLM cannot run it.
+    """
+    wanted = current().engine_lora
+    if current().engine != "vllm" or wanted == "merged" or not is_adapter(start.folder):
+        return "merged"
+    reason = adapter_obstacle(load_policy(start.folder, ModelConfig(device="meta")), _vllm_dtype(start))
+    if reason is None:
+        return "adapter"
+    if wanted == "adapter":
+        raise ValueError(f"runtime.engine_lora adapter: vLLM cannot run it: {reason}; take auto or merged")
+    if warn:
+        _log.warning("vLLM is sent merged weights at every step, not the adapter: %s", reason)
+    return "merged"

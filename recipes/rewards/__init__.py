@@ -1,1 +1,0 @@
-"""Example rewards for `--reward-file` and `audiorl rewards`."""

@@ -1,0 +1,438 @@
+"""audiorl annotate from end to end: rows that readers take, resuming, changed options, filters, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from audiorl.audio import AudioClip, probe
+from audiorl.cli import main
+from audiorl.data.corpus import Utterance, corpus
+from audiorl.data.manifest import read_samples
+from audiorl.errors import Interrupted
+from audiorl.eval.metrics.text import word_errors
+from audiorl.tasks.tts.texts import read_utterances
+from corpora.annotate import store
+from corpora.annotate.options import Annotate
+from corpora.annotate.run import run
+from tests.conftest import make_omni
+from tests.support.annotation import RATE, calls, joined, spans_of
+from tests.support.judges import save_whisper, save_xvector
+
+Options = Callable[..., Annotate]
+
+
+def manifest(options: Annotate, name: str = "manifest.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (options.out / name).read_text().splitlines()]
+
+
+def reasons(options: Annotate) -> list[str]:
+    return [row["reason"] for row in manifest(options, "left_out.jsonl")]
+
+
+# ----------------------------------------------------------------------------------------------------------------- rows
+
+
+def test_rows_of_two_recordings(options: Options, folder: Path, english: list[Utterance]) -> None:
+    settings = options(licence="CC0-1.0")
+    run(settings)
+    rows = manifest(settings)
+    assert [Path(row["audio"]).name for row in rows] == sorted(Path(row["audio"]).name for row in rows)
+    for name, clips in (("a.flac", english[:3]), ("b.wav", english[3:])):
+        own = [row for row in rows if Path(row["audio"]).name == name]
+        for start, end in spans_of(clips):
+            assert any(r["start"] < end and r["start"] + r["duration"] > start for r in own)
+    row = rows[0]
+    assert (
+        row["id"] == f"{folder}/a.flac@{row['start']:.3f}" and row["language"] == "en" and row["licence"] == "CC0-1.0"
+    )
+    assert row["text"] and "confidence" not in row and "mos" not in row and 20 < row["snr"] < 70
+    summary = json.loads((settings.out / "annotate.json").read_text())
+    assert summary["recordings"] == 2 and summary["rows"] == len(rows) and summary["options"]["pause"] == 0.3
+
+
+def test_readers_of_training_take_the_rows(options: Options) -> None:
+    settings = options(licence="CC0-1.0")
+    run(settings)
+    rows = manifest(settings)
+    path = settings.out / "manifest.jsonl"
+    samples = read_samples(path, think=False, check_audio=True).samples
+    assert [s.references for s in samples] == [(row["text"],) for row in rows]
+    assert [(s.audio[0].start, s.audio[0].duration) for s in samples] == [(r["start"], r["duration"]) for r in rows]
+    utterances = read_utterances(path, check_audio=True).samples
+    assert [u.text for u in utterances] == [row["text"] for row in rows]
+    with pytest.raises(ValueError, match="speaker"):  # no speaker encoder was given
+        corpus(settings.out)
+
+
+@pytest.mark.slow
+def test_speakers_quality_captions_and_cut_clips(options: Options, tmp_path: Path) -> None:
+    policy = tmp_path / "policy"
+    make_omni().save(policy)
+    settings = options(
+        speaker=str(save_xvector(tmp_path / "xvector")), speaker_threshold=2.0, quality="dnsmos", cut=True,
+        licence="CC0-1.0", caption=str(policy), sounds=True,
+    )  # fmt: skip
+    run(settings)
+    rows = manifest(settings)
+    assert {row["speaker"] for row in rows} == {"speaker_001"}
+    assert all(1 <= row["mos"] <= 5 and isinstance(row["caption"], str) for row in rows)
+    utterances = corpus(settings.out)
+    for row, utterance in zip(rows, utterances, strict=True):
+        assert "start" not in row and probe(utterance.clip).seconds == pytest.approx(row["duration"], abs=1e-3)
+        assert utterance.key == row["id"]
+        original = AudioClip(path=row["source"], start=row["source_start"], duration=row["duration"]).load(RATE)
+        np.testing.assert_allclose(utterance.clip.load(RATE), original, atol=2 / 32768)
+    files = {file for file in (settings.out / "audio").rglob("*") if file.is_file()}
+    assert len(files) == len(rows)
+    longest = max(row["duration"] for row in rows)
+    run(options(**{**vars_of(settings), "min_seconds": longest}))  # clips of rows that are left out go
+    assert len([file for file in (settings.out / "audio").rglob("*.flac")]) == 1
+    sounds = read_samples(settings.out / "sounds.jsonl", think=False) if manifest(settings, "sounds.jsonl") else None
+    assert sounds is None or all(s.references == ("",) for s in sounds.samples)
+
+
+def vars_of(settings: Annotate) -> dict[str, Any]:
+    return {name: value for name, value in vars(settings).items()}
+
+
+@pytest.mark.slow
+def test_pocketsphinx_reads_the_prompts(options: Options, english: list[Utterance]) -> None:
+    settings = options(asr=("pocketsphinx",), speeds=(1.0, 0.9), language=None, inputs=options().inputs)
+    run(settings)
+    rows = manifest(settings) + manifest(settings, "left_out.jsonl")
+    said = " ".join(row["text"] for row in sorted(rows, key=lambda r: (r["audio"], r["start"])))
+    assert word_errors(" ".join(u.text for u in english), said, "basic").rate < 0.7
+    assert all(0 <= row["confidence"] <= 1 and set(row["transcripts"]) == {"pocketsphinx", "pocketsphinx at 0.9"}
+               for row in rows)  # fmt: skip
+    assert all("language_probability" in row for row in rows)  # by py3langid: there is no Whisper
+
+
+def test_whisper_identifies_languages_and_english_recognisers_read_english_only(
+    options: Options, judge: Path, tmp_path: Path
+) -> None:
+    whisper = save_whisper(tmp_path / "whisper")
+    settings = options(asr=(str(whisper), f"{judge}=es"), language=None)
+    run(settings)
+    rows = [*manifest(settings), *manifest(settings, "left_out.jsonl")]
+    assert {row["language"] for row in rows} <= {"en", "es"}
+    for row in rows:
+        assert (str(judge) in row["transcripts"]) == (row["language"] == "es")
+        assert ("confidence" in row) == (row["language"] == "es")
+    run(options(asr=(str(whisper), f"{judge}=es"), language=None, one_language=True, out=tmp_path / "one"))
+    for name in ("a.flac", "b.wav"):
+        own = [r for r in manifest(options(out=tmp_path / "one")) if r["audio"].endswith(name)]
+        assert len({(r["language"], r["language_probability"]) for r in own}) == 1
+
+
+def test_a_policy_of_audiorl_is_a_recogniser(options: Options, tmp_path: Path) -> None:
+    make_omni().save(tmp_path / "policy")
+    settings = options(asr=(str(tmp_path / "policy"),), min_seconds=0.0)
+    run(settings)
+    texts = [row["transcripts"][str(tmp_path / "policy")] for row in manifest(settings)]
+    assert texts and all(isinstance(text, str) for text in texts)
+
+
+# ------------------------------------------------------------------------------------------------------------- resuming
+
+
+def test_a_second_run_computes_nothing_and_writes_the_same(options: Options, judge: Path) -> None:
+    run(options())
+    first, count = (options().out / "manifest.jsonl").read_bytes(), calls(judge)
+    run(options())
+    assert calls(judge) == count and (options().out / "manifest.jsonl").read_bytes() == first
+
+
+@pytest.mark.slow
+def test_a_changed_option_redoes_what_depends_on_it(
+    options: Options, judge: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(options())
+    count = calls(judge)
+    ran: list[str] = []
+    write = store._write
+
+    def counted(file: Path, source: Any, results: dict[str, Any]) -> None:
+        ran.append(list(results)[-1])
+        write(file, source, results)
+
+    monkeypatch.setattr(store, "_write", counted)
+    run(options(min_seconds=1.0, licence="CC0-1.0", speaker_threshold=0.5))  # filters and rows
+    assert ran == [] and calls(judge) == count
+    run(options(quality="dnsmos"))
+    assert len(ran) == 2 and calls(judge) == count  # one stage of two recordings
+    run(options(quality="dnsmos", speeds=(1.0, 1.1)))
+    assert calls(judge) == 2 * count
+    run(options(pause=0.1))  # all stages follow the segments
+    assert calls(judge) > 2 * count
+    run(options(speeds=(1.0, 1.1), pause=0.1))
+    many = calls(judge)
+    run(options(pause=0.1))
+    assert calls(judge) == many
+
+
+def test_a_changed_recording_and_a_changed_model_are_done_again(options: Options, folder: Path, judge: Path,
+                                                                tmp_path: Path) -> None:  # fmt: skip
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("a.flac", "b.flac"):
+        (copy / name).write_bytes((folder / "a.flac").read_bytes())
+    settings = options(inputs=(str(copy),))
+    run(settings)
+    count = calls(judge)
+    os.utime(copy / "b.flac", (1, 1))
+    run(settings)
+    assert calls(judge) == count + count // 2
+    os.utime(judge, (1, 1))
+    run(settings)
+    assert calls(judge) == 2 * count + count // 2
+
+
+def test_a_damaged_result_is_computed_again(options: Options, judge: Path) -> None:
+    run(options())
+    before, count = manifest(options()), calls(judge)
+    for file in (options().out / "stages").rglob("*.json"):
+        file.write_text(file.read_text()[:100])
+    run(options())
+    assert manifest(options()) == before and calls(judge) == 2 * count
+
+
+def test_stopped_by_the_user(options: Options, monkeypatch: pytest.MonkeyPatch, judge: Path) -> None:
+    def stopped(folder: Path, source: Any, stages: Any) -> Any:
+        if source.id.endswith("b.wav"):
+            raise KeyboardInterrupt
+        return store.annotate(folder, source, stages)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("corpora.annotate.run.annotate", stopped)
+        with pytest.raises(Interrupted, match="1 of 2 recordings are done; the same command goes on"):
+            run(options())
+    count = calls(judge)
+    run(options())
+    assert count > 0 and calls(judge) <= 2 * count + 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_at_any_moment(options: Options, folder: Path, judge: Path, tmp_path: Path, workers: int) -> None:
+    many = tmp_path / "many"
+    many.mkdir()
+    for i in range(6):
+        (many / f"{i}.flac").write_bytes((folder / "a.flac").read_bytes())
+    judge.write_text(
+        judge.read_text().replace("        with open", "        import time; time.sleep(1)\n        with open")
+    )
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "audiorl.cli", "annotate", str(many), "--out", str(out), "--asr", str(judge)]
+    command += ["--language", "en", "--quality", "none", "--workers", str(workers)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    transcribed = f'"transcripts {judge}"'
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        done = [f for f in out.rglob("*.json") if transcribed in f.read_text()]
+        if len(done) >= 2:
+            break
+    children = children_of(process.pid)
+    assert len(children) >= workers if workers > 1 else True
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)  # they end with their parent
+    assert not (out / "manifest.jsonl").exists() and 2 <= len(done) < 6
+    count, per_file = calls(judge), calls(judge) / len(done)
+    done = [f for f in out.rglob("*.json") if transcribed in f.read_text()]
+    subprocess.run(command, check=True, capture_output=True)
+    assert calls(judge) - count == round(per_file) * (6 - len(done)) or workers == 2
+    settings = options(inputs=(str(many),), out=out)
+    rows = manifest(settings)
+    assert {Path(row["audio"]).name for row in rows} == {f"{i}.flac" for i in range(6)}
+    run(options(inputs=(str(many),), out=tmp_path / "whole"))
+    assert rows == manifest(options(out=tmp_path / "whole"))
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that this one started."""
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+
+
+@pytest.mark.slow
+def test_two_workers_write_what_one_writes(options: Options, tmp_path: Path) -> None:
+    run(options())
+    run(options(workers=2, out=tmp_path / "two"))
+    assert manifest(options()) == manifest(options(out=tmp_path / "two"))
+
+
+@pytest.mark.slow
+def test_ray_writes_what_one_process_writes(options: Options, tmp_path: Path) -> None:
+    run(options())
+    run(options(runtime="ray", workers=2, out=tmp_path / "ray"))
+    assert manifest(options()) == manifest(options(out=tmp_path / "ray"))
+
+
+# -------------------------------------------------------------------------------------------------------------- filters
+
+
+def test_filters_name_their_reason_and_lose_nothing(options: Options, judge: Path) -> None:
+    run(options())
+    rows = manifest(options())
+    middle = sorted(row["duration"] for row in rows)[len(rows) // 2]
+    run(options(min_seconds=middle))
+    assert len(manifest(options())) + len(reasons(options())) == len(rows)
+    assert set(reasons(options())) == {f"shorter than {middle:g} s"} and len(reasons(options())) == len(rows) // 2
+    assert min(row["duration"] for row in manifest(options())) == middle
+    with pytest.raises(ValueError, match="no row is left; most often: agreement below 1"):
+        run(options(speeds=(1.0, 2.0), min_agreement=1.0))  # half as long: fewer words
+    assert all(row["text"] and row["confidence"] < 1 for row in manifest(options(), "left_out.jsonl"))
+
+
+@pytest.mark.slow
+def test_languages_scores_and_rare_speakers(options: Options, tmp_path: Path) -> None:
+    whisper = save_whisper(tmp_path / "whisper")
+    settings = options(asr=(str(whisper),), language=None)
+    run(settings)
+    spoken = [row["language"] for row in manifest(settings)]
+    wanted = spoken[0]
+    run(options(asr=(str(whisper),), language=None, languages=(wanted,)))
+    assert len(manifest(settings)) == spoken.count(wanted)
+    assert reasons(settings) == [f"language {code}" for code in spoken if code != wanted]
+    scored = options(quality="dnsmos", min_mos=1.0)
+    run(scored)
+    scores = sorted(row["mos"] for row in manifest(scored))
+    run(options(quality="dnsmos", min_mos=scores[1]))
+    assert reasons(scored) == [f"MOS below {scores[1]:g}"]
+    speaker = str(save_xvector(tmp_path / "xvector"))
+    limit = sorted(row["duration"] for name in ("manifest.jsonl", "left_out.jsonl") for row in manifest(scored, name))[
+        2
+    ]
+    rare = options(speaker=speaker, speaker_threshold=0.0, min_speaker_seconds=limit)  # each segment its own speaker
+    run(rare)
+    assert reasons(rare) == [f"speaker with less than {limit:g} s"] * 2
+    assert all(row["duration"] >= limit for row in manifest(rare))
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, english: list[Utterance]) -> Path:
+    """One good recording among silence, 0.05 s, music, a broken file and one that is empty."""
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    time_ = np.arange(3 * RATE) / RATE
+    chord = sum(0.1 * np.sin(2 * np.pi * f * time_) for f in (262, 330, 392))
+    for name, wav in (
+        ("good", joined(english[:2])), ("music", chord), ("short", np.full(800, 0.1)), ("silent", np.zeros(RATE)),
+    ):  # fmt: skip
+        soundfile.write(folder / f"{name}.wav", np.asarray(wav, np.float32), RATE)
+    (folder / "broken.flac").write_bytes(b"fLaC" + bytes(range(200)))
+    (folder / "empty.mp3").write_bytes(b"")
+    return folder
+
+
+def test_unusable_recordings_are_named_and_the_rest_goes_on(
+    mixed: Path, options: Options, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = options(inputs=(str(mixed),), sounds=True)
+    run(settings)
+    assert {Path(row["audio"]).name for row in manifest(settings)} == {"good.wav"}
+    left_out = {Path(row["audio"]).name: row for row in manifest(settings, "left_out.jsonl")}
+    assert {name: row["reason"] for name, row in left_out.items()} == {
+        "broken.flac": "unusable audio", "empty.mp3": "unusable audio",
+        "music.wav": "no speech", "short.wav": "no speech", "silent.wav": "no speech",
+    }  # fmt: skip
+    assert "empty (0 bytes)" in left_out["empty.mp3"]["detail"]
+    assert {Path(row["audio"]).name for row in manifest(settings, "sounds.jsonl")} >= {"music.wav"}
+    said = capsys.readouterr()
+    assert "3 no speech, 2 unusable audio" in said.out and "broken.flac" in said.err
+
+
+def test_manifests_of_known_formats_are_inputs(folder: Path, options: Options, tmp_path: Path) -> None:
+    rows = [
+        {"id": "one", "audio": str(folder / "a.flac"), "start": 0.5, "duration": 4.0, "room": "kitchen", "text": "old"},
+        {"id": "two", "audio": "missing.wav"},
+        {"id": "three"},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = options(inputs=(str(tmp_path / "rows.jsonl"),))
+    run(settings)
+    first = manifest(settings)[0]
+    assert first["id"] == f"one@{first['start']:.3f}" and first["room"] == "kitchen" and first["text"] != "old"
+    assert all(row["start"] >= 0.5 and row["start"] + row["duration"] <= 4.5 for row in manifest(settings))
+    assert sorted(reasons(settings)) == ["row of the manifest", "unusable audio"]
+
+
+def bad_options(folder: Path, judge: Path, tmp_path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("keep")
+    (tmp_path / "bare").mkdir()
+    yield {"asr": ()}, "no recogniser; give --asr"
+    yield {"inputs": (str(tmp_path / "nowhere"),)}, "nowhere: missing"
+    yield {"inputs": (str(tmp_path / "bare"),)}, "no audio files below it"
+    yield {"out": tmp_path / "full"}, "not empty, and not written by this command"
+    yield {"min_agreement": 0.5}, "needs two transcripts"
+    yield {"min_mos": 3.0}, "--min-mos needs --quality dnsmos"
+    yield {"min_speaker_seconds": 3.0}, "needs --speaker"
+    yield {"pause": -1.0}, "--pause is -1.0; give 0 to 60"
+    yield {"max_seconds": 60.0}, "--max-seconds is 60.0; give 1 to 30"
+    yield {"speeds": (3.0,)}, "give numbers from 0.5 to 2"
+    yield {"asr": (str(judge), str(judge))}, "each recogniser and each speed once"
+    yield {"asr": (f"{judge}=",)}, "no language after the equals sign"
+    yield {"asr": (f"{judge}=es",)}, "no recogniser of --asr transcribes it"
+    yield {"asr": (str(tmp_path / "bare"),)}, "config.json: missing"
+    yield {"languages": ("es",)}, "no row would be left"
+    yield {"address": "localhost:1"}, "add --runtime ray"
+
+
+def test_bad_options_are_one_clear_line(options: Options, folder: Path, judge: Path, tmp_path: Path) -> None:
+    for changes, message in bad_options(folder, judge, tmp_path):
+        with pytest.raises(ValueError, match=message):
+            run(options(**changes))
+
+
+def test_missing_packages_are_named_with_their_extra(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corpora.annotate.run.find_spec", lambda name: None if name == "faster_whisper" else name)
+    with pytest.raises(
+        ValueError, match=r"voice activity detection needs faster-whisper: pip install 'audiorl\[speech\]'"
+    ):
+        run(options())
+    monkeypatch.undo()
+    monkeypatch.setattr("corpora.annotate.recognisers.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"--asr pocketsphinx needs pocketsphinx: pip install 'audiorl\[speech\]'"):
+        run(options(asr=("pocketsphinx",)))
+
+
+def test_the_command_line(folder: Path, judge: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["annotate", str(folder), "--out", str(tmp_path / "out"), "--asr", str(judge), "--quality", "none"]
+    assert main([*words, "--language", "en"]) == 0
+    said = capsys.readouterr().out
+    assert "2 recordings, " in said and "files that are not audio by their name: 1 (1 .txt)" in said
+    assert main(["annotate"]) == 2 and "name audio files or folders first" in capsys.readouterr().err
+    assert main([*words, "--min-agreement", "0.5"]) == 2 and "needs two transcripts" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["tts-sft", "asr-grpo"])
+def test_recipes_train_from_the_manifest(recipe: str, options: Options, tmp_path: Path) -> None:
+    run(options())
+    words = ["train", recipe, "--tiny", "--out", str(tmp_path / "run"), "--data", str(options().out / "manifest.jsonl")]
+    extra = ["--max-seconds", "10", "--no-clone"] if recipe == "tts-sft" else ["--held-out-count", "2"]
+    assert main([*words, *extra]) == 0

@@ -1,0 +1,199 @@
+"""Corpora as Kaldi, WebDataset, lhotse and the hub keep them: equal samples, and errors that name the row."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from audiorl.data.manifest import read_samples
+from audiorl.data.stored import stored
+from audiorl.recipes._common import column_names, read_sets
+from audiorl.recipes.asr_grpo import Config
+from audiorl.run.folder import Run
+from tests.support.data_sources import (
+    RATE,
+    SOURCES,
+    TEXTS,
+    cut,
+    encoded,
+    kaldi,
+    shar,
+    wave,
+    webdataset,
+    write_lines,
+    write_tar,
+)
+from tests.support.training_runs import CONFIG, Even, rows, train
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("AUDIORL_CACHE", str(folder))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "datasets"))
+    return folder
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_gives_the_same_samples(name: str, tmp_path: Path) -> None:
+    if name in ("hub", "saved", "dataset"):
+        pytest.importorskip("datasets")
+    samples = read_samples(SOURCES[name](tmp_path), think=False, check_audio=True).samples
+    assert [(s.id, s.references[0]) for s in samples] == list(TEXTS.items())
+    for sample, key in zip(samples, TEXTS, strict=True):
+        assert sample.metadata["speaker"] == {"a": "jane", "b": "joe"}[key]
+        (clip,) = sample.audio
+        assert clip.path is not None and clip.data is None and clip.array is None  # nothing stays in memory
+        expected = wave(key, 1.5)[RATE // 2 :] if name == "lhotse" else wave(key)
+        np.testing.assert_allclose(clip.load(RATE), expected, atol=2e-4)
+
+
+def test_recordings_of_a_table_do_not_stay_in_memory(tmp_path: Path) -> None:
+    """40 MB in row groups of 20 rows."""
+    content = np.random.default_rng(0).integers(0, 256, 200_000, np.uint8).tobytes()
+    rows = [{"audio": {"bytes": content + str(i).encode(), "path": "x.wav"}, "text": "a"} for i in range(200)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=20)
+    del rows
+    allocated = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        loaded = read_samples(tmp_path / "rows.parquet")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(loaded.samples) == 200 and peak < 10e6
+    assert pa.total_allocated_bytes() - allocated < 10e6
+
+
+def test_a_second_reading_stores_nothing(tmp_path: Path, cache: Path) -> None:
+    path = webdataset(tmp_path)
+    first = read_samples(path)
+    before = sorted((p, p.stat().st_mtime_ns) for p in (cache / "audio").rglob("*.flac"))
+    assert len(before) == 2
+    second = read_samples(path)
+    assert [s.audio[0].key for s in first.samples] == [s.audio[0].key for s in second.samples]
+    assert sorted((p, p.stat().st_mtime_ns) for p in (cache / "audio").rglob("*") if p.is_file()) == before
+
+
+@pytest.mark.slow
+def test_a_dataset_in_memory_trains(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    run = Run.create(tmp_path / "run", "test", [], CONFIG)
+    train(run, read_samples(SOURCES["dataset"](tmp_path), think=False).samples, Even())
+    assert len(rows(run.dir)) >= CONFIG.steps
+
+
+def test_a_dataset_in_memory() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"wav": [{"bytes": encoded("a"), "path": "a.flac"}, {"bytes": encoded("b"), "path": None}]}
+    table = datasets.Dataset.from_dict(rows | {"said": list(TEXTS.values())}).cast_column("wav", datasets.Audio())
+    loaded = read_samples(table, columns={"audio": "wav", "text": "said"}, check_audio=True)
+    assert [s.references[0] for s in loaded.samples] == list(TEXTS.values())
+    assert loaded.summary() == "dataset: 2 samples"
+
+
+def test_columns_of_other_names(tmp_path: Path) -> None:
+    (tmp_path / "a.flac").write_bytes(encoded("a"))
+    row = {"wav": "a.flac", "prompt": "Who?", "options": ["Jane", "Joe"], "gold": 0, "text": "kept"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    given = ("audio=wav", "question=prompt", "choices=options", "answer=gold")
+    config = Config(data=(str(tmp_path / "rows.jsonl"),), columns=given)
+    ((_, (sample,)),) = read_sets(config.data, config, lambda _: [], read_samples, think=False)
+    assert sample.references == ("Jane",) and sample.metadata["text"] == "kept"
+    with pytest.raises(ValueError, match=r"row 1, field 'gone': missing; --columns names it, and the columns are wav"):
+        read_samples(tmp_path / "rows.jsonl", columns={"audio": "gone"})
+    for bad in ("audio", "audio=", "=wav"):
+        with pytest.raises(ValueError, match="give WANTED=NAME once"):
+            column_names((bad,), read_samples)
+    with pytest.raises(ValueError, match="columns of one name only"):
+        column_names(("audio=wav",), lambda path: None)
+
+
+def skipped(path: Path | str) -> list[str]:
+    return [str(row) for row in read_samples(path, on_error="skip").skipped]
+
+
+def test_kaldi_rows_that_cannot_be_used(tmp_path: Path) -> None:
+    folder = kaldi(tmp_path)
+    (folder / "wav.scp").write_text("rec sox both.wav -t wav - |\nark data/raw.ark:17\n")
+    (folder / "segments").write_text("a rec 0.0 1.0\nb rec 2.0 1.0\nc ark 0 1\nd rec zero one\ne gone 0 1\n")
+    (folder / "text").write_text("".join(f"{key} words\n" for key in "abcdef"))
+    a, b, c, d, e, f = skipped(folder)
+    assert "row 1, field 'wav.scp': line 1: a command, which is not run" in a
+    assert "line 2: from 2 to 1 s; the end must lie after the start" in b
+    assert "line 2: a part of the archive data/raw.ark" in c
+    assert "line 4: 'rec zero one' is not `RECORDING START END` in seconds" in d
+    assert "no line for 'gone'; write `gone FILE`" in e
+    assert "no line for 'f'; write `f RECORDING START END`" in f
+    (folder / "text").unlink()
+    with pytest.raises(ValueError, match=r"wav\.scp but no text"):
+        read_samples(folder)
+
+
+def test_archives_that_cannot_be_used(tmp_path: Path) -> None:
+    members = {
+        "a.txt": b"no audio",
+        "b.flac": encoded("b"),
+        "b.json": b"[1]",
+        "c.flac": encoded("a"),
+        "c.txt": b"\xff\xfe",
+        "d.flac": encoded("a"),
+        "d.txt": b"fine",
+    }
+    a, b, c = skipped(write_tar(tmp_path / "x.tar", members))
+    assert "row 1, field 'audio': no audio file for 'a'" in a
+    assert "row 2, field 'json': a JSON list, not an object" in b
+    assert "row 3, field 'txt': not readable" in c
+    whole = (tmp_path / "x.tar").read_bytes()
+    (tmp_path / "cut.tar").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"cut\.tar: broken or no tar archive"):
+        read_samples(tmp_path / "cut.tar", on_error="skip")
+    with pytest.raises(ValueError, match="holds no files"):
+        read_samples(write_tar(tmp_path / "empty.tar", {}))
+
+
+def test_cuts_that_cannot_be_used(tmp_path: Path) -> None:
+    fine = {"type": "file", "source": str(tmp_path / "a.wav")}
+    rows = [
+        cut("a", {"type": "command", "source": "cat x.wav"}),
+        cut("b", fine) | {"type": "MultiCut"},
+        cut("a", fine) | {"start": -1},
+    ]
+    a, b, c = skipped(write_lines(tmp_path / "cuts.jsonl.gz", rows))
+    assert "field 'recording.sources': of type 'command'; only one file is read" in a
+    assert "field 'type': 'MultiCut'" in b and "field 'start': -1 is not a time" in c
+    (tmp_path / "bad.jsonl.gz").write_bytes(b"not gzip")
+    with pytest.raises(ValueError, match="not readable as gzip"):
+        read_samples(tmp_path / "bad.jsonl.gz")
+
+
+def test_shards_and_recordings_must_agree(tmp_path: Path) -> None:
+    folder = shar(tmp_path)
+    write_tar(folder / "recording.000001.tar", {"other.flac": encoded("b")})
+    (row,) = skipped(folder)
+    assert "field 'id': 'b', but the next recording of recording.000001.tar is of 'other'" in row
+    (folder / "recording.000001.tar").unlink()
+    with pytest.raises(ValueError, match=r"recording\.000001\.tar: missing"):
+        read_samples(folder)
+
+
+def test_names_of_the_hub(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    for bad in ("hf://", "hf://me/talks", "hf://me/talks:", "hf://a:b:c:d"):
+        with pytest.raises(ValueError, match="give hf://NAME:SPLIT"):
+            read_samples(bad)
+    with pytest.raises(ValueError, match="does not load"):
+        read_samples(f"hf://{tmp_path / 'nothing'}:train")
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("AUDIORL_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ValueError, match=r"audio cannot be stored there .* set AUDIORL_CACHE"):
+        stored(b"x", ".wav")

@@ -1,0 +1,450 @@
+"""Separate engines and vLLM in whole phases of RL: weights arrive at every step, also when processes are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig
+from audiorl.config.distributed import RuntimeConfig, set_current
+from audiorl.distributed.placement import check_engine
+from audiorl.distributed.ray_cluster import Cluster, connected
+from audiorl.distributed.ray_group import RayGroup
+from audiorl.distributed.world import World
+from audiorl.eval._phases import Evaluation
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.families import qwen_omni
+from audiorl.models.weights import Weights, named
+from audiorl.rewards import WeightedSum
+from audiorl.rewards.files import FunctionReward
+from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.vllm_weights import served_weights
+from audiorl.run.folder import Run
+from audiorl.run.model_file import ModelFile
+from audiorl.train.rl import train as loop
+from audiorl.train.rl import workers
+from audiorl.train.rl.train import train_rl
+from audiorl.train.rl.trainer import TrainBatch, Trainer, TrainOutput
+from audiorl.train.rl.weight_sync import EngineWorker, GroupEngine
+from audiorl.train.rl.workers import Actor, _actor, _engine_lora, _reference
+from audiorl.types import Ended, Experience, Request, Rollout, Sample, Score
+from tests.conftest import TEXTS, make_omni, make_qwen3_omni
+from tests.support.held_out import Compared
+from tests.support.overlapped_runs import CONFIG, OPTIM, SAMPLING, assert_same, column, even
+
+RAY = RuntimeConfig(kind="ray", engines=1)
+COLOCATED = replace(RAY, placement="colocated")
+
+pytestmark = pytest.mark.usefixtures("own_runtime")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A trainer, an engine in its place and a reference, whose processes all tests of this file use."""
+    with connected(replace(COLOCATED, references=1)) as found:
+        yield found
+
+
+class EvenAndDeadly:
+    """The share of even token ids; kills a process when it is asked about the answers of certain steps."""
+
+    def __init__(self, cluster: Cluster, places: dict[str, int]):
+        self.cluster, self.places = cluster, places
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        place = self.places.pop(str(rollouts[0].group_id).partition("/")[0], None)
+        if place is not None:
+            from ray import get
+
+            os.kill(get(self.cluster.process(place).pid.remote()), signal.SIGKILL)
+        return even(rollouts)
+
+
+def test_overlap_with_a_separate_engine_that_dies_is_overlap_in_one_process(
+    cluster: Cluster, samples: list[Sample], tmp_path: Path
+) -> None:
+    """The engine dies twice between a step's answers and its greedy answers: of step 2, generated during the
+    update, whose weights must be sent again from the snapshot, and of step 3, generated with current weights."""
+    config = replace(CONFIG, advantage="remax")
+    trained = {}
+    for name, runtime, reward in (
+        ("local", RuntimeConfig(), even),
+        ("separate", RAY, EvenAndDeadly(cluster, {"2": 1, "3": 1})),
+    ):
+        set_current(runtime)
+        trained[name] = make_omni(ModelConfig(audio="full"))
+        run = Run.create(tmp_path / name, "overlap", [], config)
+        train_rl(trained[name], samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
+    assert cluster.restarts == RAY.restarts - 2
+    assert_same(trained["separate"], trained["local"], 1e-5)
+    for metric in ("rollout/staleness", "reward/mean", "policy/engine_gap", "grad_norm"):
+        one, two = (column(tmp_path / name, metric) for name in trained)
+        assert two == pytest.approx(one, abs=1e-5, rel=1e-4), metric
+    assert column(tmp_path / "separate", "rollout/staleness") == [0, 1, 1, 0, 1]
+
+
+class Fragile(HFEngine):
+    """Its process dies when the first tensor has come, once."""
+
+    once: Path
+
+    def update_weights(self, weights: Weights, version: int) -> None:
+        def coming() -> Iterator[tuple[str, torch.Tensor]]:
+            for pair in named(weights):
+                if not self.once.exists():
+                    self.once.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield pair
+
+        super().update_weights(coming(), version)
+
+
+def fragile(start: ModelFile[AudioPolicy], once: str) -> EngineWorker:
+    engine = Fragile(start.load(), SAMPLING)
+    engine.once = Path(once)
+    return EngineWorker(engine)
+
+
+def test_a_death_in_the_middle_of_a_transfer(cluster: Cluster, samples: list[Sample], tmp_path: Path) -> None:
+    cluster.restarts = 2
+    set_current(RAY)
+    policy = make_omni()
+    run = Run.create(tmp_path / "run", "transfer", [], CONFIG)
+    start = ModelFile.save(run, "rl", "start", policy)
+    trainers = RayGroup("trainer", _actor, start, CONFIG, OPTIM, SAMPLING, None)
+    engines = RayGroup("engine", fragile, start, str(tmp_path / "once"))
+    engine = GroupEngine(trainers, engines)
+    engine.sync(3)
+    assert (tmp_path / "once").exists() and cluster.restarts == 1
+    requests = [Request(s, 2) for s in samples]
+    here = HFEngine(policy, SAMPLING).generate(requests)
+
+    def assert_written(version: int) -> None:
+        for a, b in zip(engine.generate(requests), here, strict=True):
+            assert a.segments[0].policy_version == version
+            assert torch.equal(a.segments[0].ids, b.segments[0].ids)
+
+    assert_written(3)
+    os.kill(trainers.pids()[0], signal.SIGKILL)  # the other end of the connection
+    engine.sync(4)
+    assert_written(4)
+    engine.close()
+
+
+# -- colocated with trainers ------------------------------------------------------------------------------------------
+
+
+class Diary:
+    """A file that processes write in."""
+
+    def __init__(self, path: str):
+        self.path = Path(path)
+
+    def note(self, what: str) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{what}\n")
+
+
+class Dozing(HFEngine):
+    """An engine that can sleep, as vLLM on a GPU, and cannot do anything else meanwhile."""
+
+    can_sleep = True
+    diary: Diary
+    asleep = False
+
+    def sleep(self) -> None:
+        assert not self.asleep
+        self.asleep = True
+        self.diary.note("sleep")
+
+    def wake(self) -> None:
+        assert self.asleep
+        self.asleep = False
+        self.diary.note("wake")
+
+    def update_weights(self, weights: Weights, version: int) -> None:
+        self._awake("receive")
+        super().update_weights(weights, version)
+
+    def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
+        self._awake("write")
+        return super().generate(requests, ended)
+
+    def _awake(self, what: str) -> None:
+        if self.asleep:
+            raise AssertionError(f"{what}, but the engine sleeps")
+        self.diary.note(what)
+
+
+class Noting(Actor):
+    diary: Diary
+
+    def free_memory(self) -> None:
+        super().free_memory()
+        self.diary.note("room")
+
+    def step(self, shard: TrainBatch) -> TrainOutput:
+        self.diary.note("train")
+        return super().step(shard)
+
+
+def dozing(start: ModelFile[AudioPolicy], path: str) -> EngineWorker:
+    engine = Dozing(start.load(), SAMPLING)
+    engine.diary = Diary(path)
+    worker = EngineWorker(engine)
+    worker.sleep()
+    return worker
+
+
+def noting(start: ModelFile[AudioPolicy], config: RLConfig, path: str) -> Noting:
+    worker = Noting(start.load(), config, OPTIM, SAMPLING, None, World.of_process_group())
+    worker.diary = Diary(path)
+    return worker
+
+
+def test_engines_sleep_while_trainers_train_and_wake_to_write(
+    cluster: Cluster, samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine dies between the answers and the greedy answers of the second step: the new one begins asleep."""
+    config = replace(CONFIG, advantage="remax", overlap=False, steps=3)
+    diary = tmp_path / "diary"
+
+    def workers(run: Run, phase: str, policy: AudioPolicy, *_: object) -> tuple[RayGroup, GroupEngine, None, None]:
+        start = ModelFile.save(run, phase, "start", policy)
+        trainers = RayGroup("trainer", noting, start, config, str(diary))
+        engines = RayGroup("engine", dozing, start, str(diary))
+        return trainers, GroupEngine(trainers, engines, colocated=True), None, None
+
+    trained = {}
+    cluster.restarts = 1
+    for name in ("local", "colocated"):
+        if name == "colocated":
+            set_current(COLOCATED)
+            monkeypatch.setattr(loop, "start_workers", workers)
+        trained[name] = make_omni(ModelConfig(audio="full"))
+        run = Run.create(tmp_path / name, "colocated", [], config)
+        reward = EvenAndDeadly(cluster, {"1": 1} if name == "colocated" else {})
+        train_rl(trained[name], samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
+    assert cluster.restarts == 0
+    assert_same(trained["colocated"], trained["local"], 1e-5)
+    step = ["room", "wake", "receive", "write", "write", "sleep", "train"]
+    died = ["room", "wake", "receive", "write", "sleep", "wake", "receive", "write", "sleep", "train"]
+    assert diary.read_text().split() == ["room", "sleep", *step[1:], *died, *step]
+
+
+async def even_later(rollout: Rollout) -> float:
+    return even([rollout])[0].total
+
+
+def test_long_answers_and_rewards_that_wait_are_those_of_one_process(
+    cluster: Cluster, samples: list[Sample], tmp_path: Path
+) -> None:
+    """Answers are paused on the engine and gone on with there; an `async def` scores groups as they arrive."""
+    config, trained = replace(CONFIG, steps=4, partial_tokens=3, save_every=2), {}
+    for name, runtime in (("local", RuntimeConfig()), ("ray", RAY)):
+        set_current(runtime)
+        trained[name] = make_omni(ModelConfig(audio="full"))
+        run = Run.create(tmp_path / name, "partial", [], config)
+        reward = FunctionReward(even_later, "here")
+        train_rl(trained[name], samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
+    assert_same(trained["ray"], trained["local"], 1e-5)
+    for metric in ("rollout/paused", "rollout/partial", "rollout/staleness_max"):
+        assert column(tmp_path / "ray", metric) == column(tmp_path / "local", metric)
+    assert max(column(tmp_path / "ray", "rollout/paused")) > 0
+
+
+def test_what_takes_turns_cannot_overlap(cluster: Cluster, samples: list[Sample], tmp_path: Path) -> None:
+    set_current(COLOCATED)
+    run = Run.create(tmp_path / "run", "colocated", [], CONFIG)
+    with pytest.raises(ValueError, match=r"overlap: .* runtime.placement colocated they take turns .* use --runtime"):
+        train_rl(make_omni(), samples, even, run, config=CONFIG, optim=OPTIM, sampling=SAMPLING)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "message"),
+    [
+        (RuntimeConfig(kind="ray", placement="colocated"), "there are no engines to place; add --runtime.kind ray"),
+        (replace(COLOCATED, engines=2), "runtime.engines 2 are more than runtime.ranks 1"),
+        (replace(COLOCATED, engine="vllm", engine_gpus=2), "cannot have runtime.engine_gpus 2; engines of several"),
+    ],
+)
+def test_engines_that_cannot_be_colocated(runtime: RuntimeConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=f"runtime.placement colocated: .*{message}"):
+        runtime.check()
+
+
+# -- separate references ---------------------------------------------------------------------------------------------
+
+
+def test_a_separate_reference_that_dies_and_is_not_the_policys_start(
+    cluster: Cluster, samples: list[Sample], tmp_path: Path
+) -> None:
+    """As in a second phase that is held to another policy than it begins with."""
+    config = replace(CONFIG, kl_beta=0.5, overlap=False, steps=3)
+    trained, reference = {}, make_omni(ModelConfig(audio="full"), seed=1).reference()
+    cluster.restarts = 1
+    for name, runtime, reward in (
+        ("local", RuntimeConfig(), even),
+        ("separate", replace(RAY, engines=0, references=1), EvenAndDeadly(cluster, {"1": 2})),
+    ):
+        set_current(runtime)
+        policy = trained[name] = make_omni(ModelConfig(audio="full"))
+        run = Run.create(tmp_path / name, "reference", [], config)
+        train_rl(policy, samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING, reference=reference)
+    assert cluster.restarts == 0
+    assert_same(trained["separate"], trained["local"], 1e-5)
+    for metric in ("kl", "policy/loss", "grad_norm"):
+        one, two = (column(tmp_path / name, metric) for name in trained)
+        assert two == pytest.approx(one, abs=1e-5, rel=1e-4), metric
+    assert column(tmp_path / "separate", "kl")[0] > 1e-3, "it is another"
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_separate_reference_below_an_adapter(learned: bool, samples: list[Sample], tmp_path: Path) -> None:
+    """Its log-probs are those of the base model, also where a phase begins with an adapter that has learned."""
+    make_omni().save(tmp_path / "base")
+    policy = load_policy(tmp_path / "base", ModelConfig(lora=LoraConfig(rank=4)))
+    reference = policy.reference()
+    if learned:
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(0)
+            policy.load_weights({name: t + torch.randn_like(t) for name, t in policy.weights().items()})
+    run = Run.create(tmp_path / "run", "reference", [], CONFIG)
+    start = ModelFile.save(run, "rl", "start", policy)
+    found = [Experience.from_rollout(r) for r in HFEngine(policy, SAMPLING).generate([Request(s, 2) for s in samples])]
+    worker = Trainer(policy, replace(CONFIG, kl_beta=0.5), OPTIM, 1.0, 8, reference)
+    separate = _reference(start, worker.config, SAMPLING, "base" if learned else None)
+    for e, logprobs in zip(worker.prepare(found), separate.ref_logprobs(found), strict=True):
+        assert e.ref_logprobs is not None
+        torch.testing.assert_close(logprobs, e.ref_logprobs, atol=1e-6, rtol=0)
+        here = e.engine_logprobs
+        assert here is not None and torch.allclose(here, e.ref_logprobs, atol=1e-4) != learned
+
+
+def test_trainers_hold_no_separate_reference() -> None:
+    config = replace(CONFIG, kl_beta=0.5)
+    worker = Trainer(make_omni(), config, OPTIM, 1.0, 8, "separate")
+    assert worker.reference is None and worker.has_kl
+    experience = Experience(
+        torch.tensor([3, 4]), torch.tensor([False, True]), prompt_length=1, engine_logprobs=torch.zeros(2)
+    )
+    with pytest.raises(AssertionError, match="the reference is a process of its own"):
+        worker.prepare([experience])
+    filled = experience.replace(ref_logprobs=torch.tensor([0.0, -2.0]))
+    assert worker.prepare([filled])[0].ref_logprobs is filled.ref_logprobs
+
+
+# -- vLLM ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["colocated", "separate"])
+def test_vllm_writes_with_the_trainers_weights(
+    where: str, samples: list[Sample], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """With one update a step the gap is that of the weights that wrote to those that are trained: rounding alone, or
+    where a step is written ahead what one update moves."""
+    runtime, config = RuntimeConfig(engine="vllm"), replace(CONFIG, overlap=False, steps=3)
+    if where == "separate":
+        request.getfixturevalue("cluster")
+        runtime, config = replace(RAY, engine="vllm"), replace(CONFIG, steps=4)
+    runtime.check()
+    set_current(runtime)
+    # vLLM's attention on CPUs needs heads of at least 32.
+    audio = ModelConfig(audio="full")
+    policy = qwen_omni.tiny(TEXTS, hidden=128, layers=2, vocab_size=400, whisper=False, config=audio)
+    run = Run.create(tmp_path / "run", "vllm", [], config)
+    evaluate = None
+    if where == "colocated":  # greedy answers of vLLM, with the weights of the step, are those of the policy
+        evaluation = Evaluation(WeightedSum.of(even=even), samples, SAMPLING.max_new_tokens, metric="even")
+        evaluate, config = Compared(evaluation.probe(policy)), replace(config, eval_every=1)
+    settings: dict[str, Any] = dict(optim=OptimConfig(lr=1e-2), sampling=SAMPLING, evaluate=evaluate)
+    train_rl(policy, samples, even, run, config=config, **settings)
+    if evaluate is not None:
+        assert [{s.policy_version for r in spy.rollouts for s in r.segments} for spy in evaluate.spies] == [{1}, {2}]
+    staleness = column(tmp_path / "run", "rollout/staleness")
+    assert staleness == ([0, 0, 0] if where == "colocated" else [0, 1, 1, 0])
+    for stale, gap in zip(staleness, column(tmp_path / "run", "policy/engine_gap"), strict=True):
+        assert gap > 1e-2 if stale else gap < 1e-4
+    assert min(column(tmp_path / "run", "grad_norm")) > 0
+
+
+@pytest.mark.parametrize("where", ["colocated", "separate", "overlapped"])
+def test_vllm_is_sent_the_adapter_alone(
+    where: str, samples: list[Sample], tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the policy has learned reaches the engine: without the last update the gap is a hundred times as large."""
+    config = replace(CONFIG, overlap=where == "overlapped", steps=4)
+    if where != "colocated":
+        request.getfixturevalue("cluster")
+    runtime = replace(RuntimeConfig() if where == "colocated" else RAY, engine="vllm")
+    set_current(runtime)
+    qwen_omni.tiny(TEXTS, hidden=128, layers=2, vocab_size=400, whisper=False).save(tmp_path / "base")
+    policy = load_policy(tmp_path / "base", ModelConfig(lora=LoraConfig(rank=4), audio="projector"))
+    run = Run.create(tmp_path / "run", "vllm", [], config)
+    calls: list[str] = []
+    monkeypatch.setattr(workers, "served_weights", lambda p, lora: calls.append(lora) or served_weights(p, lora))
+    train_rl(policy, samples, even, run, config=config, optim=OptimConfig(lr=2e-2), sampling=SAMPLING)
+    assert calls == (["adapter"] * 4 if where == "colocated" else []), "other processes send their own"
+    assert _engine_lora(ModelFile.save(run, "rl", "start", policy)) == "adapter"
+    staleness = column(tmp_path / "run", "rollout/staleness")
+    assert staleness == ([0, 1, 1, 0] if where == "overlapped" else [0, 0, 0, 0])
+    for stale, gap in zip(staleness, column(tmp_path / "run", "policy/engine_gap"), strict=True):
+        assert gap > 1e-2 if stale else gap < 1e-4
+    assert policy.has_fresh_adapter() is False
+
+
+def test_adapters_that_vllm_cannot_run_are_merged_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lora = LoraConfig(rank=4, target_modules=("q_proj",))
+    make_qwen3_omni(hidden=128, head_dim=32).save(tmp_path / "base")
+    policy = load_policy(tmp_path / "base", ModelConfig(lora=lora))
+    start = ModelFile.save(Run.create(tmp_path / "run", "vllm", [], CONFIG), "rl", "start", policy)
+    set_current(RuntimeConfig(engine="vllm"))
+    assert _engine_lora(start) == _engine_lora(start, warn=True) == "merged"
+    (record,) = caplog.records
+    assert record.getMessage().endswith("not the adapter: on a CPU it runs no adapter in a model with experts")
+    set_current(RuntimeConfig(engine="vllm", engine_lora="adapter"))
+    with pytest.raises(ValueError, match=r"runtime\.engine_lora adapter: vLLM cannot run it: .* take auto or merged"):
+        _engine_lora(start)
+    set_current(RuntimeConfig(engine="vllm", engine_lora="merged"))
+    assert _engine_lora(start) == "merged"
+    with pytest.raises(ValueError, match=r"runtime\.engine_lora merged: only --runtime\.engine vllm"):
+        RuntimeConfig(engine_lora="merged").check()
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        RuntimeConfig(kind="ray", engine="vllm"),
+        RuntimeConfig(kind="torchrun", ranks=2, engine="vllm"),
+        RuntimeConfig(engine="vllm", zero=1),
+    ],
+)
+def test_vllm_colocated_with_trainers_that_have_a_process_group(runtime: RuntimeConfig) -> None:
+    message = (
+        r"vLLM makes a torch process group.* --runtime.kind ray --runtime.engines N .* --runtime.placement colocated"
+    )
+    with pytest.raises(ValueError, match=message):
+        runtime.check()
+
+
+def test_vllm_under_a_torchrun_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_current(RuntimeConfig(engine="vllm"))
+    check_engine()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="vLLM makes a torch process group"):
+        check_engine()
+
+
+@pytest.mark.parametrize(("share", "engine"), [(0.0, "vllm"), (1.5, "vllm"), (0.5, "hf")])
+def test_shares_of_a_gpu_that_cannot_be(share: float, engine: str) -> None:
+    with pytest.raises(ValueError, match=r"runtime\.gpu_fraction"):
+        RuntimeConfig(engine=engine, gpu_fraction=share).check()  # type: ignore[arg-type]

@@ -1,0 +1,145 @@
+"""Two processes of torchrun do what one does: the same losses and weights, resumed on one rank or two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from audiorl.cli import main
+from tests.support.data_recipe import PHASES
+from tests.support.rank_runs import (
+    DATA,
+    RECIPE,
+    assert_equal_runs,
+    audiorl,
+    output,
+    rewind,
+    torchrun,
+)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo"])
+def test_two_ranks_train_as_one_and_one_goes_on_where_they_stopped(kind: str, tmp_path: Path) -> None:
+    """Three groups on two ranks: their shares differ, and so do their numbers of micro-batches."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    audiorl("train", str(RECIPE), "--kind", kind, "--out", str(one))
+    audiorl("train", str(RECIPE), "--kind", kind, "--out", str(two), ranks=2)
+    assert_equal_runs(one, two)
+    if kind == "grpo":
+        rewind(two)
+        audiorl("resume", str(two), "--trust", str(RECIPE))
+        assert_equal_runs(one, two)
+
+
+def test_two_ranks_learn_preferences_and_judgements_as_one(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    audiorl("train", str(DATA), "--out", str(one))
+    audiorl("train", str(DATA), "--out", str(two), ranks=2)
+    assert_equal_runs(one, two, PHASES)
+
+
+GROUP = """
+import os, sys, torch
+from audiorl.distributed.torchrun import RanksGroup, RankError, follow, process_group, rank
+from tests.support.rank_runs import Adder, Counted
+
+with process_group() as world:
+    if rank() > 0:
+        follow()
+    else:
+        group = RanksGroup(lambda: Adder(10), Adder, 20)
+        assert group.each("plus", [1, 2]) == [11, 22] and group.all("plus", 5) == [15, 25]
+        assert group.first("plus", 7) == 17 and group.all("total") == [30.0, 30.0]
+        (before,) = group.cpu_seconds()
+        group.all("compute", 0.2)
+        (after,) = group.cpu_seconds()
+        assert 0.2 <= after - before < 0.4, "the other rank's, without the driver's own"
+        for bad in ([1], [1, 2, 3]):
+            try:
+                group.each("plus", bad)
+            except ValueError as error:
+                assert "shards for 2 workers" in str(error)
+            else:
+                raise AssertionError
+        for _ in range(2):
+            kept = RanksGroup(Counted, Counted)
+            assert kept.all("living") == [1, 1]
+            assert RanksGroup(Counted, Counted).all("living") == [2, 2] and group.all("plus", 5) == [15, 25]
+            del kept
+        print("so far so good", flush=True)
+        if sys.argv[1] == "other":
+            try:
+                group.all("fail_on", 1)
+            except RankError as error:
+                print("driver:", error)
+        if sys.argv[1] == "own":
+            group.all("fail_on", 0)
+"""
+
+
+@pytest.mark.parametrize("who", [pytest.param("none", marks=pytest.mark.smoke), "other", "own"])
+def test_a_group_of_ranks_and_what_goes_wrong_in_it(who: str, tmp_path: Path) -> None:
+    """A rank that fails ends the others, which wait for it, and the driver knows why."""
+    script = tmp_path / "script.py"
+    script.write_text(GROUP)
+    printed = torchrun(str(script), who, fails=who != "none")
+    assert "so far so good" in printed
+    if who == "other":
+        assert "driver: rank 1: ValueError: row 7 of data.jsonl is empty; the run stopped" in printed
+    if who == "own":
+        assert "ValueError: row 7 of data.jsonl is empty" in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--runtime.ranks", "2"], "several processes need --runtime.kind torchrun"),
+        (["--runtime.kind", "torchrun", "--runtime.ranks", "0"], "runtime.ranks is 0; it must be at least 1"),
+        (["--runtime.fsdp", "--runtime.offload"], "replace --runtime.fsdp by --runtime.zero 3"),
+        (["--runtime.offload"], "only ZeRO can offload the optimizer; add --runtime.zero 1, 2 or 3"),
+    ],
+)
+def test_a_runtime_that_cannot_be(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(RECIPE), "--out", "never", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+SOCKETS = """
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+@dataclass(frozen=True)
+class Config:
+    seed: int = 0
+
+def tiny():
+    return Config()
+
+def listening(process):
+    held = {os.readlink(fd) for fd in Path(f"/proc/{process}/fd").iterdir() if fd.is_symlink()}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in held:
+                yield fields[1].split(":")[0]
+
+def main(config, run):
+    launcher = os.getppid()
+    ranks = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdecimal()]
+    ranks = [p for p in ranks if Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split()[1] == str(launcher)]
+    print("processes", 1 + len(ranks), "listen on", *(a for p in (launcher, *ranks) for a in listening(p)), flush=True)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="lists sockets as Linux does")
+def test_the_processes_that_the_launcher_starts_listen_on_loopback_only(tmp_path: Path) -> None:
+    recipe = tmp_path / "sockets.py"
+    recipe.write_text(SOCKETS)
+    runtime = ("--runtime.kind", "torchrun", "--runtime.ranks", "2")
+    printed = output("-m", "audiorl.cli", "train", str(recipe), "--out", str(tmp_path / "run"), *runtime)
+    processes, _, addresses = printed.partition("processes ")[2].partition("\n")[0].partition(" listen on ")
+    assert processes == "3" and addresses, printed
+    loopback = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+    assert set(addresses.split()) <= loopback, addresses

@@ -1,0 +1,160 @@
+"""The view in a real browser, headless Chromium, which follows a run while it trains."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from audiorl.data.preferences import read_pairs
+from audiorl.models.tiny import tiny_tokenizer
+from tests.conftest import TEXTS
+from tests.support.reports import rollout, write_lines
+from tests.support.views import browser_page, until, view_process
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[4]
+
+
+def test_curves_and_rollouts_of_two_runs(run_dir: Path, recorded: Path) -> None:
+    with view_process(run_dir, recorded) as (address, _), browser_page(address) as page:
+        page.wait_for_selector(".chart[data-metric='reward/mean'] .line")
+        first = page.locator(".chart[data-metric='reward/mean']")
+        assert "0.9333" in first.locator(".legend").inner_text()  # the mean of the last three of 0, 1/30 … 29/30
+        box = first.locator("svg").bounding_box()
+        page.mouse.move(box["x"] + box["width"] * 0.115, box["y"] + box["height"] / 2)
+        assert first.locator(".where").inner_text() == "step 1" and first.locator(".legend b").inner_text() == "0"
+        page.fill("input[aria-label=metrics]", "^kl$")
+        assert page.locator(".chart").count() == 1
+        page.fill("input[aria-label=metrics]", "(")
+        assert "regular expression" in page.locator("main .note").inner_text().lower()
+
+        page.click("nav >> text=Rollouts")
+        page.wait_for_selector(".hit")
+        assert "100 rollouts" in page.locator(".count").inner_text()
+        page.fill("input[aria-label=search]", "spanish reward>2")
+        until(lambda: not page.locator(".count").inner_text().startswith("100"))
+        shown = page.locator(".hit .written").all_inner_texts()
+        assert shown and all("Spanish" in text for text in shown)
+        page.fill("input[aria-label=search]", "nonsense>1")
+        page.wait_for_selector(".error")
+        assert "no field or reward part is called nonsense" in page.locator(".error").inner_text()
+        page.fill("input[aria-label=search]", "in the middle")
+        until(lambda: page.locator(".hit").count() == 1)
+        page.click(".hit .written")
+        page.wait_for_selector(".member.chosen")
+        page.go_back()
+        page.wait_for_selector(".hit")
+
+        page.click("nav >> text=Before and after")
+        page.wait_for_selector(".flag.broken")
+        assert page.locator("ins").first.inner_text() == "then"
+        page.click(".run >> text=recorded")
+        assert page.locator(".run[aria-pressed=false]").count() == 1
+
+
+def test_sound_plays_and_its_cursor_moves(recorded: Path) -> None:
+    with view_process(recorded) as (address, _), browser_page(address) as page:
+        page.goto(f"{page.url}#/rollout/0/1/0")
+        page.wait_for_selector(".picture img")
+        until(lambda: page.evaluate("document.querySelector('.picture img').naturalWidth"))
+        page.evaluate("const a = document.querySelector('audio'); a.muted = true; a.play()")
+        until(lambda: page.evaluate("document.querySelector('audio').currentTime") > 0.1)
+        page.evaluate("document.querySelector('audio').pause()")
+        assert float(page.locator(".picture i").evaluate("line => parseFloat(line.style.left)")) > 1
+
+
+def test_a_line_follows_the_speech_of_a_stream(tmp_path: Path) -> None:
+    (tmp_path / "audio").mkdir()
+    soundfile.write(tmp_path / "audio/stream.wav", 0.1 * np.sin(np.arange(64_000) / 10), 16_000)
+    row = rollout("s", 0, 1.0, 0.5)
+    row["sample"] |= {"turns": [{"end": end, "reference": ""} for end in (1.0, 2.0, 3.0, 4.0)]}
+    row["sample"]["audio"] = [{"path": "audio/stream.wav", "start": 0.0, "duration": 4.0}]
+    row["segments"] = [{"text": text, "stop_reason": "eos", "num_tokens": 1} for text in ("", "dos", "", "tres")]
+    write_lines(tmp_path / "rollouts/step_000001.jsonl", [row])
+    with view_process(tmp_path) as (address, _), browser_page(address) as page:
+        page.goto(f"{page.url}#/rollout/0/1/0")
+        page.wait_for_selector(".stream button[data-at]")
+        assert page.locator(".grid .cell.write").count() == 2 and not page.locator(".playhead").is_visible()
+        page.locator(".stream audio").evaluate("audio => { audio.muted = true; }")
+        page.click("button[data-at='2.000']")
+        until(lambda: page.locator(".stream audio").evaluate("audio => audio.currentTime") > 2.1)
+        assert page.locator(".playhead").is_visible() and page.locator("button[data-now]").count() == 1
+        first = page.locator(".playhead").bounding_box()["x"]
+        until(lambda: page.locator(".playhead").bounding_box()["x"] > first)
+
+
+def test_tokens_have_colours(recorded: Path) -> None:
+    tiny_tokenizer(TEXTS, 400).save_pretrained(recorded / "checkpoints" / "grpo" / "step_000001")
+    with view_process(recorded) as (address, _), browser_page(address) as page:
+        page.goto(f"{page.url}#/rollout/0/1/0")
+        page.wait_for_selector(".token[data-tone]", state="attached")
+        assert page.locator("[aria-label='token colour'] option").all_inner_texts() == ["log-prob", "advantage", "none"]
+        token = page.locator(".member.chosen .token").nth(3)
+        logprob = float(token.get_attribute("data-log-prob"))
+        strength = "token => Number(token.style.getPropertyValue('--strength'))"
+        assert abs(token.evaluate(strength) - (1 - math.exp(logprob))) < 1e-3
+        page.select_option("[aria-label='token colour']", "none")
+        until(lambda: token.evaluate(strength) == 0)
+
+
+def test_labels_by_keyboard(recorded: Path, tmp_path: Path) -> None:
+    file = tmp_path / "labels.jsonl"
+    with view_process(recorded, "--labels", file) as (address, _), browser_page(address) as page:
+        page.click("#to-label")
+        page.wait_for_selector(".verdicts button")
+        shown = page.locator(".option .written").all_inner_texts()
+        page.keyboard.press("b")
+        until(lambda: page.locator(".sub").first.inner_text().startswith("1 "))
+        second = page.locator("[data-question]").get_attribute("data-question")
+        page.keyboard.press("s")
+        until(lambda: page.locator("[data-question]").get_attribute("data-question") != second)
+        page.keyboard.press("a")
+        until(lambda: page.locator(".sub").first.inner_text().startswith("2 "))
+    pairs = read_pairs(file).samples
+    assert len(pairs) == 2 and [pairs[0].rejected, pairs[0].chosen] == shown
+
+
+def test_a_live_run(tmp_path: Path) -> None:
+    """Points and rollouts appear while a recipe trains, without a reload."""
+    run = tmp_path / "live"
+    command = [sys.executable, "-m", "audiorl.cli", "train", "mmau-grpo", "--tiny", "--out", str(run)]
+    command += ["--max-steps", "40", "--grpo.rollouts-every", "1"]
+    log = (tmp_path / "log").open("w")
+    training = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log)
+    try:
+        end = time.monotonic() + 120
+        while not list((run / "rollouts").glob("step_*.jsonl")):
+            assert training.poll() is None and time.monotonic() < end, (tmp_path / "log").read_text()[-2000:]
+            time.sleep(0.1)
+        with view_process(run) as (address, _), browser_page(address) as page:
+            page.wait_for_selector(".run.training")
+            page.wait_for_selector("[data-metric='reward/mean'] svg")
+
+            def drawn() -> int:
+                return len(page.locator("[data-metric='reward/mean'] svg").inner_html())
+
+            before = drawn()
+            until(lambda: drawn() > before)
+            page.click("nav >> text=Rollouts")
+            page.wait_for_selector(".hit")
+
+            def count() -> int:
+                return int(page.locator(".count b").first.inner_text().replace(",", ""))
+
+            number = count()
+            until(lambda: count() > number)
+        assert training.poll() is None, "the run had ended before it was looked at"
+    finally:
+        training.kill()
+        training.wait()
+        log.close()
+    assert json.loads((run / "config.json").read_text())["recipe"]

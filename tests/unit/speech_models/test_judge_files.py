@@ -1,0 +1,75 @@
+"""Judges of the user's own Python files, by FILE.py:FOLDER."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from audiorl.recipes._tiny_speech import save_recogniser, save_speaker_encoder
+from audiorl.speech_models import load_recogniser, load_speaker_encoder
+
+JUDGE = """
+from dataclasses import dataclass
+
+@dataclass
+class Judge:
+    name: str
+    device: str
+
+    def transcribe(self, waveforms, sample_rate):
+        return [self.device for _ in waveforms]
+
+def load(folder="nothing", device="cpu"):
+    return Judge(folder, device)
+"""
+WAVES = [np.ones(16_000, np.float32)]
+
+
+def test_the_file_gets_folder_and_device(tmp_path: Path) -> None:
+    (tmp_path / "x.pyjudge.py").write_text(JUDGE)
+    judge = load_recogniser(f"{tmp_path}/x.pyjudge.py:some/folder.py:1", device="cuda:1")
+    assert judge.name == "some/folder.py:1" and judge.transcribe(WAVES, 16_000) == ["cuda:1"]
+    assert load_recogniser(tmp_path / "x.pyjudge.py").name == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (None, r"judge file '.*judge\.py': no such file"),
+        ("", r"judge file '.*judge\.py': defines no module-level name 'load'"),
+        ("load = 3", r"judge file '.*judge\.py': 'load' is a int, expected a function"),
+        (
+            "def load(folder): ...",
+            r"judge file '.*judge\.py': load: got an unexpected keyword.*device",
+        ),
+        (JUDGE, r"judge '.*judge\.py:f': load returned a Judge without embed"),
+    ],
+)
+def test_what_is_missing_is_named(source: str | None, message: str, tmp_path: Path) -> None:
+    if source is not None:
+        (tmp_path / "judge.py").write_text(source)
+    with pytest.raises(ValueError, match=message):
+        load_speaker_encoder(f"{tmp_path}/judge.py:f")
+
+
+def test_a_file_that_needs_a_folder_says_so(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text("def load(folder, device): ...")
+    with pytest.raises(ValueError, match=r"judge\.py'.*missing a required argument: 'folder'.*FILE\.py:FOLDER"):
+        load_recogniser(tmp_path / "judge.py")
+
+
+def test_folders_of_recipes_load_with_and_without_their_file(tmp_path: Path) -> None:
+    save_recogniser(tmp_path / "asr")
+    save_speaker_encoder(tmp_path / "speaker")
+    for load, file, folder in (
+        (load_recogniser, "character_ctc", tmp_path / "asr"),
+        (load_speaker_encoder, "ge2e", tmp_path / "speaker"),
+    ):
+        judges = [load(folder), load(f"audiorl/recipes/speech_models/{file}.py:{folder}")]
+        assert [judge.name for judge in judges] == [folder.name] * 2
+        results = [j.embed(WAVES, 16_000) if file == "ge2e" else j.transcribe(WAVES, 16_000) for j in judges]  # type: ignore[attr-defined]
+        assert np.array_equal(*results)
+    with pytest.raises(ValueError, match=r"speaker': load returned a GE2E without transcribe"):
+        load_recogniser(tmp_path / "speaker")

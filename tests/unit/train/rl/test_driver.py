@@ -1,0 +1,68 @@
+"""Where the driver's copy of the model is while trainers in other processes train."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from audiorl.train.rl.driver import with_driver_gpu, without_driver_gpu
+
+
+class Model:
+    """Notes where it is moved."""
+
+    def __init__(self) -> None:
+        self.places = [torch.device("cuda")]
+
+    def to(self, device: torch.device) -> None:
+        self.places.append(device)
+
+
+class Policy:
+    """On a GPU that this machine need not have."""
+
+    def __init__(self, device: str = "cuda") -> None:
+        self.model = Model()
+        self.config = SimpleNamespace(device=device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.places[-1]
+
+
+OTHERS: Any = SimpleNamespace(shared=False)
+OWN: Any = SimpleNamespace(shared=True)
+
+
+def test_the_model_is_on_the_gpu_only_while_the_driver_computes() -> None:
+    policy: Any = Policy()
+    with without_driver_gpu(policy, OTHERS):
+        assert policy.device.type == "cpu"
+        with with_driver_gpu(policy, OTHERS):
+            assert policy.device.type == "cuda"
+        assert policy.device.type == "cpu"
+    assert [d.type for d in policy.model.places] == ["cuda", "cpu", "cuda", "cpu", "cuda"]
+
+
+def test_it_comes_back_after_an_error() -> None:
+    policy: Any = Policy()
+    with pytest.raises(RuntimeError), without_driver_gpu(policy, OTHERS):
+        raise RuntimeError
+    assert policy.device.type == "cuda"
+
+
+def test_a_model_that_the_first_trainer_trains_stays() -> None:
+    policy: Any = Policy()
+    with without_driver_gpu(policy, OWN), with_driver_gpu(policy, OWN):
+        assert policy.device.type == "cuda"
+    assert len(policy.model.places) == 1
+
+
+def test_a_model_in_cpu_memory_stays_there() -> None:
+    policy: Any = Policy("cpu")
+    policy.model.places = [torch.device("cpu")]
+    with without_driver_gpu(policy, OTHERS), with_driver_gpu(policy, OTHERS):
+        assert len(policy.model.places) == 1

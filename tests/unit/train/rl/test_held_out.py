@@ -1,0 +1,76 @@
+"""Held-out evaluation during training: by the run's engine, with the weights of the step, else by the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from audiorl.config import SamplingConfig
+from audiorl.eval._phases import Evaluation
+from audiorl.rewards import WeightedSum
+from audiorl.run.folder import Run
+from audiorl.run.progress import Progress
+from audiorl.train.rl.train import train_rl
+from audiorl.types import RolloutEngine, Sample
+from tests.conftest import make_omni
+from tests.support.held_out import Compared
+from tests.support.overlapped_runs import CONFIG, OPTIM, SAMPLING, even, rows
+
+EVALUATED = replace(CONFIG, steps=3, eval_every=1)
+REWARD = WeightedSum.of(even=even)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_runs_engine_answers_with_the_weights_of_the_step(
+    overlap: bool, samples: list[Sample], tmp_path: Path
+) -> None:
+    policy = make_omni()
+    evaluation = Evaluation(REWARD, samples, SAMPLING.max_new_tokens, metric="even")
+    compared = Compared(evaluation.probe(policy))
+    config = replace(EVALUATED, overlap=overlap)
+    run = Run.create(tmp_path / "out", "held out", [], config)
+    train_rl(policy, samples, REWARD, run, config=config, optim=OPTIM, sampling=SAMPLING, evaluate=compared)
+    assert [{s.policy_version for r in spy.rollouts for s in r.segments} for spy in compared.spies] == [{1}, {2}]
+    assert all(r.greedy and r.n == 1 for spy in compared.spies for r in spy.requests)
+    assert compared.notes == ["held-out 2/3", "held-out 3/3"] * 2
+    assert ["eval/even" in row for row in rows(tmp_path / "out")] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "tokens"),
+    [(SAMPLING, 5), (replace(SAMPLING, stop=("zzz",)), SAMPLING.max_new_tokens)],
+    ids=["shorter answers", "stop strings"],
+)
+def test_an_engine_that_answers_otherwise_is_not_asked(
+    sampling: SamplingConfig, tokens: int, samples: list[Sample], tmp_path: Path
+) -> None:
+    policy = make_omni()
+    evaluation = Evaluation(REWARD, samples, tokens, metric="even")
+
+    class OfThePolicy(Compared):
+        def __call__(self) -> Mapping[str, float]:
+            self.notes.append("by the policy")
+            return self.probe()
+
+        def by_engine(self, engine: RolloutEngine, several: int, note: Any) -> Mapping[str, float]:
+            raise AssertionError("its answers end elsewhere")
+
+    compared = OfThePolicy(evaluation.probe(policy))
+    run = Run.create(tmp_path / "out", "held out", [], EVALUATED)
+    train_rl(policy, samples, REWARD, run, config=EVALUATED, optim=OPTIM, sampling=sampling, evaluate=compared)
+    assert compared.notes == ["by the policy"] * 2
+
+
+def test_notes_are_shown_until_the_next_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("grpo", 4, interval=0.0, console=Console(width=200)) as progress:
+        progress.update(1, {"reward/mean": 0.5})
+        progress.note("held-out 64/200")
+        progress.note("")
+        progress.update(2, {"reward/mean": 0.5})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and lines[1].endswith("held-out 64/200") and "held-out" not in lines[0] + lines[2]

@@ -1,0 +1,127 @@
+"""A critic next to trainers that do not hold it: the same metrics and weights as in the trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+from audiorl.config import CriticConfig, OptimConfig, RLConfig
+from audiorl.config.distributed import RuntimeConfig, set_current
+from audiorl.distributed.local import LocalGroup
+from audiorl.distributed.world import World
+from audiorl.run.checkpoint import read_state, save_checkpoint
+from audiorl.train.rl.critic_worker import CriticWorker
+from audiorl.train.rl.split import add_from_critics, mean_advantages, split_batch, update_critics
+from audiorl.train.rl.trainer import TrainBatch, Trainer
+from audiorl.types import Sample
+from tests.conftest import make_omni
+from tests.support.experiences import LENGTHS, SCORES, batch_of
+
+OPTIM = OptimConfig(lr=1e-3, warmup_steps=2)
+CONFIG = RLConfig(
+    steps=4,
+    prompts_per_step=2,
+    group_size=3,
+    epochs=2,
+    mini_batches=2,
+    advantage="gae",
+    loss="kl-cov",
+    cov_fraction=0.2,
+    kl_in="reward",
+    kl_kind="k1",
+    kl_beta=0.1,
+    kl_control="log-space",
+    ema_decay=0.7,
+    micro_batch_tokens=100,
+    critic=CriticConfig(warmup_steps=2, optim=OPTIM),
+)
+
+
+def trainer(separate: bool) -> Trainer:
+    return Trainer(make_omni(), CONFIG, OPTIM, 1.0, 8, separate_critic=separate)
+
+
+def critic() -> CriticWorker:
+    return CriticWorker(make_omni(), CONFIG, World())
+
+
+def test_separate_critic_trains_as_the_trainers_own(samples: list[Sample], tmp_path: Path) -> None:
+    """Over two warm-up steps and two more; the fourth goes on from the state that the other layout had after three."""
+    whole, without, separate = trainer(False), trainer(True), critic()
+    for step in range(4):
+        if step == 3:
+            for folder, state in (("whole", whole.state()), ("parts", without.state() | separate.critic.state())):
+                save_checkpoint(tmp_path / folder, without.policy, state, {"step": step})
+            separate = critic()
+            separate.resume(str(tmp_path / "whole"))
+            whole.load(read_state(tmp_path / "parts"), "parts")
+        scores = [[s + step for s in row] for row in SCORES]
+        experiences = batch_of(whole.policy, samples, LENGTHS, scores)
+        group, critics = LocalGroup([without]), LocalGroup([separate])
+        expected = whole.step(TrainBatch(experiences))
+        with_values = add_from_critics(experiences, critics)
+        batches, shares = split_batch(with_values, [], group, CONFIG)
+        outputs = group.each("step", batches)
+        metrics = outputs[0].metrics | update_critics(with_values, outputs, shares, critics, CONFIG)
+        assert metrics.keys() == expected.metrics.keys()
+        assert metrics == pytest.approx(expected.metrics, abs=1e-6), step
+        assert mean_advantages(outputs, shares) == pytest.approx(expected.advantages, abs=1e-6)
+    assert whole.critic is not None and without.critic is None
+    for one, two in (
+        (whole.policy.weights(), without.policy.weights()),
+        (whole.critic.model.weights(), separate.critic.model.weights()),
+        (whole.critic.optimizer.state(), separate.critic.optimizer.state()),
+    ):
+        assert one.keys() == two.keys()
+        for name in one:
+            torch.testing.assert_close(two[name], one[name], atol=1e-6, rtol=0)
+    assert separate.critic.optimizer.updates == 16 and without.optimizer.updates == 8
+
+
+def test_an_update_that_is_not_finite_changes_no_weight(samples: list[Sample]) -> None:
+    worker = critic()
+    batch = batch_of(make_omni(), samples)
+    with_values = [e.replace(values=v, returns=v.clone()) for e, v in zip(batch, worker.values(batch), strict=True)]
+    returns = with_values[4].returns
+    assert returns is not None
+    wrong = with_values[4].replace(returns=returns.masked_fill(with_values[4].loss_mask, float("nan")))
+    before = {name: w.clone() for name, w in worker.critic.model.weights().items()}
+    with pytest.raises(FloatingPointError, match=r"the loss of .*'sample-1'.* is nan; this update changed no weight"):
+        worker.update(TrainBatch([wrong], mini_batches=[0]))
+    assert all(torch.equal(w, before[n]) for n, w in worker.critic.model.weights().items())
+
+
+@pytest.mark.usefixtures("own_runtime")
+@pytest.mark.parametrize("background", ["on", "off"])
+def test_a_critic_writes_its_state_and_no_model(background: Literal["on", "off"], tmp_path: Path) -> None:
+    set_current(RuntimeConfig(async_save=background))
+    worker = critic()
+    worker.begin_save(str(tmp_path))
+    files = worker.saved_files(wait=True)
+    assert files is not None and list(files) == [file.name for file in tmp_path.iterdir()]
+    assert list(files) == ["trainer-critic.safetensors"]
+    saved = read_state(tmp_path)
+    assert saved.keys() == {"critic", "critic_optimizer"}
+    assert all(torch.equal(saved["critic"][name], w) for name, w in worker.critic.model.weights().items())
+
+
+def test_a_checkpoint_without_a_critic(samples: list[Sample], tmp_path: Path) -> None:
+    without = trainer(True)
+    save_checkpoint(tmp_path / "grpo", without.policy, without.state(), {"step": 0})
+    with pytest.raises(ValueError, match="the checkpoint holds no critic; it was written without one"):
+        critic().resume(str(tmp_path / "grpo"))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (RLConfig(), r"runtime\.critics 2: advantage 'group' has no critic"),
+        (RLConfig(advantage="gae", critic=CriticConfig(shared=True)), r"the policy's trunk \(critic\.shared\)"),
+    ],
+)
+def test_phases_without_a_critic_of_its_own(config: RLConfig, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        config.check_separate_critic(2)
