@@ -29,7 +29,8 @@ from audiorl.models.examples import Example
 from audiorl.models.families import qwen_omni
 from audiorl.run.pieces import Joined, Piece, share_of
 from audiorl.train.batches import idle_batch
-from audiorl.train.optim.steps import backward, idle_passes, optimizer_for, zero
+from audiorl.train.optim import zero
+from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
 from audiorl.train.sft import SFTWorker
 from audiorl.types import Message, Sample
 
