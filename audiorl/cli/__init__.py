@@ -27,7 +27,6 @@ from audiorl.cli.questions import BuildQuestions, run_questions
 from audiorl.cli.say import Say, run_say
 from audiorl.config import RewardServerConfig
 from audiorl.config.distributed import RuntimeConfig
-from audiorl.distributed.threads import use_passive_waiting
 from audiorl.errors import Interrupted, RankError
 from audiorl.options import parse, parse_known
 from audiorl.recipes._scripts import UnknownScript, find_script, listing, scripts
@@ -39,7 +38,9 @@ TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Bad input ends with one line on stderr and exit code 2; an interrupted run with 130."""
-    use_passive_waiting()
+    # OpenMP reads this when torch is loaded. By default its threads spin at barriers and, on a machine with other work,
+    # keep the processor from the thread that they wait for (bench/threads.py, docs/performance.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if args[0] == "--version":
         print(audiorl.__version__)
@@ -99,7 +100,8 @@ def _train(args: list[str]) -> int:
     if args[0] in HELP:
         parse(Train, args, prog="audiorl train", description=f"{Train.__doc__}\n\n{listing('recipes')}")
     file = find_script("recipes", args[0])
-    from audiorl.distributed.launch import relaunch, use_runtime
+    from audiorl.distributed.placement import use_runtime
+    from audiorl.distributed.torchrun import relaunch
     from audiorl.recipes import _loader as loader
 
     if set(HELP) & set(args):
@@ -136,7 +138,8 @@ def _resume(args: list[str]) -> int:
     if not args:
         raise ValueError("resume: name one run folder, for example: audiorl resume runs/quickstart")
     options: Resume = parse(Resume, args, prog="audiorl resume")
-    from audiorl.distributed.launch import relaunch, use_runtime
+    from audiorl.distributed.placement import use_runtime
+    from audiorl.distributed.torchrun import relaunch
     from audiorl.recipes import _loader as loader
 
     use_runtime(options.runtime)
