@@ -20,6 +20,7 @@ from audiorl.eval.metrics.prosody import Prosody, prosody
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, answer_logprobs, experience
 from audiorl.models.loading import read_tensors
+from audiorl.protocols import Request, Reward
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.rewards.prosody import ProsodyBins, balanced_choice, bins_of
 from audiorl.rewards.speech import Intelligibility, SpeakerSimilarity, SpeechJudges
@@ -29,7 +30,7 @@ from audiorl.run.folder import Run
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.speech_models import Recogniser, load_recogniser
 from audiorl.speech_models.voice_lda import VoiceLDA, fit_voices
-from audiorl.types import Request, Reward, Rollout, Sample
+from audiorl.types import Rollout, Sample
 from tokenizers_audio import load as load_codec
 from tokenizers_audio.batches import decode_all
 

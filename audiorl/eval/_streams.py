@@ -31,6 +31,7 @@ from audiorl.eval.metrics.interval import bootstrap_interval
 from audiorl.eval.metrics.latency import laal, latency_unit, reference_length
 from audiorl.eval.metrics.longform import ReferenceSegment
 from audiorl.models import AudioPolicy
+from audiorl.protocols import Ended, Request, Reward, RolloutEngine, Schedule
 from audiorl.rewards.check import score_rollouts
 from audiorl.rewards.similarity import Metric, sentence_chrf
 from audiorl.rollout.hf import HFEngine
@@ -43,7 +44,7 @@ from audiorl.tasks.simul.schedules import split_words
 from audiorl.tasks.simul.scoring import score
 from audiorl.tasks.simul.speech import write_speech_log
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
-from audiorl.types import Ended, Request, Reward, Rollout, RolloutEngine, Schedule, Segment
+from audiorl.types import Rollout, Segment
 
 SEGMENTS = "segments.yaml"
 

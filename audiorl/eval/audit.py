@@ -50,8 +50,9 @@ from audiorl.eval._summaries import summarize
 from audiorl.eval.metrics.interval import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.types import Request, Sample
+from audiorl.types import Sample
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,12 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from audiorl.protocols import Reward
 from audiorl.rewards.chat import JudgeError
 from audiorl.rewards.check import check_scores
 from audiorl.rewards.concurrency import gate, gather_all, run_async
 from audiorl.rewards.remote import RewardServerError
-from audiorl.types import Reward, Rollout, Score
+from audiorl.types import Rollout, Score
 from audiorl.user_files import load_name
 
 

@@ -27,6 +27,7 @@ from audiorl.eval.metrics.prosody import Prosody, prosody
 from audiorl.eval.metrics.speaker import cosine
 from audiorl.eval.metrics.speech import clipped_share, duration_ratio, silent_share
 from audiorl.eval.metrics.text import Normalizer, char_errors, normalize, word_errors
+from audiorl.protocols import SpeechDecoder
 from audiorl.rewards.asr import error_rate, language_of
 from audiorl.rewards.tags import final_text
 from audiorl.speech_models.protocol import (
@@ -38,7 +39,7 @@ from audiorl.speech_models.protocol import (
     TextScorer,
     Waveform,
 )
-from audiorl.types import Rollout, Sample, Score, SpeechDecoder
+from audiorl.types import Rollout, Sample, Score
 
 T = TypeVar("T")
 
