@@ -51,7 +51,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audiorl.rewards", "audiorl.tasks", "audiorl.tasks.simul", "audiorl.tasks.tts", "audiorl.report"),
     ("audiorl.eval", "audiorl.report.study", "audiorl.report.view", "audiorl.train", "audiorl.train.optim"),
     ("audiorl.train.rl",),
-    ("audiorl.recipes", "audiorl.recipes.speech_models", "audiorl.gpu_check"),
+    ("audiorl.recipes", "audiorl.gpu_check"),
     ("audiorl.cli",),
     ("corpora", "corpora.annotate", "corpora.questions", "corpora.sources"),
 )

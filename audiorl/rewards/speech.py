@@ -100,8 +100,7 @@ class SpeechJudges:
         for silence."""
         aligner: Aligner = self._recogniser_that(
             "align",
-            "cannot align words; take one with a CTC head, such as Wav2Vec2 or "
-            "audiorl/recipes/speech_models/character_ctc.py",
+            "cannot align words; take one with a CTC head, such as Wav2Vec2 or audiorl/speech_models/character_ctc.py",
         )
 
         def align(spoken: list[Rollout]) -> list[list[AlignedWord]]:

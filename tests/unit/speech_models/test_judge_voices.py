@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from transformers import Wav2Vec2FeatureExtractor, WavLMForXVector
 
 from audiorl.data.corpus import Utterance
-from audiorl.recipes.speech_models.ge2e import BANDS, FRAMES, GE2E, HOP, STEP, Network, mel_frames, partials, raised
 from audiorl.speech_models import load_quality_model, load_speaker_encoder
+from audiorl.speech_models.ge2e import BANDS, FRAMES, GE2E, HOP, STEP, Network, mel_frames, partials, raised
 from audiorl.speech_models.xvector import XVector
 
 RATE = 16_000
