@@ -19,8 +19,7 @@ from audiorl.eval._text import answer_logprobs
 from audiorl.eval.metrics.choice import jensen_shannon, kl_divergence, log_distribution
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
-from audiorl.rewards.choices import match_choice, normalize_text
-from audiorl.rewards.tags import final_text
+from audiorl.rewards.answers import final_text, match_choice, normalize_text
 from audiorl.types import Sample
 
 Row = Mapping[str, Any]

@@ -22,8 +22,8 @@ from audiorl.eval._generate import check_settings, complete_rows, read_rows
 from audiorl.eval._speech_generation import ROWS as GENERATED
 from audiorl.eval._speech_generation import recording_of
 from audiorl.eval._summaries import summarize
-from audiorl.rewards.chat import Answer, ChatEndpoint, JudgeError, Question
-from audiorl.rewards.judge import Choice, Content, comparison
+from audiorl.rewards.chat import ChatEndpoint, JudgeAnswer, JudgeError, JudgeQuestion
+from audiorl.rewards.llm_judge import Choice, Content, comparison
 
 Row = dict[str, Any]
 ROWS = "comparisons.jsonl"
@@ -219,7 +219,7 @@ def compare(
     return rows
 
 
-def _question(pair: Pair, rubrics: Mapping[str, str], seed: int) -> Question:
+def _question(pair: Pair, rubrics: Mapping[str, str], seed: int) -> JudgeQuestion:
     sides: list[list[Content]] = [
         ["It said nothing aloud."] if clip is None else [clip] for clip in (pair.ours, pair.theirs)
     ]
@@ -237,7 +237,7 @@ def _row(pair: Pair, answer: Any, fingerprint: str, seed: int) -> Row:
         "file": fingerprint,
         "first": "ours" if ours_first else "theirs",
     }
-    if not isinstance(answer, Answer):
+    if not isinstance(answer, JudgeAnswer):
         return row | {"problem": f"{answer.kind}: {answer.message}"}
     choice: Choice = answer.value
     win = choice.points if ours_first else 1 - choice.points

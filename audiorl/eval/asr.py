@@ -45,8 +45,8 @@ from audiorl.eval._recognition import (
 )
 from audiorl.eval.metrics.text import CorpusErrors, Normalizer, normalize
 from audiorl.protocols import RolloutEngine
+from audiorl.rewards.answers import final_text
 from audiorl.rewards.asr import languages_of
-from audiorl.rewards.tags import final_text
 from audiorl.speech_models import load_recogniser
 from audiorl.types import Rollout, Sample
 

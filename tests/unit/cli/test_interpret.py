@@ -20,7 +20,7 @@ from audiorl.models import load_policy
 from audiorl.models.dual_branch import dualize
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.tasks.simul.live import Interpreter
-from audiorl.tasks.simul.speech import playback_track
+from audiorl.tasks.simul.logs import playback_track
 from tests.conftest import make_omni
 from tests.support.unified_codec import tiny as tiny_codec
 from tokenizers_audio import load
