@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import soxr
-import torch
 from numpy.typing import NDArray
 
 CHARACTER_CTC = "audiorl_character_ctc"
@@ -180,6 +179,8 @@ def load_model(model_class: Any, path: str | Path, device: str) -> Any:
 
     Raises ValueError when weights are damaged, missing, or of another shape than config.json says.
     """
+    import torch
+
     from audiorl.models.loading import naming_damage, quietly
 
     try:
