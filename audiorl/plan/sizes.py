@@ -29,16 +29,14 @@ from transformers import (
 
 from audiorl.config import ModelConfig
 from audiorl.models import AudioPolicy, Backbone, FrameLayout, read_config
-from audiorl.models.dual_branch import add_branch
 from audiorl.models.families.higgs import Higgs, add_routing
 from audiorl.models.families.qwen2_audio import Qwen2Audio
 from audiorl.models.families.qwen_omni import Qwen3Omni, QwenOmni
 from audiorl.models.families.text import MODELS, TextDecoder
-from audiorl.models.families.whisper import Whisper, read_by_spans
-from audiorl.models.saving import Source
-from audiorl.models.speech import CONFIG_KEY
+from audiorl.models.families.whisper import WhisperBackbone, use_packed_decoder
+from audiorl.models.saving import ModelSource, planned_copy
+from audiorl.models.speech import LAYOUT_KEY, add_branch
 from audiorl.models.tiny import tiny_llama_tokenizer, tiny_tokenizer, tiny_whisper_tokenizer
-from audiorl.models.vision import planned_copy
 from audiorl.plan.released import RELEASED
 
 _OMNI = (Qwen2_5OmniThinkerConfig, Qwen2_5OmniThinkerForConditionalGeneration, QwenOmni)
@@ -49,7 +47,7 @@ _FAMILIES: dict[str, tuple[Any, Any, Any]] = {
     "qwen3_omni_moe": _OMNI3,
     "qwen3_omni_moe_thinker": _OMNI3,
     "qwen2_audio": (Qwen2AudioConfig, Qwen2AudioForConditionalGeneration, Qwen2Audio),
-    "whisper": (WhisperConfig, WhisperForConditionalGeneration, Whisper),
+    "whisper": (WhisperConfig, WhisperForConditionalGeneration, WhisperBackbone),
     "higgs_audio_v2": (HiggsAudioV2Config, HiggsAudioV2ForConditionalGeneration, Higgs),
     **{kind: (model.config_class, model, TextDecoder) for kind, model in MODELS.items()},
 }
@@ -57,7 +55,7 @@ _WITH_AUDIO = {
     QwenOmni: (50.0, 25.0, 0.0),
     Qwen3Omni: (12.5, 12.5, 0.0),
     Qwen2Audio: (50.0, 25.0, 30.0),
-    Whisper: (50.0, 50.0, 30.0),
+    WhisperBackbone: (50.0, 50.0, 30.0),
 }
 """Frames a second inside of the tower, audio tokens a second, and the seconds that each clip is padded to."""
 
@@ -156,7 +154,7 @@ def skeleton(
         model, backbone, speech = _build(size, model_class, backbone_class, raw_config, codebooks, codebook_size)
         tokenizer = backbone.tokenizer if hasattr(backbone, "tokenizer") else _stand_in()
         policy = AudioPolicy(model, tokenizer, None, backbone, config, speech)
-    policy.source = Source(copied=planned_copy(sum(tensor.numel for tensor in policy.source.copied.values())))
+    policy.source = ModelSource(copied=planned_copy(sum(tensor.numel for tensor in policy.source.copied.values())))
     return policy
 
 
@@ -179,11 +177,11 @@ def _build(
         last = size.codebook_size - 1
         return model, Higgs(_llama_stand_in()), _layout(size.num_codebooks, last - 1)
     model = model_class(size)
-    if backbone_class is Whisper:
-        read_by_spans(model)
-        return model, Whisper(_whisper_stand_in(), True), None
+    if backbone_class is WhisperBackbone:
+        use_packed_decoder(model)
+        return model, WhisperBackbone(_whisper_stand_in(), True), None
     backbone = TextDecoder(_stand_in()) if backbone_class is TextDecoder else backbone_class()
-    speech = FrameLayout(**raw_config[CONFIG_KEY]) if CONFIG_KEY in raw_config else None
+    speech = FrameLayout(**raw_config[LAYOUT_KEY]) if LAYOUT_KEY in raw_config else None
     if codebooks and speech is None:
         speech = _layout(codebooks, codebook_size)
     if speech is not None:
@@ -260,7 +258,7 @@ def _shape(policy: AudioPolicy) -> Shape:
         for name, m in decoder.layers[0].named_modules()
         if isinstance(m, nn.Linear) and ".lora_A." in name and not name.startswith("audio_")
     )
-    whisper = isinstance(policy.backbone, Whisper)  # what its config calls by these names is the encoder's
+    whisper = isinstance(policy.backbone, WhisperBackbone)  # what its config calls by these names is the encoder's
     heads = c.decoder_attention_heads if whisper else c.num_attention_heads
     wide = c.moe_intermediate_size if experts > 1 else c.decoder_ffn_dim if whisper else c.intermediate_size
     return Shape(

@@ -428,8 +428,8 @@ def test_packed_rows_keep_what_is_estimated(family: str, attention: str, size: t
 
     def masked() -> None:
         mask = attention_mask(batch.span_ids, batch.span_parents)[None, None]
-        embeds = policy.embed_rows(batch.ids, None)[None]
-        routed = policy.routed(None)
+        embeds = policy.embed_tokens(batch.ids, None)[None]
+        routed = policy.routing_kwargs(None)
         decoder(
             inputs_embeds=embeds, position_ids=batch.position_ids[None], attention_mask=mask, use_cache=False, **routed
         )
