@@ -36,14 +36,22 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the bottom up. A package imports those of its own layer or of lower ones.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("audiorl", "audiorl.errors", "audiorl.audio", "audiorl.types", "audiorl.user_files", "tokenizers_audio"),
+    (
+        "audiorl",
+        "audiorl.errors",
+        "audiorl.audio",
+        "audiorl.types",
+        "audiorl.protocols",
+        "audiorl.user_files",
+        "tokenizers_audio",
+    ),
     ("audiorl.algos", "audiorl.config", "audiorl.options", "audiorl.eval.metrics", "audiorl.distributed"),
     ("audiorl.data", "audiorl.models", "audiorl.models.families"),
     ("audiorl.rollout", "audiorl.speech_models", "audiorl.run", "audiorl.plan"),
     ("audiorl.rewards", "audiorl.tasks", "audiorl.tasks.simul", "audiorl.tasks.tts", "audiorl.report"),
     ("audiorl.eval", "audiorl.report.study", "audiorl.report.view", "audiorl.train", "audiorl.train.optim"),
     ("audiorl.train.rl",),
-    ("audiorl.recipes", "audiorl.recipes.speech_models", "audiorl.gpu_check"),
+    ("audiorl.recipes", "audiorl.gpu_check"),
     ("audiorl.cli",),
     ("corpora", "corpora.annotate", "corpora.questions", "corpora.sources"),
 )

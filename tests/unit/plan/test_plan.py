@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import DynamicCache, Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import attention_mask, pack_experiences
 from audiorl.cli import main
 from audiorl.config import DistillConfig, LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
@@ -43,7 +44,6 @@ from audiorl.plan.memory import (
     tower_bytes,
 )
 from audiorl.plan.models import RELEASED, ModelSize, Shape, count, size_of, skeleton
-from audiorl.types import Experience
 from tests.conftest import TEXTS, make_dual_omni, make_omni, make_qwen2_audio, make_text, make_whisper
 
 NOTHING_ASSUMED = Assumptions(0, 0, 0, 0, 0, 0)
