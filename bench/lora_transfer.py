@@ -28,11 +28,12 @@ from audiorl.gpu_check.models import full_width_policy
 from audiorl.gpu_check.outcome import GPU_SCALE, Setup
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.plan.sizes import policy_of
+from audiorl.protocols import Request
 from audiorl.rollout.vllm import VLLMEngine
 from audiorl.rollout.vllm_start import VLLMConfig
 from audiorl.rollout.vllm_weights import Lora, served_weights
 from audiorl.rollout.weight_transfer import WeightSender
-from audiorl.types import Message, Request, Rollout, Sample
+from audiorl.types import Message, Rollout, Sample
 
 RELEASED = ("qwen2.5-omni-3b", "qwen2.5-omni-7b", "qwen2-audio-7b", "qwen3-omni-30b-a3b")
 MODES: tuple[Lora, ...] = ("merged", "adapter")

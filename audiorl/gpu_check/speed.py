@@ -22,9 +22,10 @@ from audiorl.models.attention import spans_of
 from audiorl.plan.layout import Layout
 from audiorl.plan.sizes import count
 from audiorl.plan.trainer import trainer_parts
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.trainer import TrainBatch, Trainer
-from audiorl.types import Message, Request, Rollout, Sample
+from audiorl.types import Message, Rollout, Sample
 
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 2250.0, "4090": 165.0, "L4": 121.0}
 """Dense bfloat16 TFLOP/s by a part of the GPU's name, from the vendor's data sheets (SXM where there are several)."""

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, WhisperFeatureExtractor
 from transformers.utils.logging import disable_progress_bar
 
+from audiorl.algos.experience import PackedBatch, PolicyOutput
 from audiorl.algos.logprobs import IGNORE, fused_codebook_logprobs, fused_logprobs
 from audiorl.algos.packing import attention_mask
 from audiorl.audio import AudioClip
@@ -42,7 +43,7 @@ from audiorl.models.saving import Source, save_policy
 from audiorl.models.speech import CODEC_KEY, FrameLayout
 from audiorl.models.vision import remove_vision
 from audiorl.models.weights import Weights, copy_weights
-from audiorl.types import PackedBatch, PolicyOutput, Sample
+from audiorl.types import Sample
 from tokenizers_audio.protocol import AudioTokenizer
 
 disable_progress_bar()  # of weight loading and saving, at every checkpoint

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from audiorl.types import PackedBatch, PolicyOutput
+from audiorl.algos.experience import PackedBatch, PolicyOutput
 
 if TYPE_CHECKING:
     from audiorl.models.policy import AudioPolicy

@@ -15,9 +15,10 @@ from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.models.families import qwen_omni
 from audiorl.models.prompts import encode_prompt
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.sft import SFTWorker
-from audiorl.types import Request, Sample
+from audiorl.types import Sample
 
 
 def sample(folder: Path, seconds: float, words: int) -> Sample:

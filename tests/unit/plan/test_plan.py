@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import DynamicCache, Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import attention_mask, pack_experiences
 from audiorl.cli import main
 from audiorl.config import DistillConfig, LoraConfig, ModelConfig, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig
 from audiorl.data.corpus import bundled_speech
-from audiorl.distributed.ray_bundles import bundles, check_fits, placements
+from audiorl.distributed.ray_cluster import bundles, check_fits, placements
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.families import higgs, qwen_omni
 from audiorl.models.families import text as text_decoder
@@ -43,7 +44,6 @@ from audiorl.plan.parts import GPU
 from audiorl.plan.released import RELEASED
 from audiorl.plan.sizes import Shape, Size, count, policy_of, size_of, skeleton
 from audiorl.plan.trainer import precision_of
-from audiorl.types import Experience
 from tests.conftest import TEXTS, make_dual_omni, make_omni, make_qwen2_audio, make_text, make_whisper
 
 Make = Callable[..., AudioPolicy]
