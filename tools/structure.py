@@ -28,7 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# From the bottom up. A room imports rooms of its own layer or of lower ones. Modules without a room of their own, such as
+# From the bottom up. A room imports rooms of its own layer or of lower ones. Modules without a room, such as
 # audiorl/types.py, belong to "audiorl".
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("audiorl", "tokenizers_audio"),
@@ -43,7 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("corpora",),
 )
 # What a step needs besides its own path: options, the user's rows and rewards, processes, the run's folder and pages.
-SURROUNDINGS = tuple(f"audiorl.{room}" for room in "cli config data distributed report rewards run".split())
+SURROUNDINGS = tuple(f"audiorl.{room}" for room in ("cli", "config", "data", "distributed", "report", "rewards", "run"))
 STEP, LOSS = "train_rl", "policy_loss"
 
 Modules = Mapping[str, Path]
