@@ -139,6 +139,7 @@ def skeleton(raw_config: dict[str, Any], config: ModelConfig, where: str = "conf
         size = config_class(**values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}/config.json: {config_class.__name__} does not take it: {error}") from error
+    backbone: Any
     speech: FrameLayout | None = None
     with torch.device("meta"):
         if backbone_class is Higgs:
