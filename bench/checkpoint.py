@@ -22,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from audiorl.algos.experience import PackedBatch
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import ModelConfig, OptimConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
@@ -30,7 +31,6 @@ from audiorl.gpu_check.outcome import PRETEND_SCALE, Scale, Setup
 from audiorl.models import AudioPolicy
 from audiorl.run.saving import CheckpointWriter
 from audiorl.train.optim.adamw import Optimizer
-from audiorl.types import PackedBatch
 
 How = Literal["none", "waiting", "background"]
 SCALES = {

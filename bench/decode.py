@@ -42,11 +42,13 @@ def child() -> None:
     """Measure once and print the numbers as JSON."""
     import torch
 
+    from audiorl.algos.experience import Experience
     from audiorl.config import OptimConfig, RLConfig, SamplingConfig
     from audiorl.models.families import text
+    from audiorl.protocols import Request
     from audiorl.rollout.hf import HFEngine
     from audiorl.train.rl.trainer import TrainBatch, Trainer
-    from audiorl.types import Experience, Message, Request, Rollout, Sample
+    from audiorl.types import Message, Rollout, Sample
 
     torch.set_num_threads(1)
 
@@ -141,8 +143,9 @@ def compiled(rounds: int) -> None:
 
     from audiorl.config import SamplingConfig
     from audiorl.models.families import text
+    from audiorl.protocols import Request
     from audiorl.rollout.hf import HFEngine
-    from audiorl.types import Message, Request, Sample
+    from audiorl.types import Message, Sample
 
     torch.set_num_threads(1)
     table = Table("CPU s", "first", "plain", "compiled", "compiled / plain")

@@ -52,6 +52,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from audiorl.algos.experience import Experience
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.corpus import bundled_speech
@@ -64,7 +65,7 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.advantages import compute_token_advantages, scored_experiences
 from audiorl.train.rl.collect import collect
 from audiorl.train.rl.trainer import TrainBatch, Trainer
-from audiorl.types import Experience, Message, Rollout, Sample, Score
+from audiorl.types import Message, Rollout, Sample, Score
 from bench.against_trl import train_with_trl
 
 PROMPTS, GROUP, ANSWER = 8, 8, 64

@@ -16,13 +16,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from audiorl.algos.experience import PackedBatch
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.gpu_check.models import experiences, full_width_policy
 from audiorl.gpu_check.outcome import PRETEND_SCALE, Scale, Setup
 from audiorl.models import AudioPolicy
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.types import Message, PackedBatch, Request, Sample
+from audiorl.types import Message, Sample
 
 WIDTHS = (64, 128, 256, 512, 1024)
 

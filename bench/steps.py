@@ -35,15 +35,17 @@ def child() -> None:
     """Measure every case once and print CPU seconds a step and last losses as JSON."""
     import torch
 
+    from audiorl.algos.experience import Experience
     from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
     from audiorl.data.bundled import LANGUAGE_QUESTION, language_phrases, language_question
     from audiorl.models import AudioPolicy
     from audiorl.models.examples import Example
     from audiorl.models.families import qwen_omni, text
+    from audiorl.protocols import Request
     from audiorl.rollout.hf import HFEngine
     from audiorl.train.rl.trainer import TrainBatch, Trainer
     from audiorl.train.sft import SFTWorker
-    from audiorl.types import Experience, Message, Request, Sample
+    from audiorl.types import Message, Sample
 
     torch.set_num_threads(1)
     numbers: dict[str, float] = {}

@@ -29,10 +29,11 @@ from transformers import DynamicCache
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.families.qwen_omni import tiny
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.tasks.simul.bundled import bundled_streams
 from audiorl.tasks.simul.streams import Stream, interpretation_sample
-from audiorl.types import Request, Rollout
+from audiorl.types import Rollout
 
 LENGTHS = (15, 30, 60)
 WRITTEN = 8

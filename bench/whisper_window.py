@@ -22,9 +22,9 @@ from audiorl.config import ModelConfig, OptimConfig, SamplingConfig, SFTConfig
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.sft import SFTWorker
-from audiorl.types import Request
 
 CLIPS = 8
 

@@ -47,6 +47,7 @@ from audiorl.eval._phases import UNSEEN
 from audiorl.eval._streams import laal_counts, measure_streams
 from audiorl.eval.metrics.corpus import Estimate, Score, estimate, ratio
 from audiorl.models import AudioPolicy, load_policy
+from audiorl.protocols import Schedule
 from audiorl.recipes import simul_quickstart
 from audiorl.recipes._loader import parse_config
 from audiorl.recipes._stages import Name, Stage, train_stages
@@ -61,7 +62,6 @@ from audiorl.tasks.simul.quality import NAMES, Quality, default_quality, quality
 from audiorl.tasks.simul.schedules import AlignAtt, LocalAgreement, Reviewed, WaitK, words_per_chunk
 from audiorl.tasks.simul.streams import Stream
 from audiorl.train.sft import sft
-from audiorl.types import Schedule
 
 TOOL = "measure_interpretation"
 PPO = ("stage1", "stage2")

@@ -53,8 +53,9 @@ from audiorl.eval._generate import read_rows
 from audiorl.eval._judging import Judges
 from audiorl.eval._speech import measure_speech, say
 from audiorl.eval._summaries import speech_measures
-from audiorl.eval.metrics.speaker import cosine
+from audiorl.eval.metrics.speech import cosine
 from audiorl.models import AudioPolicy
+from audiorl.protocols import Reward
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.report.listening import Card, Take, listening_page
 from audiorl.rewards import Term, WeightedSum
@@ -69,7 +70,6 @@ from audiorl.speech_models.loading import load_quality_model
 from audiorl.train.preference import prefer
 from audiorl.train.rl.train import train_rl
 from audiorl.train.sft import sft
-from audiorl.types import Reward
 
 ROUNDS = {
     **{"raft": "", "voices": "", "balanced": "", "raft2": "raft", "raft3": "raft2", "voices2": "voices"},

@@ -20,8 +20,8 @@ from audiorl.eval.metrics.prosody import Prosody, prosody
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, answer_logprobs, experience
 from audiorl.models.weights import read_tensors
+from audiorl.protocols import Request, Reward
 from audiorl.recipes import tts_quickstart as quick
-from audiorl.recipes.speech_models.voice_lda import VoiceLDA, fit_voices
 from audiorl.rewards.prosody import ProsodyBins, balanced_choice, bins_of
 from audiorl.rewards.speech import Intelligibility, SpeakerSimilarity, SpeechJudges
 from audiorl.rollout.hf import HFEngine
@@ -29,7 +29,8 @@ from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.speech_models import Recogniser, load_recogniser
-from audiorl.types import Request, Reward, Rollout, Sample
+from audiorl.speech_models.voice_lda import VoiceLDA, fit_voices
+from audiorl.types import Rollout, Sample
 from tokenizers_audio import load as load_codec
 from tokenizers_audio.batches import decode_all
 

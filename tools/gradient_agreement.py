@@ -21,8 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.models import AudioPolicy, load_policy
+from audiorl.protocols import Request
 from audiorl.recipes._loader import load_recipe, parse_config
 from audiorl.rewards.speech import Intelligibility, SpeechJudges
 from audiorl.rollout.hf import HFEngine
@@ -30,7 +32,7 @@ from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.checkpoint import read_json
 from audiorl.speech_models import load_recogniser
 from audiorl.train.batches import counts, repeat_each
-from audiorl.types import Experience, Request, Rollout
+from audiorl.types import Rollout
 from tokenizers_audio.unified import load as load_tokenizer
 
 PARTS = 4

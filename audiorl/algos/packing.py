@@ -20,8 +20,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience, PackedBatch
 from audiorl.audio import AudioClip
-from audiorl.types import Experience, PackedBatch
 
 
 def pack_experiences(experiences: Sequence[Experience], share_prompts: bool = True) -> PackedBatch:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 def self_test() -> dict[str, float]:
     """Metrics of the step; raises when anything on the way fails."""
+    from audiorl.algos.experience import Experience
     from audiorl.config import OptimConfig, RLConfig, SamplingConfig
     from audiorl.data.corpus import bundled_speech
     from audiorl.models.families.qwen_omni import tiny
+    from audiorl.protocols import Request
     from audiorl.rollout.hf import HFEngine
     from audiorl.train.rl.trainer import TrainBatch, Trainer
-    from audiorl.types import Experience, Message, Request, Sample, Score
+    from audiorl.types import Message, Sample, Score
 
     utterance = next(u for u in bundled_speech(("en",)) if u.duration > 1)
     policy = tiny([utterance.text], hidden=64, layers=2, vocab_size=400)

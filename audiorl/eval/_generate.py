@@ -15,7 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from audiorl.config import ModelConfig, torch_device
 from audiorl.data.schema import FieldError, check, parse_json
 from audiorl.data.schema.results import ResultRow
-from audiorl.types import Request, Rollout, RolloutEngine, Sample
+from audiorl.protocols import Request, RolloutEngine
+from audiorl.types import Rollout, Sample
 
 T = TypeVar("T")
 Row = dict[str, Any]

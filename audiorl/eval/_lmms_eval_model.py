@@ -26,8 +26,9 @@ from audiorl.config import SamplingConfig
 from audiorl.data.prompts import asr_prompt
 from audiorl.eval._generate import evaluation_config, progress_display
 from audiorl.models import load_policy
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.types import Message, Request, Sample
+from audiorl.types import Message, Sample
 
 
 def manifest() -> ModelManifest:

@@ -14,8 +14,8 @@ from audiorl.data.manifest import Loaded
 from audiorl.eval._generate import check_settings, greedy_engine
 from audiorl.eval._judging import Judges
 from audiorl.options import parse
+from audiorl.protocols import RolloutEngine
 from audiorl.run.folder import checkpoint_of
-from audiorl.types import RolloutEngine
 
 T = TypeVar("T")
 

@@ -14,11 +14,12 @@ from audiorl.eval._generate import progress_display, read_rows
 from audiorl.eval._summaries import paired_changes, summarize, summarize_answers, summarize_outside
 from audiorl.eval._text import measure_text_phase
 from audiorl.models import AudioPolicy
+from audiorl.protocols import Request, Reward, RolloutEngine
 from audiorl.rewards import StandardisedSum, WeightedSum
 from audiorl.rewards.check import check_scores, scored_rollouts
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
-from audiorl.types import Request, Reward, Rollout, RolloutEngine, Sample
+from audiorl.types import Rollout, Sample
 
 UNSEEN = "unseen"
 """The set of speakers that no phase trains on."""

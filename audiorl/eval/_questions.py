@@ -20,8 +20,9 @@ from audiorl.eval._generate import Row, complete_rows
 from audiorl.eval._options import InferenceOptions
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.families.qwen_omni import tiny
+from audiorl.protocols import Request, RolloutEngine
 from audiorl.rewards import AnswerAccuracy
-from audiorl.types import Request, RolloutEngine, Sample
+from audiorl.types import Sample
 
 ACCURACY = AnswerAccuracy(fallback="text")
 """When an answer is right: it names the reference's choice, or equals the reference; tags are not required."""

@@ -11,7 +11,8 @@ from audiorl.audio import AudioClip, write_wav
 from audiorl.data.rows import write_json_lines
 from audiorl.eval._generate import check_settings, evaluation_config, finished_rows, generate_all
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.types import Rollout, RolloutEngine, Sample, SpeechDecoder
+from audiorl.protocols import RolloutEngine, SpeechDecoder
+from audiorl.types import Rollout, Sample
 from tokenizers_audio import load as load_codec
 
 ROWS = "generated.jsonl"

@@ -26,11 +26,11 @@ from audiorl.config import SamplingConfig
 from audiorl.data.rollout_rows import read_rollouts, rollout_row
 from audiorl.data.rows import write_json_lines
 from audiorl.eval._generate import generate_all
-from audiorl.eval.metrics.corpus import TRANSLATION, estimate, ratio
-from audiorl.eval.metrics.interval import bootstrap_interval
+from audiorl.eval.metrics.corpus import TRANSLATION, bootstrap_interval, estimate, ratio
 from audiorl.eval.metrics.latency import laal, latency_unit, reference_length
 from audiorl.eval.metrics.longform import ReferenceSegment
 from audiorl.models import AudioPolicy
+from audiorl.protocols import Ended, Request, Reward, RolloutEngine, Schedule
 from audiorl.rewards.check import score_rollouts
 from audiorl.rewards.similarity import Metric, sentence_chrf
 from audiorl.rollout.hf import HFEngine
@@ -43,7 +43,7 @@ from audiorl.tasks.simul.schedules import split_words
 from audiorl.tasks.simul.scoring import score
 from audiorl.tasks.simul.speech import write_speech_log
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
-from audiorl.types import Ended, Request, Reward, Rollout, RolloutEngine, Schedule, Segment
+from audiorl.types import Rollout, Segment
 
 SEGMENTS = "segments.yaml"
 

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from audiorl.algos.experience import Experience
 from audiorl.data.text import TextQuestion
 from audiorl.eval.metrics.corpus import estimate, ratio
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, answer_logprobs, experience
 from audiorl.run.folder import Run
-from audiorl.types import Experience, Message, Rollout, Sample, Segment
+from audiorl.types import Message, Rollout, Sample, Segment
 
 MEASURES = ("perplexity", "nats_per_token", "bits_per_byte", "accuracy")
 WINDOW = 512

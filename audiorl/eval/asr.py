@@ -44,10 +44,11 @@ from audiorl.eval._recognition import (
     with_groups,
 )
 from audiorl.eval.metrics.text import CorpusErrors, Normalizer, normalize
+from audiorl.protocols import RolloutEngine
 from audiorl.rewards.asr import languages_of
 from audiorl.rewards.tags import final_text
 from audiorl.speech_models import load_recogniser
-from audiorl.types import Rollout, RolloutEngine, Sample
+from audiorl.types import Rollout, Sample
 
 Metric = Literal["wer", "cer"]
 Row = dict[str, Any]

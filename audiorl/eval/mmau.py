@@ -42,9 +42,10 @@ from audiorl.eval._generate import generate_all
 from audiorl.eval._options import InferenceOptions, run_script, write_scores
 from audiorl.eval._summaries import summarize
 from audiorl.eval.metrics.choice import mmau_match, mmsu_letter, mmsu_match, rubric_score, word_set
+from audiorl.protocols import RolloutEngine
 from audiorl.rewards.choices import match_choice
 from audiorl.rewards.tags import extract_think, final_text
-from audiorl.types import Rollout, RolloutEngine
+from audiorl.types import Rollout
 
 Kind = Literal["mmau", "mmar", "mmsu"]
 Blind = Literal["silence", "text"]

@@ -50,6 +50,7 @@ from audiorl.eval._speech_generation import load_with_codec
 from audiorl.eval._spoken_streams import measure_spoken
 from audiorl.eval._streams import SEGMENTS, interpret_into, write_interpreted
 from audiorl.eval.metrics.latency import latency_unit
+from audiorl.protocols import Request, RolloutEngine, Schedule
 from audiorl.report.tradeoff import PlotQuality, plot_tradeoff
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
@@ -63,7 +64,7 @@ from audiorl.tasks.simul.scoring import Segments, score
 from audiorl.tasks.simul.segments import match_segments, read_segments
 from audiorl.tasks.simul.speech import write_speech_log
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
-from audiorl.types import Request, Rollout, RolloutEngine, Schedule
+from audiorl.types import Rollout
 
 TRANSCRIPTS = "asr_transcripts.txt"
 SETTINGS = "settings.json"

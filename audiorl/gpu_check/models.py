@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from audiorl.algos.experience import Experience
 from audiorl.config import ModelConfig
 from audiorl.gpu_check.outcome import Scale, Setup
 from audiorl.models import AudioPolicy
 from audiorl.models.families.text import TextDecoder
 from audiorl.models.tiny import tiny_tokenizer
-from audiorl.types import Experience
 
 TEXTS = ["What is said, and by whom? yes no why English Spanish French"] * 20
 """From which the tokenizer learns its few words."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.algos.varlen import FLASH_ATTN, FLEX, SDPA, TORCH_VARLEN, Attention, Kernel, SegmentAttention, Segments
 from audiorl.audio import AudioClip
@@ -20,8 +21,9 @@ from audiorl.gpu_check.outcome import Check, Outcome, Setup, within
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.audio_encoder import PASS_SECONDS
 from audiorl.models.families import qwen_omni
+from audiorl.protocols import Request, RolloutEngine
 from audiorl.rollout.hf import HFEngine
-from audiorl.types import Experience, Message, Request, RolloutEngine, Sample
+from audiorl.types import Message, Sample
 
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Largest relative error of outputs and gradients of a kernel, against float32 of the same inputs."""

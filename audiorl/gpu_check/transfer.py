@@ -17,8 +17,9 @@ from torch import Tensor
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.gpu_check.models import full_width_policy
 from audiorl.gpu_check.outcome import Check, Outcome, Setup
+from audiorl.protocols import Request
 from audiorl.rollout.weight_transfer import Backend, SyncError, WeightReceiver, WeightSender
-from audiorl.types import Message, Request, Sample
+from audiorl.types import Message, Sample
 
 BYTES_OF_3B = 3.1e9 * 2
 """Of the weights of Qwen2.5-3B in bfloat16."""

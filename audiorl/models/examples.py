@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.models import AudioPolicy
 from audiorl.models.prompts import wants_speech
-from audiorl.types import Experience, Rollout, Sample, Segment
+from audiorl.types import Rollout, Sample, Segment
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, WhisperFeatureExtractor
 from transformers.utils.logging import disable_progress_bar
 
+from audiorl.algos.experience import PackedBatch, PolicyOutput
 from audiorl.algos.logprobs import IGNORE, fused_codebook_logprobs, fused_logprobs
 from audiorl.algos.packing import attention_mask
 from audiorl.audio import AudioClip
@@ -38,7 +39,7 @@ from audiorl.models.prompts import Prompt, PromptEncoder
 from audiorl.models.saving import ModelSource, remove_vision, save_processor
 from audiorl.models.speech import CODEC_KEY, FrameLayout, Routing, add_branch, add_speech_tokens, init_branch
 from audiorl.models.weights import Weights, copy_weights
-from audiorl.types import PackedBatch, PolicyOutput, Sample
+from audiorl.types import Sample
 from tokenizers_audio.protocol import AudioTokenizer
 
 disable_progress_bar()  # of weight loading and saving, at every checkpoint

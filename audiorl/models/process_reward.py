@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.prompts import wants_speech
-from audiorl.types import Experience, Sample
+from audiorl.types import Sample
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from audiorl.algos.experience import PackedBatch
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import ModelConfig
 from audiorl.models import AudioPolicy, load_policy, load_weights
 from audiorl.models.examples import Example, experience
 from audiorl.models.weights import read_tensors
-from audiorl.types import PackedBatch
 from tokenizers_audio import AudioTokenizer
 
 HEAD_FILE = "value_head.safetensors"

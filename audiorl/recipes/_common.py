@@ -44,13 +44,14 @@ from audiorl.eval._phases import UNSEEN, Evaluation
 from audiorl.models import AudioPolicy, dualize, load_policy
 from audiorl.models.examples import Example
 from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni
+from audiorl.protocols import Reward
 from audiorl.report import write_report
 from audiorl.rewards import AnswerAccuracy, AnswerFormat, StandardisedSum, Term, ThinkFormat, WeightedSum, load_reward
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.train.rl.held_out import Evaluate
 from audiorl.train.sft import sft
-from audiorl.types import Reward, Sample
+from audiorl.types import Sample
 from tokenizers_audio import load as load_codec
 
 T = TypeVar("T")

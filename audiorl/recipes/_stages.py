@@ -10,13 +10,13 @@ from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.eval._streams import probe_streams
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
+from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.rewards import StandardisedSum, WeightedSum
 from audiorl.rewards.similarity import Metric
 from audiorl.run.folder import Run
 from audiorl.tasks.simul.rewards import TimeCompliance, Waits, hpo, multi_turn, single_turn
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.train.rl.train import train_rl
-from audiorl.types import Reward, SpeechDecoder
 
 Name = Literal["stage1", "stage2"]
 

@@ -28,6 +28,7 @@ from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.no_speech import TRAINED, no_speech_samples
 from audiorl.data.sets import stratified
+from audiorl.protocols import Reward
 from audiorl.recipes._common import (
     ControlOptions,
     OutsideOptions,
@@ -46,7 +47,7 @@ from audiorl.rewards import CharAccuracy, Hallucination, Repetition, WeightedSum
 from audiorl.rewards.asr import languages_of
 from audiorl.run.folder import Run
 from audiorl.train.rl.train import train_rl
-from audiorl.types import Reward, Sample
+from audiorl.types import Sample
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from audiorl.data.synth import Speech, synthesize_many, voices
 from audiorl.eval._phases import UNSEEN, Evaluation
 from audiorl.models.examples import Example
 from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni
+from audiorl.protocols import Reward
 from audiorl.recipes._common import require_no_adapters
 from audiorl.report import write_report
 from audiorl.rewards import (
@@ -49,7 +50,7 @@ from audiorl.rewards import (
 from audiorl.run.folder import Run
 from audiorl.train.rl.train import train_rl
 from audiorl.train.sft import sft
-from audiorl.types import Reward, Rollout, Sample
+from audiorl.types import Rollout, Sample
 
 
 @dataclass(frozen=True)

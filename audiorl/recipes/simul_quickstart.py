@@ -35,6 +35,7 @@ from audiorl.eval._phases import UNSEEN
 from audiorl.eval._streams import measure_streams
 from audiorl.models.examples import Example
 from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni
+from audiorl.protocols import Schedule
 from audiorl.recipes._common import require_no_adapters, with_voice
 from audiorl.recipes._simul_streams import StreamOptions, streams_of
 from audiorl.recipes._stages import Stage, StreamRewards, train_stages
@@ -44,7 +45,6 @@ from audiorl.tasks.simul.formats import write_streams
 from audiorl.tasks.simul.schedules import Offline, WaitK, delay_references, words_per_chunk
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample, phrase_lags, random_lags
 from audiorl.train.sft import sft
-from audiorl.types import Schedule
 
 PPO = RLConfig(
     steps=30,

@@ -46,7 +46,7 @@ from audiorl.eval._speech import measure_speech, probe_speech
 from audiorl.models import dualize, load_policy
 from audiorl.models.examples import Example
 from audiorl.models.families.text import tiny as tiny_text
-from audiorl.recipes.speech_models.character_ctc import Features, plain, train_character_ctc
+from audiorl.protocols import Reward
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.prosody import ProsodyRange, prosody_norm
@@ -54,11 +54,12 @@ from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJu
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.speech_models import Recogniser, load_recogniser
+from audiorl.speech_models.character_ctc import Features, plain, train_character_ctc
 from audiorl.tasks.tts.prompts import speech_sample
 from audiorl.train.codec import CodecConfig, quick_training, small_tokenizer, train_codec
 from audiorl.train.rl.train import train_rl
 from audiorl.train.sft import sft
-from audiorl.types import Reward, Sample
+from audiorl.types import Sample
 from tokenizers_audio import AudioTokenizer
 from tokenizers_audio.audio import prepare
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from audiorl.types import Reward, Rollout, Score, Segment
+from audiorl.protocols import Reward
+from audiorl.types import Rollout, Score, Segment
 
 
 def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout], undefined: bool = False) -> list[Score | None]:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from audiorl.protocols import Reward
 from audiorl.rewards.check import check_scores
-from audiorl.types import Reward, Rollout, Score
+from audiorl.types import Rollout, Score
 
 
 @dataclass(frozen=True)

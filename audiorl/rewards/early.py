@@ -17,10 +17,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from audiorl.protocols import Reward
 from audiorl.rewards.check import copied
 from audiorl.rewards.combine import StandardisedSum, WeightedSum
 from audiorl.rewards.concurrency import EventLoop, in_loop
-from audiorl.types import Reward, Rollout, Score
+from audiorl.types import Rollout, Score
 
 MAX_THREADS = 64
 """Groups that are scored at the same time by each reward."""

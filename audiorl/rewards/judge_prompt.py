@@ -9,9 +9,10 @@ from typing import Literal, get_args
 import numpy as np
 
 from audiorl.audio import AudioClip
+from audiorl.protocols import SpeechDecoder
 from audiorl.rewards.speech import RecordedSpeech
 from audiorl.rewards.tags import final_text
-from audiorl.types import Rollout, SpeechDecoder
+from audiorl.types import Rollout
 
 AudioParts = Literal["none", "prompt", "answer", "both"]
 SYSTEM = (

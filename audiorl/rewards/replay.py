@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from audiorl.data.rollout_rows import read_rollouts
+from audiorl.protocols import Reward
 from audiorl.rewards.check import score_rollouts
 from audiorl.rewards.files import load_reward, naming
-from audiorl.types import Reward, Rollout, Score
+from audiorl.types import Rollout, Score
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.prompts import asr_prompt
 from audiorl.models.policy import AudioPolicy
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.samplers import SegmentBuffer
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder, Wave
-from audiorl.types import Message, Request, Rollout, Sample
+from audiorl.types import Message, Rollout, Sample
 
 
 class Conversation:

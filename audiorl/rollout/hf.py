@@ -22,11 +22,12 @@ from audiorl.models.policy import AudioPolicy
 from audiorl.models.prompts import Prompt, wants_speech
 from audiorl.models.speech import pad_codes
 from audiorl.models.weights import Weights
+from audiorl.protocols import Ended, Request
 from audiorl.rollout.batch import Batch, Joining, Prefill, batch_for
 from audiorl.rollout.compiled import check_compiles
 from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, StepOutput, sampler_for
 from audiorl.rollout.streams import StreamDecoder
-from audiorl.types import Ended, Request, Rollout, Segment, StopReason
+from audiorl.types import Rollout, Segment, StopReason
 
 
 @dataclass

@@ -18,8 +18,9 @@ from torch import Tensor
 from audiorl.config import SamplingConfig
 from audiorl.models.attention import gqa_without_repeat
 from audiorl.models.policy import AudioPolicy
+from audiorl.protocols import Request
 from audiorl.rollout.streams import Plan, Row, StreamDecoder, empty_cache
-from audiorl.types import Request, Rollout, Sample, Segment, Turn
+from audiorl.types import Rollout, Sample, Segment, Turn
 
 
 class LiveStream:

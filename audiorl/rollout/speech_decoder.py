@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.speech import FrameLayout
-from audiorl.types import Rollout, Segment, SpeechDecoder
+from audiorl.protocols import SpeechDecoder
+from audiorl.types import Rollout, Segment
 from tokenizers_audio.batches import decode_all
 from tokenizers_audio.protocol import AudioTokenizer
 

@@ -26,10 +26,11 @@ import torch
 from audiorl.config import SamplingConfig
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.speech import FrameLayout
+from audiorl.protocols import Ended, Request, SpeechDecoder
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.samplers import SegmentBuffer
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder, Wave
-from audiorl.types import Ended, Request, Rollout, Sample, SpeechDecoder
+from audiorl.types import Rollout, Sample
 from tokenizers_audio.delay import deinterleave
 from tokenizers_audio.protocol import AudioTokenizer
 

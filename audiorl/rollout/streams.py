@@ -27,9 +27,10 @@ from audiorl.models.attention import as_mask, recording
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.prompts import Prompt
 from audiorl.models.speech import pad_codes
+from audiorl.protocols import Hypothesis, Request, Review
 from audiorl.rollout.cache import RowCache
 from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, max_rows, sampler_for
-from audiorl.types import Hypothesis, Request, Review, Rollout, Segment, StopReason
+from audiorl.types import Rollout, Segment, StopReason
 
 
 def side_by_side(rows: Sequence[int], lengths: Sequence[int], budget: int) -> Iterator[list[int]]:

@@ -27,13 +27,14 @@ from audiorl.models import adapted_model, load_policy
 from audiorl.models.lora import adapter_config, saved_adapter
 from audiorl.models.prompts import Prompt
 from audiorl.models.weights import Weights
+from audiorl.protocols import Ended, Request
 from audiorl.rollout.hf import answered, ends_with_stop_string
 from audiorl.rollout.samplers import SegmentBuffer
 from audiorl.rollout.sampling import seed_of
 from audiorl.rollout.streams import Row, plan_of
 from audiorl.rollout.vllm_start import VLLMConfig, check_served, start
 from audiorl.rollout.vllm_weights import adapter_obstacle, load_checked, lora_layers, served_weights
-from audiorl.types import Ended, Request, Rollout, Segment, StopReason
+from audiorl.types import Rollout, Segment, StopReason
 
 
 class VLLMEngine:

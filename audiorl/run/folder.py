@@ -31,6 +31,7 @@ from audiorl.audio import write_wav
 from audiorl.config import to_json
 from audiorl.data.rollout_rows import rollout_row
 from audiorl.data.rows import write_json_lines
+from audiorl.protocols import SpeechDecoder
 from audiorl.run.checkpoint import (
     META,
     Checksums,
@@ -47,7 +48,7 @@ from audiorl.run.metrics_log import MetricsLog, truncate_from
 from audiorl.run.pieces import TrainerState
 from audiorl.run.records import RunConfig, RunState, TrainerMeta, read_record
 from audiorl.run.stop_request import StopRequest
-from audiorl.types import Rollout, SpeechDecoder
+from audiorl.types import Rollout
 
 if TYPE_CHECKING:
     from torch import Tensor

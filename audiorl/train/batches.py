@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from audiorl.algos.experience import Experience, PackedBatch, PolicyOutput
 from audiorl.algos.packing import micro_batches, pack, pack_experiences, shared_groups
 from audiorl.models import AudioPolicy
 from audiorl.train.checks import check_finite
-from audiorl.types import Experience, PackedBatch, PolicyOutput
 
 
 def counts(experiences: Sequence[Experience]) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from audiorl.types import Experience
+from audiorl.algos.experience import Experience
 
 
 def check_finite(experiences: Sequence[Experience], flat: Tensor, what: str) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from audiorl.algos import preference as losses
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, PreferenceConfig
@@ -35,7 +36,7 @@ from audiorl.train.checks import check_finite, read_pass
 from audiorl.train.fit import fit, seen
 from audiorl.train.learner import Learner, learners
 from audiorl.train.reference import reference_logprobs
-from audiorl.types import Experience, Message, Sample
+from audiorl.types import Message, Sample
 
 WITHOUT_REFERENCE = ("simpo", "cpo", "orpo")
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.algos.preference import length_expert, length_logit, pairwise
 from audiorl.config import OptimConfig, RewardModelConfig
@@ -24,7 +25,6 @@ from audiorl.train.checks import read_pass
 from audiorl.train.fit import fit
 from audiorl.train.learner import Learner, learners
 from audiorl.train.preference import pair_examples
-from audiorl.types import Experience
 
 
 class RewardModelWorker(Learner[ValueModel]):

@@ -13,11 +13,12 @@ from typing import Any
 
 from audiorl.data.prompts import asr_prompt, open_question
 from audiorl.models.checkpoints import is_adapter
+from audiorl.protocols import Request, RolloutEngine
 from audiorl.rewards.tags import extract_answer, strip_tags
 from audiorl.speech_models import load_recogniser
 from audiorl.speech_models.loading import POCKETSPHINX, model_type
 from audiorl.speech_models.protocol import Waveform
-from audiorl.types import Message, Request, RolloutEngine, Sample
+from audiorl.types import Message, Sample
 
 POLICIES = ("qwen2_5_omni", "qwen2_5_omni_thinker", "qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen2_audio")
 """The model_type of speech models that are asked for a transcript by a prompt."""
@@ -158,7 +159,7 @@ def check_installed(path: str) -> None:
         "pocketsphinx" if path == POCKETSPHINX else "faster_whisper" if (Path(path) / "model.bin").is_file() else ""
     )
     if package and find_spec(package) is None:
-        raise ValueError(f"annotate: --asr {path} needs {package.replace('_', '-')}: pip install 'audiorl[speech]'")
+        raise ValueError(f"annotate: --asr {path} needs {package.replace('_', '-')}: pip install 'audiorl[corpora]'")
 
 
 def files_mark(path: str) -> str:

@@ -17,6 +17,7 @@ import torch
 from arms import spaced
 from safetensors.torch import load_file, save_file
 
+from audiorl.algos.experience import Experience
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.data.bundled import bundled_set, language_question
 from audiorl.data.corpus import unseen_speakers
@@ -26,11 +27,12 @@ from audiorl.eval._generate import complete_rows
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, experience
 from audiorl.models.policy import Reference
+from audiorl.protocols import Request
 from audiorl.rewards import AnswerAccuracy, ThinkFormat
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.train.batches import fill
-from audiorl.types import Experience, Request, Rollout, Sample
+from audiorl.types import Rollout, Sample
 from preferences.pairs import Answer, pairs_of_answers
 
 Row = dict[str, Any]

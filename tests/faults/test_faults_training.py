@@ -10,12 +10,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import CriticConfig, OptimConfig, RLConfig
 from audiorl.models import AudioPolicy
 from audiorl.run.folder import Run
 from audiorl.train.rl.trainer import TrainBatch, Trainer
-from audiorl.types import Experience, Sample
+from audiorl.types import Sample
 from tests.conftest import make_omni
 from tests.support.experiences import batch_of, with_advantage
 from tests.support.training_runs import CONFIG, Even, rows, train

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.models import AudioPolicy
 from audiorl.train.rl.trainer import Trainer
-from audiorl.types import Experience, Sample
+from audiorl.types import Sample
 
 LENGTHS = ((6, 3, 1), (4, 6, 2))
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from audiorl.types import Ended, Request, Rollout, RolloutEngine
+from audiorl.protocols import Ended, Request, RolloutEngine
+from audiorl.types import Rollout
 
 
 @dataclass

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.models import AudioPolicy
-from audiorl.types import Experience, Message, Sample
+from audiorl.types import Message, Sample
 from tests.conftest import readable
 
 

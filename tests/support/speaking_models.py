@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.models import AudioPolicy, Prompt
-from audiorl.types import Experience, Message, Rollout, Sample, Segment
+from audiorl.types import Message, Rollout, Sample, Segment
 from tests.support.codecs import save_mimi
 from tokenizers_audio import AudioTokenizer, load
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.models import AudioPolicy
 from audiorl.train.rl.trainer import TrainBatch, Trainer
-from audiorl.types import Experience
 from tests.support.gradients import gradients_of
 
 

@@ -11,12 +11,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3OmniMoeConfig
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
 from audiorl.models.families import qwen2_audio, qwen_omni
-from audiorl.types import Experience, Message, Request, Rollout, Sample, Turn
+from audiorl.protocols import Request
+from audiorl.types import Message, Rollout, Sample, Turn
 from tests.conftest import TEXTS, make_qwen3_omni
 
 TOLERANCE = 1e-4

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SFTConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
@@ -27,9 +28,10 @@ from audiorl.models.examples import Example
 from audiorl.models.families import qwen_omni
 from audiorl.run.pieces import Joined, Piece, share_of
 from audiorl.train.batches import idle_batch
-from audiorl.train.optim.steps import backward, idle_passes, optimizer_for, zero
+from audiorl.train.optim import zero
+from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
 from audiorl.train.sft import SFTWorker
-from audiorl.types import Experience, Message, Sample
+from audiorl.types import Message, Sample
 
 OPTIM = OptimConfig(lr=1e-3, warmup_steps=2, max_grad_norm=0.5)
 STEPS = 8

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from audiorl.eval.metrics.latency import join_texts, latency_unit, separator, text_units
-from audiorl.eval.metrics.scripts import units
+from audiorl.eval.metrics.text import units
+from audiorl.protocols import Reward
 from audiorl.rewards.combine import StandardisedSum, Term, WeightedSum
 from audiorl.rewards.repetition import Repetition
 from audiorl.rewards.similarity import (
@@ -37,7 +38,7 @@ from audiorl.rewards.similarity import (
     split_like_references,
     units_like_references,
 )
-from audiorl.types import Reward, Rollout, Score, Segment, Turn
+from audiorl.types import Rollout, Score, Segment, Turn
 
 Weights = Mapping[str, float]
 """Weights of the rewards of a sum, by name."""

@@ -21,8 +21,9 @@ from math import ceil
 from typing import ClassVar
 
 from audiorl.eval.metrics.latency import latency_unit, separator, text_units
+from audiorl.protocols import Hypothesis, Review
 from audiorl.tasks.simul.streams import Stream
-from audiorl.types import Hypothesis, Review, Turn
+from audiorl.types import Turn
 
 
 @dataclass(frozen=True)

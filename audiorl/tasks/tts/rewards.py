@@ -8,6 +8,7 @@ from typing import Literal
 
 from audiorl.audio import AudioClip
 from audiorl.eval.metrics.text import Normalizer
+from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.rewards import Gated, Term, WeightedSum
 from audiorl.rewards.prosody import ProsodyRange, own_recording, prosody_norm
 from audiorl.rewards.speech import (
@@ -25,7 +26,7 @@ from audiorl.rewards.speech import (
     reference_seconds,
 )
 from audiorl.speech_models import load_quality_model, load_recogniser, load_speaker_encoder
-from audiorl.types import Reward, Sample, SpeechDecoder
+from audiorl.types import Sample
 
 GATED = ("similarity", "quality", "prosody")
 """The rewards that `SpeechRewards.gate` withholds from speech that is not understood."""

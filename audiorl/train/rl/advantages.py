@@ -29,10 +29,11 @@ from audiorl.algos.advantages import (
     time_index_on_tokens,
     whiten,
 )
+from audiorl.algos.experience import Experience
 from audiorl.algos.kl import kl_estimate
 from audiorl.config import RLConfig
 from audiorl.train.batches import widened
-from audiorl.types import Experience, Score
+from audiorl.types import Score
 
 if TYPE_CHECKING:  # collecting needs the rewards' packages, training does not
     from audiorl.train.rl.collect import RolloutBatch

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience, PackedBatch
 from audiorl.algos.losses import value_loss
 from audiorl.config import CriticConfig, OptimConfig
 from audiorl.distributed.world import World
@@ -19,7 +20,6 @@ from audiorl.train.batches import gather
 from audiorl.train.checks import check_gradients
 from audiorl.train.optim.steps import optimizer_for
 from audiorl.train.rl.packs import Pack
-from audiorl.types import Experience, PackedBatch
 
 
 class Critic:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.config import RLConfig
 from audiorl.distributed.local import changes_worker
 from audiorl.distributed.world import World
@@ -22,7 +23,6 @@ from audiorl.train.optim.steps import backward, idle_passes
 from audiorl.train.rl.critic import Critic
 from audiorl.train.rl.packs import MiniBatch, mini_batches_of
 from audiorl.train.rl.trainer import TrainBatch, updates_of
-from audiorl.types import Experience
 
 
 class CriticWorker(CheckpointedWorker):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.distill import bucket_logits, divergence, fused_divergence, top_ids
+from audiorl.algos.experience import Experience, PolicyOutput, TeacherOutput
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import DistillConfig, LoraConfig, RLConfig
 from audiorl.data.schedule import batch_of_step
@@ -25,7 +26,7 @@ from audiorl.models.policy import Reference
 from audiorl.train.batches import counts
 from audiorl.train.checks import check_finite
 from audiorl.train.rl.packs import Pack
-from audiorl.types import Experience, PolicyOutput, Sample, TeacherOutput
+from audiorl.types import Sample
 
 UNCHANGED = "none"
 """The view that leaves the prompt as it is."""

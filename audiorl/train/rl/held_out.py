@@ -8,11 +8,11 @@ from typing import Protocol, runtime_checkable
 from audiorl.config import SamplingConfig
 from audiorl.distributed.local import Group
 from audiorl.models import AudioPolicy
+from audiorl.protocols import RolloutEngine
 from audiorl.run.phase import pull
 from audiorl.run.progress import Progress
 from audiorl.train.rl.driver import with_driver_gpu
 from audiorl.train.rl.weight_sync import GroupEngine
-from audiorl.types import RolloutEngine
 
 Evaluate = Callable[[], Mapping[str, float]]
 """Held-out metrics of the policy as it is now."""

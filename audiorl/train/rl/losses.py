@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import PolicyOutput
 from audiorl.algos.kl import kl_estimate
 from audiorl.algos.losses import (
     cispo_loss,
@@ -28,7 +29,6 @@ from audiorl.algos.losses import (
 from audiorl.config import RLConfig
 from audiorl.train.batches import gather_code_mask, logprobs_by_code, sum_codebooks
 from audiorl.train.rl.packs import Pack
-from audiorl.types import PolicyOutput
 
 
 def policy_loss(pack: Pack, output: PolicyOutput, config: RLConfig, beta: float) -> tuple[Tensor, dict[str, Tensor]]:

@@ -12,12 +12,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience, PackedBatch
 from audiorl.algos.losses import clip_cov_tokens, covariances, kl_cov_tokens, token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import RLConfig
 from audiorl.distributed.world import World
 from audiorl.train.batches import counts, frames, gather, repeat_each, sum_codebooks
-from audiorl.types import Experience, PackedBatch
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ import torch
 
 from audiorl.config import RLConfig
 from audiorl.models import AudioPolicy
+from audiorl.protocols import Request
 from audiorl.rollout.hf import answered, versions_of
 from audiorl.rollout.samplers import SegmentBuffer
-from audiorl.types import Request, Rollout, Sample, Segment
+from audiorl.types import Rollout, Sample, Segment
 
 FIELDS = ("sample", "seed", "group_id", "rollouts")
 ROLLOUT_FIELDS = ("index", "ids", "logprobs", "stop_reason", "version", "versions")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import balance
 from audiorl.config import RLConfig
 from audiorl.distributed.local import Group
 from audiorl.train.rl.packs import in_order
 from audiorl.train.rl.token_record import TokenNumbers
 from audiorl.train.rl.trainer import TrainBatch, TrainOutput
-from audiorl.types import Experience
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience, PolicyOutput
 from audiorl.train.batches import counts, sum_codebooks
 from audiorl.train.rl.packs import Pack
-from audiorl.types import Experience, PolicyOutput
 
 TokenNumbers = Mapping[str, Tensor]
 """Of one experience [L] float16 by name, 0 where nothing was sampled.

@@ -13,6 +13,7 @@ from audiorl.distributed.local import Group, Groups
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.models.policy import Reference
+from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.run.phase import checkpoint, completing_saves, pull, pull_last, restore
 from audiorl.run.progress import Progress, StepClock
@@ -34,7 +35,7 @@ from audiorl.train.rl.split import (
 )
 from audiorl.train.rl.weight_sync import GroupEngine
 from audiorl.train.rl.workers import start_workers
-from audiorl.types import Reward, Sample, SpeechDecoder
+from audiorl.types import Sample
 
 
 def train_rl(

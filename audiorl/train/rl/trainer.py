@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience, PackedBatch, PolicyOutput
 from audiorl.algos.kl import FixedKL, HorizonKL, LogSpaceKL, kl_estimate
 from audiorl.algos.losses import token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
@@ -37,7 +38,6 @@ from audiorl.train.rl.distill import Distillation, Teacher, load_teacher
 from audiorl.train.rl.losses import policy_loss
 from audiorl.train.rl.packs import MiniBatch, Pack, frame_counts, is_frame, kl_means, mini_batches_of
 from audiorl.train.rl.token_record import TokenNumbers, TokenRecord
-from audiorl.types import Experience, PackedBatch, PolicyOutput
 
 if TYPE_CHECKING:
     from audiorl.train.optim.zero import ZeroOptimizer

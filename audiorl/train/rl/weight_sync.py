@@ -24,10 +24,11 @@ from audiorl.distributed.local import Group, LocalGroup
 from audiorl.distributed.ray_cluster import import_ray
 from audiorl.distributed.ray_group import RayGroup
 from audiorl.distributed.torchrun import RankError
+from audiorl.protocols import Ended, Request, Sleep
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.vllm import VLLMEngine
 from audiorl.rollout.weight_transfer import Backend, SyncError, WeightReceiver
-from audiorl.types import Ended, Request, Rollout, Sleep
+from audiorl.types import Rollout
 
 T = TypeVar("T")
 

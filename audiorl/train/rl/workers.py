@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience, TeacherOutput
 from audiorl.config import DistillConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.config.distributed import current
 from audiorl.distributed.local import Group, changes_worker
@@ -22,6 +23,7 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.lora import is_adapter
 from audiorl.models.policy import Reference
 from audiorl.models.weights import Weights, named
+from audiorl.protocols import Ended, Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.vllm import VLLMEngine
 from audiorl.rollout.vllm_start import VLLMConfig
@@ -34,7 +36,7 @@ from audiorl.train.rl.critic_worker import critic_worker
 from audiorl.train.rl.distill import Teacher, load_teacher
 from audiorl.train.rl.trainer import State, Trainer, with_logprobs
 from audiorl.train.rl.weight_sync import EngineWorker, GroupEngine, WeightSource, free_cached, node_address
-from audiorl.types import Ended, Experience, Request, Rollout, TeacherOutput
+from audiorl.types import Rollout
 
 _log = logging.getLogger(__name__)
 

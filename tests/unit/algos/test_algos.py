@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiorl.algos.advantages import group_relative
+from audiorl.algos.experience import Experience
 from audiorl.algos.kl import kl_estimate
 from audiorl.algos.logprobs import fused_logprobs
 from audiorl.algos.losses import ppo_clip_loss, token_weights
 from audiorl.algos.packing import attention_mask, micro_batches, pack_experiences
-from audiorl.types import Experience
 
 
 def test_group_relative_by_hand() -> None:

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import balance, micro_batches, pack_experiences, sorted_batches
 from audiorl.train.rl.split import split_groups
-from audiorl.types import Experience
 
 
 def answer(prompt: int, sampled: int, group: str = "", first: int = 0) -> Experience:

@@ -17,13 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience, PackedBatch
 from audiorl.algos.kl import kl_estimate
 from audiorl.algos.packing import micro_batches, pack_experiences, shared_groups
 from audiorl.config import RLConfig
 from audiorl.train.batches import counts, fill, frames, gather, gather_code_mask, sum_codebooks, widened
 from audiorl.train.checks import check_finite
 from audiorl.train.rl.advantages import compute_token_advantages
-from audiorl.types import Experience, PackedBatch, Rollout, Sample, Score, Segment
+from audiorl.types import Rollout, Sample, Score, Segment
 
 H, I, OPEN, F, CLOSE = 1, 2, 3, 9, 4
 B, E = 4, 5

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from audiorl.algos.advantages import gae, process_relative, step_index_relative, time_index_relative
+from audiorl.algos.experience import Experience
 from audiorl.config import RLConfig
 from audiorl.train.rl.advantages import compute_token_advantages
-from audiorl.types import Experience, Rollout, Sample, Score, Segment
+from audiorl.types import Rollout, Sample, Score, Segment
 
 R = math.sqrt(0.5)
 """Half the unbiased deviation's inverse of two rewards that differ by 1: their advantages are ±0.5 / √0.5 = ±√0.5."""

@@ -23,10 +23,10 @@ from audiorl.cli import main
 from audiorl.config import SamplingConfig
 from audiorl.models import load_policy
 from audiorl.models.families import higgs
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.tasks.tts.prompts import speech_sample
-from audiorl.types import Request
 from tests.conftest import TEXTS, make_text
 from tests.support.codecs import save_mimi
 from tokenizers_audio import load

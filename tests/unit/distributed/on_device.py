@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import torch
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import micro_batches
 from audiorl.config import (
     CriticConfig,
@@ -29,6 +30,7 @@ from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, dualize
 from audiorl.models.examples import Example, experience
 from audiorl.models.families import higgs
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.tasks.simul.streams import interpretation_sample
@@ -37,7 +39,7 @@ from audiorl.train.preference import PreferenceWorker
 from audiorl.train.rl.distill import with_teacher_prompts
 from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.train.sft import SFTWorker
-from audiorl.types import Experience, Message, Request, Rollout, Sample
+from audiorl.types import Message, Rollout, Sample
 from tests.conftest import Make, make_omni, make_qwen2_audio, make_qwen3_omni, make_text, make_whisper, readable
 from tests.support.data_trainers import contrasted, pairs_of, referenced
 from tests.support.experiences import batch_of, with_advantage

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.cli import main
 from audiorl.config import CriticConfig, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
-from audiorl.distributed.ray_bundles import bundles, placements
-from audiorl.distributed.ray_cluster import Cluster, connected
+from audiorl.distributed.ray_cluster import Cluster, bundles, connected, placements
 from audiorl.distributed.ray_group import RayGroup
 from audiorl.distributed.torchrun import RankError
 from audiorl.distributed.world import World
@@ -29,7 +29,7 @@ from audiorl.train.rl import workers
 from audiorl.train.rl.critic_worker import CriticWorker
 from audiorl.train.rl.packs import MiniBatch
 from audiorl.train.rl.train import train_rl
-from audiorl.types import Experience, Rollout, Sample, Score
+from audiorl.types import Rollout, Sample, Score
 from tests.conftest import make_omni
 from tests.support.overlapped_runs import SAMPLING, assert_same, even
 from tests.support.rank_runs import RECIPE, assert_equal_runs, rewind, rows, saved_tensors

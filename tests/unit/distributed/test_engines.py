@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from audiorl.algos.experience import Experience
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.distributed.placement import check_engine
@@ -22,6 +23,7 @@ from audiorl.eval._phases import Evaluation
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.families import qwen_omni
 from audiorl.models.weights import Weights, named
+from audiorl.protocols import Ended, Request
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.files import FunctionReward
 from audiorl.rollout.hf import HFEngine
@@ -34,7 +36,7 @@ from audiorl.train.rl.train import train_rl
 from audiorl.train.rl.trainer import TrainBatch, Trainer, TrainOutput
 from audiorl.train.rl.weight_sync import EngineWorker, GroupEngine
 from audiorl.train.rl.workers import Actor, _actor, _engine_lora, _reference
-from audiorl.types import Ended, Experience, Request, Rollout, Sample, Score
+from audiorl.types import Rollout, Sample, Score
 from tests.conftest import TEXTS, make_omni, make_qwen3_omni
 from tests.support.held_out import Compared
 from tests.support.overlapped_runs import CONFIG, OPTIM, SAMPLING, assert_same, column, even

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from audiorl.data.manifest import Loaded, SkippedRow
-from audiorl.types import Request, Rollout, Sample, Segment
+from audiorl.protocols import Request
+from audiorl.types import Rollout, Sample, Segment
 
 ROOT = Path(__file__).parents[3]
 

@@ -27,9 +27,10 @@ from audiorl.models import AudioPolicy
 from audiorl.models import policy as policy_module
 from audiorl.models.examples import Example, experience
 from audiorl.models.families import qwen_omni
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.listening import check_listening
-from audiorl.types import Message, Request, Sample
+from audiorl.types import Message, Sample
 from tests.conftest import TEXTS, ask
 from tests.support.learning import learn
 

@@ -17,8 +17,9 @@ from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import load_policy
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.types import Message, Request, Sample
+from audiorl.types import Message, Sample
 from tests.conftest import make_omni, make_whisper
 
 pytest.importorskip("lmms_eval", reason="lmms-eval is installed in an environment of its own")

@@ -16,12 +16,13 @@ import tyro
 from torch import Tensor
 
 from audiorl.audio import AudioClip
+from audiorl.protocols import Request, Schedule
 from audiorl.tasks.simul.bundled import bundled_streams
 from audiorl.tasks.simul.formats import write_streams
 from audiorl.tasks.simul.logs import read_log
 from audiorl.tasks.simul.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed, WaitK
 from audiorl.tasks.simul.streams import Stream, Unit
-from audiorl.types import Request, Rollout, Schedule, Segment
+from audiorl.types import Rollout, Segment
 from tests.conftest import make_omni
 
 

@@ -19,12 +19,12 @@ from audiorl.data.corpus import Utterance
 from audiorl.data.seedtts import read_meta
 from audiorl.eval._conversation_generation import PieceConfig
 from audiorl.models import load_policy
+from audiorl.protocols import Request
 from audiorl.recipes._tiny_speech import save_codec, save_model
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.speech_models import load_recogniser
 from audiorl.tasks.tts.prompts import utterance_sample
-from audiorl.types import Request
 from tests.conftest import make_text
 from tests.support.judges import save_ctc, save_xvector
 from tests.support.prosody import glide

@@ -14,9 +14,10 @@ from audiorl.data.manifest import read_samples
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.models.families import qwen_omni
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.sft import SFTWorker
-from audiorl.types import Request, Sample
+from audiorl.types import Sample
 
 
 def sample(folder: Path, seconds: float, words: int) -> Sample:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from audiorl.algos import varlen
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import attention_mask, pack_experiences
 from audiorl.algos.varlen import (
     BLOCK,
@@ -40,7 +41,7 @@ from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
 from audiorl.models.attention import GQA, VARLEN, gqa_without_repeat, set_attention, spans_of, takes_segments
 from audiorl.models.families import higgs
-from audiorl.types import Experience, Sample
+from audiorl.types import Sample
 from tests.conftest import (
     TEXTS,
     Make,

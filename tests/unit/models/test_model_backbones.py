@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import WhisperFeatureExtractor
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig
@@ -20,7 +21,7 @@ from audiorl.models.audio_encoder import log_mel
 from audiorl.models.lora import NON_LORA_WEIGHTS
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.train.optim.adamw import Optimizer
-from audiorl.types import Experience, Message, Sample
+from audiorl.types import Message, Sample
 from tests.conftest import Make, every_listener, make_omni, make_qwen3_omni, readable
 from tests.support.packing import assert_same, experience, groups_of_three, logprobs, with_audio, with_gradients
 

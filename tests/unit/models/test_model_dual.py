@@ -24,6 +24,7 @@ from transformers.models.higgs_audio_v2.modeling_higgs_audio_v2 import (
     HiggsAudioV2RotaryEmbedding,
 )
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig
@@ -32,7 +33,7 @@ from audiorl.models.families.text import TextDecoder
 from audiorl.models.speech import DualLayer, Routing
 from audiorl.models.tiny import tiny_llama_tokenizer, tiny_tokenizer
 from audiorl.train.optim.adamw import Optimizer
-from audiorl.types import Experience, Message, Sample
+from audiorl.types import Message, Sample
 from tests.conftest import TEXTS, make_omni, make_qwen2_audio, make_text
 from tests.support.packing import with_audio
 from tests.support.speaking_models import CODES, codec, experiences, laid_out

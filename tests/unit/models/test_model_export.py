@@ -20,8 +20,9 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.export import export
 from audiorl.models.model_card import model_card
 from audiorl.models.saving import BASE_KEY
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.types import Message, Request, Sample
+from audiorl.types import Message, Sample
 from tests.conftest import Make, make_omni, make_qwen2_audio, make_qwen3_omni, make_text, readable
 from tests.support.hub_server import TOKEN, HubServer
 from tests.support.released import save_released

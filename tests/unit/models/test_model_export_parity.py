@@ -17,8 +17,9 @@ from audiorl.data.corpus import Utterance
 from audiorl.data.prompts import asr_prompt
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.export import export
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.types import Message, Request, Sample
+from audiorl.types import Message, Sample
 from tests.conftest import make_omni, make_qwen2_audio, make_qwen3_omni, make_text, make_whisper
 
 pytestmark = pytest.mark.slow

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import HiggsAudioV2ForConditionalGeneration
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig
@@ -18,7 +19,7 @@ from audiorl.models import AudioPolicy, FrameLayout, load_policy, load_weights
 from audiorl.models.families import higgs
 from audiorl.models.value import critic_of
 from audiorl.train.optim.adamw import Optimizer
-from audiorl.types import Experience, Message, Sample
+from audiorl.types import Message, Sample
 from tests.conftest import TEXTS
 from tests.support.speaking_models import CODES, codec, experiences, laid_out
 

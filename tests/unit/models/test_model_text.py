@@ -10,12 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SamplingConfig
 from audiorl.models import AudioPolicy, load_policy
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.optim.adamw import Optimizer
-from audiorl.types import Experience, Message, Request, Sample
+from audiorl.types import Message, Sample
 from tests.conftest import make_text, readable
 from tests.support.decoders import FAMILIES
 from tests.support.packing import assert_same, groups_of_three, logprobs, with_gradients

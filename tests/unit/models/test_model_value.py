@@ -8,12 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.value import HEAD_FILE, ValueHead, ValueModel, critic_of, load_value_model
 from audiorl.train.optim.adamw import Optimizer
-from audiorl.types import Experience, Sample
+from audiorl.types import Sample
 from tests.conftest import Make, make_text
 from tests.support.decoders import FAMILIES
 from tests.support.packing import groups_of_three, logprobs

@@ -11,16 +11,18 @@ import torch
 from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.data.prompts import asr_prompt
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, experience
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.vllm import VLLMEngine
 from audiorl.train.batches import idle_batch
-from audiorl.types import Experience, Message, Request, Sample
+from audiorl.types import Message, Sample
 from tests.conftest import make_whisper
 from tests.support.packing import assert_same, groups_of_three, logprobs, with_audio, with_gradients
 

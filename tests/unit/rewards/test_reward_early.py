@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from audiorl.config import RLConfig, SamplingConfig
+from audiorl.protocols import Ended, Request, Reward
 from audiorl.rewards import RemoteReward, StandardisedSum, WeightedSum, load_reward
 from audiorl.rewards.check import score_rollouts
 from audiorl.rewards.early import EarlyScores, begins_early
 from audiorl.rewards.files import FunctionReward, RewardError
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.collect import collect
-from audiorl.types import Ended, Request, Reward, Rollout, Sample, Score, Segment
+from audiorl.types import Rollout, Sample, Score, Segment
 from tests.conftest import make_omni
 
 SAMPLES = [Sample(name, ()) for name in "abcd"]

@@ -12,9 +12,10 @@ from audiorl.models import load_policy
 from audiorl.models.examples import Example
 from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.models.value import score_answers
+from audiorl.protocols import Request
 from audiorl.rewards import ModelReward, ProcessModelReward, Term, WeightedSum
 from audiorl.rollout.hf import HFEngine
-from audiorl.types import Request, Rollout, Sample, Segment
+from audiorl.types import Rollout, Sample, Segment
 from tests.conftest import make_omni, make_qwen2_audio, make_text
 from tests.support.data_trainers import reward_model
 

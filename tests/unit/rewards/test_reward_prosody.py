@@ -12,6 +12,7 @@ import torch
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import bundled_speech
 from audiorl.eval.metrics.prosody import MEASURES, Prosody, prosody
+from audiorl.protocols import SpeechDecoder
 from audiorl.rewards.prosody import (
     ProsodyBins,
     ProsodyDistribution,
@@ -23,7 +24,7 @@ from audiorl.rewards.prosody import (
     prosody_norm,
 )
 from audiorl.rewards.speech import SpeechJudges
-from audiorl.types import Message, Rollout, Sample, Segment, SpeechDecoder
+from audiorl.types import Message, Rollout, Sample, Segment
 from tests.support.prosody import glide, melody_scaled
 
 RATE = 16_000

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from audiorl.config import RLConfig
+from audiorl.protocols import Request
 from audiorl.train.rl.collect import collect
 from audiorl.train.rl.metrics import rollout_metrics
-from audiorl.types import Message, Request, Rollout, Sample, Score, Segment
+from audiorl.types import Message, Rollout, Sample, Score, Segment
 
 SAMPLES = [Sample(f"q{i}", (Message("user", ("?",)),)) for i in range(4)]
 

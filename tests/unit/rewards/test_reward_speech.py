@@ -12,6 +12,7 @@ import torch
 
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance
+from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.speech import (
     Duration,
@@ -28,7 +29,7 @@ from audiorl.rewards.speech import (
     reference_seconds,
 )
 from audiorl.speech_models import AlignedWord, load_recogniser
-from audiorl.types import Message, Reward, Rollout, Sample, Segment, SpeechDecoder, Turn
+from audiorl.types import Message, Rollout, Sample, Segment, Turn
 
 RATE = 8000
 

@@ -10,9 +10,10 @@ from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.data.prompts import asr_prompt
 from audiorl.models import AudioPolicy
+from audiorl.protocols import Request
 from audiorl.rollout.conversation import Conversation
 from audiorl.rollout.hf import HFEngine
-from audiorl.types import Message, Request, Sample
+from audiorl.types import Message, Sample
 from tests.conftest import Make, make_dual_omni, make_omni, make_text, make_whisper
 from tests.support.speaking_models import codec  # noqa: F401
 from tokenizers_audio import AudioTokenizer

@@ -18,11 +18,12 @@ from audiorl.algos.prompt_attention import PromptAttention
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.families import text
+from audiorl.protocols import Request
 from audiorl.rollout import hf
 from audiorl.rollout.batch import GroupBatch, RowBatch
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.vllm import VLLMEngine
-from audiorl.types import Message, Request, Rollout, Sample
+from audiorl.types import Message, Rollout, Sample
 from tests.conftest import (
     TEXTS,
     Make,

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from audiorl.config import RLConfig, SamplingConfig
 from audiorl.data.schedule import batch_of_step
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.advantages import scored_experiences
 from audiorl.train.rl.collect import RolloutBatch, collect
 from audiorl.train.rl.metrics import rollout_metrics
-from audiorl.types import Request, Rollout, Sample, Score, Segment
+from audiorl.types import Rollout, Sample, Score, Segment
 from tests.conftest import Make
 
 SAMPLES = [Sample(name, ()) for name in "abcdefgh"]

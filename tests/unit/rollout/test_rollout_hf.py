@@ -9,13 +9,15 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.sampling import choose, filtered_logprobs
-from audiorl.types import Experience, Message, Request, Rollout, Sample
+from audiorl.types import Message, Rollout, Sample
 from tests.conftest import make_text
 from tests.support.decoders import of_class
 from tests.support.packing import with_audio

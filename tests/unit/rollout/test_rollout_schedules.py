@@ -13,16 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.eval._streams import instance_of
 from audiorl.models import AudioPolicy
+from audiorl.protocols import Hypothesis, Request, Schedule
 from audiorl.rollout.hf import HFEngine
 from audiorl.tasks.simul.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
-from audiorl.types import Experience, Hypothesis, Request, Rollout, Sample, Schedule
+from audiorl.types import Rollout, Sample
 from tests.conftest import make_dual_omni, make_omni, make_qwen2_audio, make_qwen3_omni
 from tests.support.streams import RATE, stream
 

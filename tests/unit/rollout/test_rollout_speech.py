@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 from transformers import HiggsAudioV2ForConditionalGeneration
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, dualize
 from audiorl.models.families import higgs
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.live import LiveStream
 from audiorl.rollout.samplers import repetition_aware
 from audiorl.tasks.simul.streams import interpretation_sample
-from audiorl.types import Experience, Message, Request, Rollout, Sample, Segment
+from audiorl.types import Message, Rollout, Sample, Segment
 from tests.conftest import TEXTS, make_omni, make_text
 from tests.support.speaking_models import codec
 from tests.support.streams import stream

@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 import torch
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.tasks.simul.schedules import Offline, WaitK
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
-from audiorl.types import Experience, Request, Rollout, Sample
+from audiorl.types import Rollout, Sample
 from tests.support.streams import RATE, stream
 
 

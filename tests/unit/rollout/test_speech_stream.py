@@ -14,12 +14,13 @@ import torch
 from audiorl.config import SamplingConfig
 from audiorl.models import dualize
 from audiorl.models.families import higgs
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.rollout.speech_stream import SpeechStream, StreamingEngine, speech_blocks
 from audiorl.tasks.simul.streams import interpretation_sample
 from audiorl.tasks.tts.prompts import speech_sample
-from audiorl.types import Message, Request, Sample
+from audiorl.types import Message, Sample
 from tests.conftest import TEXTS, make_text
 from tests.support.codecs import FAMILIES
 from tests.support.speaking_models import CODES, codec

@@ -18,19 +18,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, dualize, load_policy
 from audiorl.models.families import qwen2_audio, qwen_omni, text
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.sampling import filtered_logprobs
 from audiorl.rollout.vllm import VLLMEngine
 from audiorl.rollout.vllm_start import VLLMConfig
 from audiorl.rollout.vllm_weights import check_together, served_weights
 from audiorl.rollout.weight_transfer import SyncError, WeightSender
-from audiorl.types import Experience, Message, Request, Sample
+from audiorl.types import Message, Sample
 from tests.conftest import TEXTS, ask
 from tests.support.vllm_engines import (
     FAMILIES,

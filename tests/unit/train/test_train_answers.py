@@ -13,10 +13,11 @@ import pytest
 from audiorl.config import SamplingConfig, SFTConfig
 from audiorl.data.preferences import Pair
 from audiorl.errors import Interrupted
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.train.answers import policy_answers, sampled_pairs
-from audiorl.types import Request, Rollout, Sample, Score
+from audiorl.types import Rollout, Sample, Score
 from tests.conftest import ask, make_text, readable
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, ProcessRewardConfig, RewardModelConfig
@@ -22,7 +23,7 @@ from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
 from audiorl.train.process_reward import ProcessRewardWorker, judged_right, train_process_reward
 from audiorl.train.reward_model import RewardModelWorker, ranked_right, train_reward_model
-from audiorl.types import Experience, Message, Sample, Turn
+from audiorl.types import Message, Sample, Turn
 from tests.conftest import Make, make_dual_omni, make_omni, make_text, readable
 from tests.support.data_trainers import (
     UNCLIPPED,

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from audiorl.algos.advantages import group_relative
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.schedule import batch_of_step
@@ -18,6 +19,7 @@ from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy, load_policy, load_weights
 from audiorl.models.examples import Example
 from audiorl.models.families import text
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
@@ -25,7 +27,7 @@ from audiorl.train.optim.adamw import Optimizer, adamw, learning_rate
 from audiorl.train.optim.steps import optimizer_for, slow_precision
 from audiorl.train.rl.trainer import Trainer
 from audiorl.train.sft import SFTWorker
-from audiorl.types import Experience, Request, Sample
+from audiorl.types import Sample
 from tests.conftest import make_omni, make_qwen2_audio, make_qwen3_omni
 from tests.support.experiences import with_advantage
 from tests.support.gradients import gradients_of

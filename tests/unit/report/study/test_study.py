@@ -19,6 +19,7 @@ from audiorl import cli
 from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.rollout_rows import rollout_row
+from audiorl.protocols import Request
 from audiorl.report.study import Rollouts, study
 from audiorl.report.study.page import histogram, page
 from audiorl.report.study.signs import probes, properties
@@ -43,7 +44,7 @@ from audiorl.run.folder import Run
 from audiorl.tasks.simul.bundled import bundled_streams
 from audiorl.tasks.simul.rewards import LatencyPenalty, SequenceQuality, StreamLength
 from audiorl.tasks.simul.streams import interpretation_sample
-from audiorl.types import Message, Request, Rollout, Sample, Score, Segment, Turn
+from audiorl.types import Message, Rollout, Sample, Score, Segment, Turn
 from tests.conftest import make_omni
 
 RECORDED = Path(__file__).parents[4] / "docs" / "recorded" / "rollouts" / "step_000001.jsonl"

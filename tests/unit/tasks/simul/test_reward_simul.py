@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from audiorl.algos.advantages import decoupled_relative
+from audiorl.algos.experience import Experience
 from audiorl.audio import AudioClip
+from audiorl.protocols import Reward
 from audiorl.rewards import StandardisedSum, WeightedSum
 from audiorl.rewards.similarity import Pair, sentence_bleu, similarities, split_like_references
 from audiorl.tasks.simul.rewards import (
@@ -38,7 +40,7 @@ from audiorl.tasks.simul.rewards import (
     waits_in_silence,
     waits_since_available,
 )
-from audiorl.types import Experience, Reward, Rollout, Sample, Score, Segment, Turn
+from audiorl.types import Rollout, Sample, Score, Segment, Turn
 
 
 def test_silence_and_speech() -> None:

@@ -22,6 +22,7 @@ from audiorl.eval._speech import measure_speech
 from audiorl.eval._summaries import summarize_speech
 from audiorl.eval.metrics.prosody import MEASURES
 from audiorl.models import AudioPolicy, load_policy
+from audiorl.protocols import Request
 from audiorl.recipes._speech import SpeechConfig, texts_of
 from audiorl.recipes._tiny_speech import save_codec, save_model, save_recogniser, save_speaker_encoder, tiny_part
 from audiorl.report import write_report
@@ -31,7 +32,6 @@ from audiorl.run.folder import Run
 from audiorl.tasks.tts.codes import encode_corpus
 from audiorl.tasks.tts.prompts import utterance_sample
 from audiorl.tasks.tts.rewards import SpeechRewards, speech_reward
-from audiorl.types import Request
 from tests.support.prosody import glide
 from tokenizers_audio import load
 

@@ -12,11 +12,12 @@ from rich.console import Console
 
 from audiorl.config import SamplingConfig
 from audiorl.eval._phases import Evaluation
+from audiorl.protocols import RolloutEngine
 from audiorl.rewards import WeightedSum
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
 from audiorl.train.rl.train import train_rl
-from audiorl.types import RolloutEngine, Sample
+from audiorl.types import Sample
 from tests.conftest import make_omni
 from tests.support.held_out import Compared
 from tests.support.overlapped_runs import CONFIG, OPTIM, SAMPLING, even, rows

@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 import torch
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine, versions_of
 from audiorl.run.folder import Run
 from audiorl.tasks.simul.streams import interpretation_sample
 from audiorl.train.batches import gather
 from audiorl.train.rl.partial import UnfinishedGroup, load_unfinished, save_unfinished
 from audiorl.train.rl.train import train_rl
-from audiorl.types import Experience, Request, Rollout, Sample, Score
+from audiorl.types import Rollout, Sample, Score
 from tests.conftest import Make, make_dual_omni, make_omni, make_qwen2_audio, make_text, make_whisper, readable
 from tests.support.overlapped_runs import CONFIG, OPTIM, SAMPLING, assert_same, column, even, rows
 from tests.support.streams import stream

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.rollout_rows import rollout_row
 from audiorl.distributed.local import LocalGroup
 from audiorl.models import AudioPolicy
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.split import split_batch, token_numbers
 from audiorl.train.rl.trainer import TrainBatch, Trainer
-from audiorl.types import Experience, Request, Rollout, Sample, Segment
+from audiorl.types import Rollout, Sample, Segment
 from tests.conftest import make_omni
 from tests.support.experiences import with_advantage
 

@@ -15,11 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.kl import KLKind
 from audiorl.config import RLConfig
 from audiorl.train.rl.advantages import compute_token_advantages, mean_advantage, normalize_scores, scored_experiences
 from audiorl.train.rl.collect import RolloutBatch
-from audiorl.types import Experience, Rollout, Sample, Score, Segment
+from audiorl.types import Rollout, Sample, Score, Segment
 
 Turns = Sequence[tuple[int, int]]
 A0, A1, B0, B1 = ((2, 1),), ((2, 3),), ((1, 1), (2, 2)), ((1, 2),)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.distill import divergence
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import CriticConfig, DistillConfig, LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.views import transcript
@@ -34,7 +35,7 @@ from audiorl.train.rl.split import add_from_references
 from audiorl.train.rl.train import train_rl
 from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.train.rl.workers import ReferenceWorker, check_separate_teacher
-from audiorl.types import Experience, Rollout, Sample, Score, Turn
+from audiorl.types import Rollout, Sample, Score, Turn
 from tests.conftest import TEXTS, make_omni
 from tests.support.experiences import batch_of, with_advantage
 from tests.support.grafts import save_llm, save_whisper

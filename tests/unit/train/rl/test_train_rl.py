@@ -13,12 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.audio_encoder import log_mel
 from audiorl.models.examples import Example, experience
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
@@ -26,7 +28,7 @@ from audiorl.train.optim.ema import EMA
 from audiorl.train.rl.advantages import compute_token_advantages
 from audiorl.train.rl.train import train_rl
 from audiorl.train.rl.trainer import TrainBatch, Trainer
-from audiorl.types import Experience, Request, Sample, Score
+from audiorl.types import Sample, Score
 from tests.conftest import make_omni
 from tests.support.experiences import LENGTHS, SCORES, batch_of, logprobs, values, with_advantage
 from tests.support.gradients import gradients_of

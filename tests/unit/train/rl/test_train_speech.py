@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.audio import AudioClip
 from audiorl.config import CriticConfig, OptimConfig, PreferenceConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.corpus import bundled_speech
@@ -17,13 +18,14 @@ from audiorl.data.preferences import Pair
 from audiorl.models import AudioPolicy, dualize
 from audiorl.models.examples import Example, experience
 from audiorl.models.families import higgs
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.tasks.tts.prompts import speech_sample
 from audiorl.train.preference import PreferenceWorker, pair_examples
 from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.train.sft import SFTWorker
-from audiorl.types import Experience, Message, Request, Rollout, Sample, Score, Turn
+from audiorl.types import Message, Rollout, Sample, Score, Turn
 from tests.conftest import make_omni
 from tests.support.data_trainers import contrasted, referenced
 from tests.support.experiences import with_advantage

@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
+from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.trainer import Trainer
-from audiorl.types import Experience, Request, Rollout, Sample
+from audiorl.types import Rollout, Sample
 from tests.conftest import make_omni
 from tests.support.experiences import with_advantage
 from tests.support.trainer_steps import gradients, learn

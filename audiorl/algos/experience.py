@@ -1,0 +1,254 @@
+"""Rollouts as token streams, and many of them as one packed row.
+
+Shapes: L tokens of one stream, T of a packed row, N sampled tokens, Q codebooks.
+
+A worked example. An interpreter hears two chunks and speaks after the second::
+
+    Segment(prompt_ids=[s, a, a], ids=[w])          # chunk 1 observed, <wait> sampled
+    Segment(prompt_ids=[a, a],    ids=[h, i, e])    # chunk 2 observed, "hi" and <end> sampled
+
+    stream     s a a w a a h i e     Experience.ids
+    loss_mask  0 0 0 1 0 0 1 1 1     only what was sampled is trained on
+    rewards    . . . 0 . . 0 0 1     one reward, placed on the last sampled token
+    advantages . . . A . . A A A     GRPO: the group-relative score on every sampled token
+
+Question answering is the same rollout with one segment.
+
+A model that speaks writes frames of Q codes. A frame is one row like any token: its id is the model's frame token, and
+its codes stand in another tensor. Only codes that were sampled count, not those that the delay pattern forces (Q = 2,
+codes a b / c d, B and E begin and end a codebook)::
+
+    ids        h  i  [  f  f  f  f  f  ]      [ and ] open and close speech, f is a frame
+    codes      -  -  -  B  a  b  E  E  -      codebook 0
+               -  -  -  B  B  c  d  E  -      codebook 1, one row later
+    code_mask  1  1  1  0  1  1  1  0  0      codebook 0; of a text token the first column stands for the token
+               0  0  0  0  0  1  1  0  0      codebook 1
+    loss_mask  1  1  1  0  1  1  1  0  0      any of them sampled
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from audiorl.audio import AudioClip
+from audiorl.types import Rollout, Sample, Score, Segment
+
+
+@dataclass(frozen=True, eq=False)
+class Experience:
+    """One rollout as token streams of equal length L; entry t belongs to token t. No padding.
+
+    `from_rollout` fills in what comes from the engine and the reward; later stages fill in the fields that are None.
+    Streams are 0 where `loss_mask` is False. Of a model that speaks log-probs are [L, Q], a text token's in column 0.
+    """
+
+    ids: Tensor
+    """[L] int64."""
+    loss_mask: Tensor
+    """[L] bool: True where the token was sampled."""
+    prompt_length: int
+    """Tokens before the first sampled one; the members of a group share exactly these."""
+    audio: tuple[AudioClip, ...] = ()
+    """The clips behind the audio placeholders, in order."""
+    group_id: str = ""
+    """Equal for responses to the same prompt."""
+    segment: Tensor | None = None
+    """[L] int64: the segment of its rollout that a token belongs to, from 0."""
+    engine_logprobs: Tensor | None = None
+    """[L] float32, from the engine."""
+    old_logprobs: Tensor | None = None
+    """[L] float32: the policy before the step's updates; filled in by the trainer when it needs them."""
+    ref_logprobs: Tensor | None = None
+    """[L] float32: the reference; filled in by the trainer, or by processes that hold the reference."""
+    rewards: Tensor | None = None
+    """[L] float32: the score placed on tokens."""
+    values: Tensor | None = None
+    """[L] float32: the critic; filled in by the trainer."""
+    advantages: Tensor | None = None
+    """[L] float32: filled in by the driver (group estimators) or by the trainer."""
+    returns: Tensor | None = None
+    """[L] float32: filled in by the trainer with `gae`."""
+    name: str = ""
+    """The rollout's name in error messages."""
+    score: float = 0.0
+    """The total of its Score."""
+    score_terms: tuple[tuple[float, float], ...] = ()
+    """(value, weight) of the terms whose weighted sum is the score; empty where it is no such sum."""
+    greedy_score: float = 0.0
+    """The score of the greedy answer to its prompt, for ReMax."""
+    codes: Tensor | None = None
+    """[L, Q] int64, -1 where a row is no frame."""
+    code_mask: Tensor | None = None
+    """[L, Q] bool: which codes were sampled."""
+    teacher_prompt: Sample | None = None
+    """The prompt as the teacher of distillation reads it; filled in by the driver."""
+    teacher: TeacherOutput | None = None
+    """Filled in by the trainer, or by processes that hold the teacher."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_sampled(self) -> int:
+        """N: sampled tokens and frames."""
+        return int(self.loss_mask.sum())
+
+    @classmethod
+    def from_rollout(cls, rollout: Rollout) -> Experience:
+        """Lay the segments of a rollout end to end; its score, if it has one, becomes token rewards."""
+        segments, score = rollout.segments, rollout.score
+        ids = torch.cat([t for s in segments for t in (s.prompt_ids, s.ids)])
+        response = torch.cat(
+            [
+                torch.full((len(t),), sampled, dtype=torch.bool)
+                for s in segments
+                for t, sampled in ((s.prompt_ids, False), (s.ids, True))
+            ]
+        )
+        lengths = torch.tensor([len(s.prompt_ids) + len(s.ids) for s in segments])
+        mask, codes, code_mask = response, None, None
+        logprobs = torch.zeros(len(ids))
+        if rollout.speaks:
+            codes = _laid_out(segments)
+            code_mask = torch.zeros_like(codes, dtype=torch.bool)
+            code_mask[response] = torch.cat([_code_mask(s, codes.shape[1]) for s in segments])
+            mask = code_mask.any(1)
+            logprobs = torch.zeros(codes.shape)
+            logprobs[response] = torch.cat([_in_columns(s.logprobs.float(), codes.shape[1]) for s in segments])
+        else:
+            logprobs[response] = torch.cat([s.logprobs.float() for s in segments])
+        return cls(
+            ids=ids,
+            loss_mask=mask,
+            prompt_length=len(segments[0].prompt_ids),
+            audio=rollout.audio,
+            group_id=rollout.group_id,
+            segment=torch.arange(len(lengths)).repeat_interleave(lengths),
+            engine_logprobs=logprobs,
+            rewards=None if score is None else _token_rewards(rollout, score, response, mask),
+            name=rollout.name,
+            score=0.0 if score is None else score.total,
+            score_terms=() if score is None else tuple((score.parts[n], w) for n, w in score.weights.items()),
+            codes=codes,
+            code_mask=code_mask,
+        )
+
+    def replace(self, **changes: Any) -> Experience:
+        return dataclasses.replace(self, **changes)
+
+
+def _laid_out(segments: Sequence[Segment]) -> Tensor:
+    """The codes [L, Q] of all rows, -1 where a row is no frame."""
+    width = next(c.shape[1] for s in segments for c in (s.prompt_codes, s.codes) if c is not None)
+    parts = []
+    for s in segments:
+        for ids, codes in ((s.prompt_ids, s.prompt_codes), (s.ids, s.codes)):
+            parts.append(torch.full((len(ids), width), -1) if codes is None else codes)
+    return torch.cat(parts)
+
+
+def _code_mask(segment: Segment, width: int) -> Tensor:
+    """[N, Q] bool; of a segment without frames every token, in column 0."""
+    if segment.code_mask is not None:
+        return segment.code_mask
+    return _in_columns(torch.ones(len(segment.ids), dtype=torch.bool), width)
+
+
+def _in_columns(values: Tensor, width: int) -> Tensor:
+    """[N] in column 0 of [N, Q], with nothing in the others; [N, Q] as it is."""
+    if values.dim() == 2:
+        return values
+    return torch.nn.functional.pad(values[:, None], (0, width - 1))
+
+
+def _token_rewards(rollout: Rollout, score: Score, response: Tensor, mask: Tensor) -> Tensor:
+    """The score on its tokens, [L]: per token; else per segment, on the segment's last token; else on the last one.
+
+    `response` [L] marks the tokens of the segments' responses, `mask` [L] those among them that were sampled. A reward
+    that falls on a forced token, or on an empty segment, goes to the sampled token before it, or to the first one.
+    Without any sampled token nothing is rewarded.
+    """
+    rewards = torch.zeros(len(mask))
+    if not bool(mask.any()):
+        return rewards
+    places = response.nonzero().squeeze(-1)
+    if score.per_token is not None:
+        placed = torch.tensor(score.per_token, dtype=torch.float32)
+    elif score.per_segment is not None:
+        ends = torch.tensor([len(s.ids) for s in rollout.segments]).cumsum(0) - 1
+        places = places[ends.clamp(min=0)]
+        placed = torch.tensor(score.per_segment, dtype=torch.float32)
+    else:
+        places, placed = places[-1:], torch.tensor([score.total])
+    sampled = mask.nonzero().squeeze(-1)
+    before = (mask.cumsum(0)[places] - 1).clamp(min=0)
+    return rewards.index_add_(0, sampled[before], placed)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBatch:
+    """Experiences laid end to end in one row of T tokens, made by `pack_experiences`. Sequences never see each
+    other."""
+
+    ids: Tensor
+    """[T] int64."""
+    position_ids: Tensor
+    """[T] int64."""
+    loss_mask: Tensor
+    """[T] bool."""
+    span_ids: Tensor
+    """[T] int64: the span that a token belongs to."""
+    span_parents: Tensor
+    """[spans] int64: the span whose tokens it also attends to (its group's shared prompt), or -1."""
+    predecessor: Tensor
+    """[T] int64: the row whose hidden state predicts this token, -1 for the first of a prompt; with a shared prompt not
+    always the row before."""
+    audio: tuple[AudioClip, ...]
+    """The clips behind the placeholders, in row order."""
+    source: tuple[Tensor, ...]
+    """Per experience the rows [L] of its tokens: gathers per-token results back into streams."""
+    codes: Tensor | None = None
+    """[T, Q] int64, -1 where a row is no frame; None when no row is one."""
+    code_mask: Tensor | None = None
+    """[T, Q] bool."""
+
+
+@dataclass(frozen=True)
+class PolicyOutput:
+    """What `Policy.forward` returns per sampled token [N], in the order of the batch's True `loss_mask` rows."""
+
+    logprobs: Tensor
+    """[N]; of a frame the sum over its sampled codes."""
+    entropy: Tensor
+    """[N]"""
+    values: Tensor | None = None
+    """[N], where a value head was asked for."""
+    code_logprobs: Tensor | None = None
+    """[N, Q] per codebook, a text token's in column 0, 0 where nothing was sampled; None when the batch has no
+    frames."""
+    hidden: Tensor | None = None
+    """[N, H]: the decoder's states that predict the tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class TeacherOutput:
+    """What a teacher says of the N sampled tokens of one response; computed once, kept on the CPU."""
+
+    logprobs: Tensor
+    """[N] float32."""
+    entropy: Tensor
+    """[N] float32, in nats."""
+    counts: Tensor
+    """[N] bool: the tokens that `DistillConfig.tokens` selects."""
+    hidden: Tensor | None = None
+    """[N, H]: the teacher's states that predict the tokens, for divergences over the vocabulary."""
+    top_ids: Tensor | None = None
+    """[N, K] int64: its most probable tokens."""
+    top_logits: Tensor | None = None
+    """[N, K + 1]: the logits of these, and of all other tokens as one."""
