@@ -12,7 +12,7 @@ from audiorl.data.schedule import batch_of_step
 from audiorl.distributed.local import Group, Groups
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
-from audiorl.models.reference import Reference
+from audiorl.models.policy import Reference
 from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.run.phase import checkpoint, completing_saves, pull, pull_last, restore
