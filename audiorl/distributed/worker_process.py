@@ -16,7 +16,7 @@ from torch import Tensor
 
 from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.distributed.cpu_time import cpu_seconds
-from audiorl.distributed.local import MakeWorker, StateEffect, state_effects
+from audiorl.distributed.local import MakeWorker, StateEffect, call_method, state_effects
 from audiorl.distributed.torchrun import OWN_GPU, PROCESS_GROUP_TIMEOUT, backend, listening_store
 
 
@@ -92,7 +92,7 @@ class WorkerProcess:
 
     def call(self, method: str, *args: Any) -> tuple[WorkerFailure | None, Any]:
         """Call a method of the worker. Returns what it raised, and its result with tensors on the CPU."""
-        failure, result = _attempt(getattr(self._worker, method), *args)
+        failure, result = _attempt(call_method, self._worker, method, *args)
         return failure, _on_cpu(result)
 
 
