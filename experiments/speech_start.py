@@ -22,7 +22,6 @@ from audiorl.models.examples import Example, answer_logprobs, experience
 from audiorl.models.loading import read_tensors
 from audiorl.protocols import Request, Reward
 from audiorl.recipes import tts_quickstart as quick
-from audiorl.recipes.speech_models.voice_lda import VoiceLDA, fit_voices
 from audiorl.rewards.prosody import ProsodyBins, balanced_choice, bins_of
 from audiorl.rewards.speech import Intelligibility, SpeakerSimilarity, SpeechJudges
 from audiorl.rollout.hf import HFEngine
@@ -30,6 +29,7 @@ from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.speech_models import Recogniser, load_recogniser
+from audiorl.speech_models.voice_lda import VoiceLDA, fit_voices
 from audiorl.types import Rollout, Sample
 from tokenizers_audio import load as load_codec
 from tokenizers_audio.batches import decode_all

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, make_dataclass
 from functools import reduce
+from importlib.metadata import entry_points
 from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,18 +21,14 @@ from tyro.conf import Positional, arg, subcommand
 import audiorl
 from audiorl.cli.chat import Chat
 from audiorl.cli.codec import Decode, Encode, run_codec
-from audiorl.cli.data import Build, Split, run_data, run_split
 from audiorl.cli.graft import Graft, run_graft
 from audiorl.cli.interpret import Interpret, run_interpret
-from audiorl.cli.questions import BuildQuestions, run_questions
 from audiorl.cli.say import Say, run_say
 from audiorl.config import RewardServerConfig
 from audiorl.config.distributed import RuntimeConfig
-from audiorl.distributed.threads import use_passive_waiting
 from audiorl.errors import Interrupted, RankError
 from audiorl.options import parse, parse_known
 from audiorl.recipes._scripts import UnknownScript, find_script, listing, scripts
-from corpora.annotate.options import Annotate
 
 HELP = ("-h", "--help")
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
@@ -39,19 +36,25 @@ TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Bad input ends with one line on stderr and exit code 2; an interrupted run with 130."""
-    use_passive_waiting()
+    # OpenMP reads this when torch is loaded. By default its threads spin at barriers and, on a machine with other work,
+    # keep the processor from the thread that they wait for (bench/threads.py, docs/performance.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if args[0] == "--version":
         print(audiorl.__version__)
         return 0
-    if args[0] not in (*COMMANDS, *HELP):
+    installed = {point.name: point for point in entry_points(group="audiorl.commands")}
+    if args[0] not in (*COMMANDS, *installed, *HELP):
         print(f"audiorl: unknown command {args[0]!r}; see audiorl --help", file=sys.stderr)
         return 2
     try:
         if args[0] in HELP:
             commands = {name: options for name, (options, _) in COMMANDS.items()}
+            for name, point in installed.items():
+                commands[name] = make_dataclass(name, [], namespace={"__doc__": point.load().__doc__})
             parse(_union(commands), args, prog="audiorl", description=audiorl.__doc__)
-        return COMMANDS[args[0]][1](args[1:])
+        run: Callable[[list[str]], int] = COMMANDS[args[0]][1] if args[0] in COMMANDS else installed[args[0]].load()
+        return run(args[1:])
     except KeyboardInterrupt:
         print("audiorl: stopped at once; 'audiorl resume' continues from the last checkpoint", file=sys.stderr)
         return 130
@@ -99,7 +102,8 @@ def _train(args: list[str]) -> int:
     if args[0] in HELP:
         parse(Train, args, prog="audiorl train", description=f"{Train.__doc__}\n\n{listing('recipes')}")
     file = find_script("recipes", args[0])
-    from audiorl.distributed.launch import relaunch, use_runtime
+    from audiorl.distributed.placement import use_runtime
+    from audiorl.distributed.torchrun import relaunch
     from audiorl.recipes import _loader as loader
 
     if set(HELP) & set(args):
@@ -136,7 +140,8 @@ def _resume(args: list[str]) -> int:
     if not args:
         raise ValueError("resume: name one run folder, for example: audiorl resume runs/quickstart")
     options: Resume = parse(Resume, args, prog="audiorl resume")
-    from audiorl.distributed.launch import relaunch, use_runtime
+    from audiorl.distributed.placement import use_runtime
+    from audiorl.distributed.torchrun import relaunch
     from audiorl.recipes import _loader as loader
 
     use_runtime(options.runtime)
@@ -333,45 +338,6 @@ def _graft(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Data:
-    """Build a corpus of human speech (data build OUT), split it into rows to train on and to measure on (data split
-    CORPUS --out ROWS), or build questions about audio (data build-qa OUT). Each lists its options with --help."""
-
-
-DATA_COMMANDS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
-    "build": (Build, run_data),
-    "split": (Split, run_split),
-    "build-qa": (BuildQuestions, run_questions),
-}
-"""Options and function of each `audiorl data COMMAND`."""
-
-
-def _data(args: list[str]) -> int:
-    if args and args[0] in DATA_COMMANDS:
-        options, run = DATA_COMMANDS[args[0]]
-        run(parse(options, args[1:], prog=f"audiorl data {args[0]}"))
-        return 0
-    if args and args[0] not in HELP:
-        raise ValueError(
-            f"data: no command is called {args[0]!r}; they are {', '.join(f'data {name}' for name in DATA_COMMANDS)}"
-        )
-    parse(Data, ["--help"], prog="audiorl data")
-    return 0
-
-
-def _annotate(args: list[str]) -> int:
-    if not args or (args[0].startswith("-") and args[0] not in HELP):
-        raise ValueError(
-            "annotate: name audio files or folders first: audiorl annotate FOLDER --out OUT --asr judges/whisper-base"
-        )
-    options: Annotate = parse(Annotate, args, prog="audiorl annotate")
-    from corpora.annotate.run import run
-
-    run(options)
-    return 0
-
-
-@dataclass(frozen=True)
 class Export:
     """Write the model of a checkpoint to a folder that transformers and vLLM load, with a model card."""
 
@@ -466,8 +432,6 @@ COMMANDS: dict[str, tuple[type, Callable[[list[str]], int]]] = {
     "audit": (Audit, _audit),
     "rewards": (Rewards, _rewards),
     "codec": (Codec, _codec),
-    "data": (Data, _data),
-    "annotate": (Annotate, _annotate),
     "graft": (Graft, _graft),
     "export": (Export, _export),
     "chat": (Chat, _chat),

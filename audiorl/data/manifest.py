@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, TypedDict, TypeVar, get_args
+from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
 from audiorl.data.archives import cut_rows, is_cut, is_shar, shar_rows, webdataset_rows
@@ -136,6 +136,17 @@ def read_samples(
     )
 
 
+def samples_from_rows(
+    rows: Iterable[Mapping[str, Any]] | Any, kind: Kind | str = "auto", **options: Unpack[ReadOptions]
+) -> Loaded[Sample]:
+    """Make samples of dictionaries, or of a `datasets.Dataset`, as `read_samples` does of a file's rows.
+
+    Relative audio paths start from `audio_root`, by default the working directory. Raises ValueError naming the row,
+    counted from 1, and the field.
+    """
+    return read_values(rows, kind, _itself, **options)
+
+
 def read_values(
     path: str | Path | Any,
     kind: Kind | str,
@@ -168,6 +179,8 @@ def read_values(
     name, folder = str(path), Path()
     if is_dataset(path):
         name, rows = "dataset", dataset_rows(path)
+    elif not isinstance(path, str | Path):
+        name, rows = "rows", (Row("rows", number, row) for number, row in enumerate(path, 1))
     elif name.startswith(PREFIX):
         rows = hub_rows(name)
     else:

@@ -1,9 +1,17 @@
-"""Groups of workers: the protocol, the group in this process, and the marks on methods that change a worker."""
+"""Groups of workers: the protocol, the group in this process, and the marks on methods that change a worker.
+
+A training loop calls its workers through `Group` and cannot tell whether they are in its own process (`LocalGroup`),
+on the ranks of torchrun (`torchrun.RanksGroup`) or in processes of a Ray cluster (`ray_group.RayGroup`).
+"""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+
+import torch
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Shard = TypeVar("Shard")
@@ -40,6 +48,8 @@ class Group(Protocol):
 
     shared: bool
     """Whether the first worker trains the driver's own model object."""
+    answers_after_error: bool = True
+    """Whether the workers can still be called after the driver's loop has raised an error."""
 
     @property
     def size(self) -> int: ...
@@ -58,18 +68,18 @@ class Group(Protocol):
 
     def cpu_seconds(self) -> list[float | None]:
         """CPU seconds of every process of the group but the driver's, since it started; None where it uses a GPU."""
-        ...
+        return []
 
     def saving(self) -> None:
-        """A checkpoint of the workers' state as it is now is being written."""
-        ...
+        """Note that a checkpoint of the workers' state as it is now is being written."""
+        return
 
     def saved(self, where: str) -> None:
-        """That checkpoint is complete, in the folder `where`, which the workers' method `resume` loads."""
-        ...
+        """Note that this checkpoint is complete in the folder `where`, which the workers' method `resume` loads."""
+        return
 
 
-class LocalGroup:
+class LocalGroup(Group):
     """Workers that share this process and its models."""
 
     shared = True
@@ -93,21 +103,16 @@ class LocalGroup:
     def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         return self.all(method, *args, **kwargs)[0]
 
-    def cpu_seconds(self) -> list[float | None]:
-        return []
-
-    def saving(self) -> None:
-        pass
-
-    def saved(self, where: str) -> None:
-        pass
-
 
 class Groups:
     """Groups whose workers write and read the same checkpoints: trainers, and critics in processes of their own."""
 
     def __init__(self, *groups: Group):
         self._groups = groups
+
+    @property
+    def answers_after_error(self) -> bool:
+        return all(group.answers_after_error for group in self._groups)
 
     def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         return [result for group in self._groups for result in group.all(method, *args, **kwargs)]
@@ -123,7 +128,8 @@ class Groups:
 
 def call_method(worker: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     """Call the worker's own method of that name: what arrives over a wire, or overrides the function that was named."""
-    return getattr(worker, name)(*args, **kwargs)
+    method = getattr(worker, name)
+    return method(*args, **kwargs)
 
 
 MakeWorker = Callable[..., Any]
@@ -134,3 +140,14 @@ def check_shards(shards: Sequence[Any], size: int) -> None:
     """Raise ValueError unless there is one shard for each worker."""
     if len(shards) != size:
         raise ValueError(f"{len(shards)} shards for {size} workers")
+
+
+def cpu_seconds() -> float | None:
+    """Return the CPU seconds (user and system) of this process's threads, and of its children that have ended.
+
+    None where the process uses a GPU, whose work they do not show.
+    """
+    if torch.cuda.is_initialized():
+        return None
+    children = os.times()
+    return time.process_time() + children.children_user + children.children_system

@@ -6,13 +6,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from audiorl.config.distributed import VLLM_COLOCATED_ERROR, current
+import torch
+
+from audiorl.config.distributed import VLLM_COLOCATED_ERROR, RuntimeConfig, current, set_current
 from audiorl.distributed.local import Group, LocalGroup
 from audiorl.distributed.torchrun import RanksGroup, process_group, ranks
 from audiorl.distributed.world import World
 
 WorkerSpec = Callable[[], tuple[Any, ...]]
 """Returns a module-level function and its arguments, from which another process makes its worker."""
+
+
+def use_runtime(runtime: RuntimeConfig) -> None:
+    """Check the options `--runtime.…` against each other and this machine, and make them this process's.
+
+    Raises ValueError for options that contradict each other and for more processes than GPUs.
+    """
+    runtime.check()
+    gpus = torch.cuda.device_count()
+    if runtime.kind == "torchrun" and gpus and runtime.ranks > gpus:
+        raise ValueError(f"runtime.ranks is {runtime.ranks}, but this machine has {gpus} GPUs, one for each process")
+    set_current(runtime)
 
 
 @contextmanager

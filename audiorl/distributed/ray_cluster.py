@@ -1,26 +1,31 @@
-"""The cluster that a run uses: connects to one or starts one on this machine, and starts the run's processes there.
+"""The cluster of a run: connects to one or starts one on this machine, and starts the run's processes there.
 
-The driver holds no worker. `audiorl.distributed.ray_bundles` says what each process needs;
-`audiorl.distributed.ray_group`
-makes workers in the processes and calls them.
+From top to bottom: which resources each process needs and whether a cluster has them; the cluster and its processes,
+which the driver starts without holding a worker itself; `WorkerProcess`, the code of one such process.
+`audiorl.distributed.ray_group` makes workers in the processes and calls them.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from audiorl.config.distributed import RuntimeConfig, current
-from audiorl.distributed.ray_bundles import ROLES, Role, amounts, bundles, check_fits, counts, need, placements
-from audiorl.distributed.torchrun import RankError
-from audiorl.distributed.worker_process import WorkerProcess
+from audiorl.config.distributed import RuntimeConfig, current, set_current
+from audiorl.distributed.local import MakeWorker, StateEffect, call_method, cpu_seconds, state_effects
+from audiorl.distributed.torchrun import OWN_GPU, PROCESS_GROUP_TIMEOUT, RankError, backend, listening_store
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 """For the first answer of a cluster's head."""
@@ -28,6 +33,82 @@ PLACEMENT_TIMEOUT_SECONDS = 60.0
 """For other jobs to free the resources that the run needs."""
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 """Options of `ray.init`."""
+Role = Literal["trainer", "engine", "reference", "critic"]
+ROLES: tuple[Role, ...] = ("trainer", "engine", "reference", "critic")
+"""In the order of their process indices."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one process goes: the index of a bundle in Ray's placement group, and what it uses of the bundle."""
+
+    bundle: int
+    resources: dict[str, float]
+    """Counts of "CPU" and "GPU"."""
+
+
+def counts(runtime: RuntimeConfig) -> tuple[int, ...]:
+    """Return the number of processes of each of `ROLES`."""
+    return runtime.ranks, runtime.engines, runtime.references, runtime.critics
+
+
+def placements(runtime: RuntimeConfig, gpus: bool) -> list[Placement]:
+    """Place each process by index. A colocated engine shares a trainer's bundle: half of the GPU each."""
+    colocated = runtime.engines if runtime.placement == "colocated" else 0
+
+    def place(bundle: int, gpu: float) -> Placement:
+        return Placement(bundle, {"CPU": 1.0, "GPU": gpu} if gpus else {"CPU": 1.0})
+
+    trainers = [place(k, 0.5 if k < colocated else 1.0) for k in range(runtime.ranks)]
+    if colocated:
+        engines = [place(k, 0.5) for k in range(runtime.engines)]
+    else:
+        engines = [place(runtime.ranks + k, float(runtime.engine_gpus)) for k in range(runtime.engines)]
+    first = 1 + max(each.bundle for each in [*trainers, *engines])
+    return [*trainers, *engines, *(place(first + k, 1.0) for k in range(runtime.references + runtime.critics))]
+
+
+def bundles(runtime: RuntimeConfig, gpus: bool) -> list[dict[str, float]]:
+    """Return the bundles of Ray's placement group: what the processes of each use together, on one node."""
+    totals: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for placement in placements(runtime, gpus):
+        for name, count in placement.resources.items():
+            totals[placement.bundle][name] += count
+    return [dict(totals[bundle]) for bundle in sorted(totals)]
+
+
+def check_fits(
+    wanted: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]], runtime: RuntimeConfig
+) -> None:
+    """Raise ValueError with the numbers when the bundles, placed largest first, do not fit on the nodes."""
+    free = [dict(node) for node in nodes]
+    for bundle in sorted(wanted, key=lambda b: -b.get("GPU", 0)):
+        node = next((n for n in free if all(n.get(name, 0) >= count for name, count in bundle.items())), None)
+        if node is None:
+            raise ValueError(f"{need(wanted, runtime)}, but the cluster has {amounts(nodes)} on {len(nodes)} node(s)")
+        for name, count in bundle.items():
+            node[name] -= count
+
+
+def need(wanted: Sequence[Mapping[str, float]], runtime: RuntimeConfig) -> str:
+    """Say for errors which options need the bundles `wanted`, and how many GPUs and CPUs that is."""
+    engines = f" and runtime.engines {runtime.engines}" if runtime.engines else ""
+    if runtime.engines and runtime.engine_gpus > 1:
+        engines += f" of {runtime.engine_gpus} GPUs on one node each"
+    if runtime.engines and runtime.placement == "colocated":
+        engines += " on their GPUs"
+    others = "".join(
+        f" and runtime.{role} {n}"
+        for role, n in (("references", runtime.references), ("critics", runtime.critics))
+        if n
+    )
+    return f"runtime.ranks {runtime.ranks}{engines}{others} need {amounts(wanted)}"
+
+
+def amounts(resources: Sequence[Mapping[str, float]]) -> str:
+    """Say for errors how many GPUs and CPUs several bundles or nodes have together."""
+    cpus, gpus = (int(sum(each.get(name, 0) for each in resources)) for name in ("CPU", "GPU"))
+    return f"{gpus} GPUs and {cpus} CPUs"
 
 
 class Cluster:
@@ -54,7 +135,7 @@ class Cluster:
             )
 
     def indices(self, role: Role) -> range:
-        """Indices of the processes of a role. The current run may use fewer than the cluster was made for."""
+        """Index the processes of a role. The current run may use fewer than the cluster was made for."""
         first = 0
         for each, available, wanted in zip(ROLES, counts(self.runtime), counts(current()), strict=True):
             if each == role:
@@ -65,14 +146,14 @@ class Cluster:
         raise AssertionError(role)
 
     def process(self, index: int) -> Any:
-        """The process at `index` (a Ray actor), started if it is not running."""
+        """Return the process at `index` (a Ray actor), started if it is not running."""
         if index not in self._processes:
             ray = import_ray()
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
             placement = self._placements[index]
             self._processes[index] = (
-                ray.remote(_NodeProcess)
+                ray.remote(WorkerProcess)
                 .options(
                     num_cpus=placement.resources["CPU"],
                     num_gpus=placement.resources.get("GPU", 0),
@@ -83,8 +164,7 @@ class Cluster:
         return self._processes[index]
 
     def cpu_seconds(self, indices: Sequence[int]) -> list[float | None]:
-        """CPU seconds of the processes at `indices`, see `audiorl.distributed.cpu_time`; 0 of one that is not
-        running."""
+        """Return `local.cpu_seconds` of the processes at `indices`; 0 of one that is not running."""
         ray = import_ray()
         answers = {i: self._processes[i].cpu_seconds.remote() for i in indices if i in self._processes}
         seconds: dict[int, float | None] = {}
@@ -117,13 +197,6 @@ class Cluster:
         for index in list(self._processes):
             self.kill(index)
         import_ray().util.remove_placement_group(self._placement_group)
-
-
-class _NodeProcess(WorkerProcess):
-    """A `WorkerProcess` that asks Ray for its node's address."""
-
-    def __init__(self, paths: Sequence[str], gpu: bool):
-        super().__init__(paths, import_ray().util.get_node_ip_address(), gpu)
 
 
 _cluster: Cluster | None = None
@@ -167,9 +240,9 @@ def connected(runtime: RuntimeConfig) -> Iterator[Cluster]:
 
 
 def connected_cluster() -> Cluster:
-    """The cluster of the `connected` block that runs. Raises ValueError outside of one."""
+    """Return the cluster of the `connected` block that runs. Raises ValueError outside of one."""
     if _cluster is None:
-        raise ValueError("no Ray cluster is connected: use 'audiorl train' or runtime.ray_cluster.connected")
+        raise ValueError("no Ray cluster is connected: use 'audiorl train' or ray_cluster.connected")
     return _cluster
 
 
@@ -220,7 +293,7 @@ def _pickle_recipes_by_value() -> None:
 
 
 def import_ray() -> Any:
-    """The module ray. Raises ValueError that says how to install it where it is missing."""
+    """Return the module ray. Raises a ValueError that says how to install it where it is missing."""
     try:
         import ray
         import ray.exceptions
@@ -228,3 +301,98 @@ def import_ray() -> Any:
     except ModuleNotFoundError as error:
         raise ValueError("runtime.kind ray: Ray is not installed: pip install 'audiorl[scale]'") from error
     return ray
+
+
+# -- in a process of the cluster --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """An exception that a worker raised; `WorkerProcess` fills it in."""
+
+    kind: str
+    """Name of the exception's class."""
+    message: str
+    maybe_secondary: bool
+    """Whether the end of another rank may have caused it: a broken collective raises RuntimeError."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
+
+
+class WorkerProcess:
+    """An actor of Ray that holds one worker. It ignores SIGINT, which the driver handles.
+
+    paths: the driver's `sys.path`, for this process to import what the driver can. gpu: whether it was given one.
+    """
+
+    def __init__(self, paths: Sequence[str], gpu: bool):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.path += [path for path in paths if path not in sys.path]
+        self._address: str = import_ray().util.get_node_ip_address()
+        self._worker: Any = None
+        self._store: dist.TCPStore | None = None
+        if gpu:
+            os.environ[OWN_GPU] = "1"
+            os.environ.setdefault("LOCAL_RANK", "0")  # Ray shows a process only the GPU that it was given
+        if self._address.startswith("127."):
+            for library in ("GLOO", "NCCL"):
+                os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
+
+    def pid(self) -> int:
+        """This process's id on its node."""
+        return os.getpid()
+
+    def cpu_seconds(self) -> float | None:
+        """See `local.cpu_seconds`."""
+        return cpu_seconds()
+
+    def started(self) -> None:
+        """Returns once the process has started."""
+
+    def open_store(self) -> tuple[None, tuple[str, int]]:
+        """Open the store of a new process group. Returns None (no failure) and the store's host and port."""
+        self._store = listening_store(self._address)
+        return None, (self._address, self._store.port)
+
+    def join(self, rank: int, size: int, host: str, port: int) -> None:
+        """Join a process group of `size` trainers as `rank`; the process leaves its earlier group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if rank > 0 or self._store is None:
+            self._store = dist.TCPStore(host, port, is_master=False)
+        dist.init_process_group(backend(), store=self._store, rank=rank, world_size=size, timeout=PROCESS_GROUP_TIMEOUT)
+
+    def make(
+        self, runtime: RuntimeConfig, threads: int, make: MakeWorker, *args: Any
+    ) -> tuple[WorkerFailure | None, dict[str, StateEffect]]:
+        """Make the worker, after the earlier one is freed. Returns its marked methods (`state_effects`)."""
+        self._worker = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        set_current(runtime)
+        torch.set_num_threads(threads)
+        failure, self._worker = _attempt(make, *args)
+        return failure, state_effects(self._worker)
+
+    def call(self, method: str, *args: Any) -> tuple[WorkerFailure | None, Any]:
+        """Call a method of the worker. Returns what it raised, and its result with tensors on the CPU."""
+        failure, result = _attempt(call_method, self._worker, method, *args)
+        return failure, _on_cpu(result)
+
+
+def _attempt(function: Any, *args: Any) -> tuple[WorkerFailure | None, Any]:
+    try:
+        return None, function(*args)
+    except Exception as error:
+        return WorkerFailure(type(error).__name__, str(error), isinstance(error, RuntimeError)), None
+
+
+def _on_cpu(value: Any) -> Any:
+    """Tensors, also in dicts, moved to the CPU, so that a process without a GPU can unpickle them."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {key: _on_cpu(item) for key, item in value.items()}
+    return value

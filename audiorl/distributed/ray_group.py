@@ -15,11 +15,9 @@ from typing import Any, Concatenate
 import torch
 
 from audiorl.config.distributed import current
-from audiorl.distributed.local import MakeWorker, P, R, Shard, StateEffect, check_shards
-from audiorl.distributed.ray_bundles import Role
-from audiorl.distributed.ray_cluster import connected_cluster, import_ray
+from audiorl.distributed.local import Group, MakeWorker, P, R, Shard, StateEffect, check_shards
+from audiorl.distributed.ray_cluster import Role, WorkerFailure, connected_cluster, import_ray
 from audiorl.distributed.torchrun import RankError
-from audiorl.distributed.worker_process import WorkerFailure
 
 COLLECTIVE_ROLES: tuple[Role, ...] = ("trainer", "critic")
 """Whose processes form a process group: they are started and replaced together."""
@@ -38,7 +36,7 @@ class _Died(Exception):
         self.ranks = tuple(ranks)
 
 
-class RayGroup:
+class RayGroup(Group):
     """A worker in each of the run's processes of one role, made by `make(*args)`; the role's earlier group ends."""
 
     shared = False

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +26,8 @@ import torch
 import torch.distributed as dist
 
 from audiorl.config import torch_device
-from audiorl.distributed.cpu_time import cpu_seconds
-from audiorl.distributed.local import MakeWorker, P, R, Shard, call_method, check_shards
+from audiorl.config.distributed import RuntimeConfig
+from audiorl.distributed.local import Group, MakeWorker, P, R, Shard, call_method, check_shards, cpu_seconds
 from audiorl.distributed.world import World
 from audiorl.errors import Interrupted, RankError
 
@@ -84,6 +85,30 @@ def _rendezvous() -> dist.Store:
     return store
 
 
+def relaunch(runtime: RuntimeConfig, command: Sequence[str]) -> None:
+    """Replace this process by torchrun, which runs `audiorl COMMAND` in every rank.
+
+    Returns when no torchrun is wanted, or when this process is already one of its ranks. The ranks connect over the
+    loopback address; NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME name another interface.
+    """
+    under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if runtime.kind == "ray" and under_torchrun:
+        raise ValueError("runtime.kind ray: start it in one process, without torchrun; Ray starts the others")
+    if runtime.kind != "torchrun" or under_torchrun:
+        return
+    # A rendezvous in a file and the loopback address: torchrun's own store listens on every address.
+    handle, store = tempfile.mkstemp(prefix="audiorl-rendezvous-")
+    os.close(handle)
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-endpoint", store]
+    rendezvous += ["--local-addr", "127.0.0.1"]
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(runtime.ranks), *rendezvous]
+    sys.stdout.flush()
+    os.execv(sys.executable, [*launcher, "-m", "audiorl.cli", *command])
+
+
 _store: dist.Store | None = None
 
 
@@ -120,14 +145,14 @@ def process_group() -> Iterator[World]:
         dist.destroy_process_group()
 
 
-class RanksGroup:
+class RanksGroup(Group):
     """A worker on every rank, made by `make(*args)`; rank 0's by `make_local`, which may share the driver's objects."""
 
     shared = True
+    answers_after_error = False  # a rank may wait for the driver's worker in a collective
 
     def __init__(self, make_local: MakeWorker, make: MakeWorker, *args: Any):
         self._number = RanksGroup._made = RanksGroup._made + 1
-        self.size = ranks()
         others = {group._number for group in RanksGroup._in_use}
         self._send([("make", others, self._number, torch.get_num_threads(), make, args)] * self.size)
         RanksGroup._in_use.add(self)
@@ -136,6 +161,10 @@ class RanksGroup:
     _made = 0
     _in_use: ClassVar[WeakSet[RanksGroup]] = WeakSet()
     """Groups that still exist. The other ranks free the workers of all other groups."""
+
+    @property
+    def size(self) -> int:
+        return ranks()
 
     def each(self, method: Callable[[Any, Shard], R], shards: Sequence[Shard]) -> list[R]:
         check_shards(shards, self.size)
@@ -156,12 +185,6 @@ class RanksGroup:
             seconds: list[float | None] = [None] * self.size
             dist.gather_object(None, seconds)
         return seconds[1:]
-
-    def saving(self) -> None:
-        pass
-
-    def saved(self, where: str) -> None:
-        pass
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], answer: bool) -> list[Any]:
         self._send([("call", self._number, method, args, answer) for args in arguments])

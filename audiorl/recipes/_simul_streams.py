@@ -18,10 +18,10 @@ from audiorl.data.augment import augment
 from audiorl.data.corpus import Utterance, bundled_speech, corpus
 from audiorl.data.silence import trimmed
 from audiorl.data.synth import Speech, synthesize_many, voices
+from audiorl.tasks.simul import announcements
+from audiorl.tasks.simul.announcements import Augment, WordVoice, announcement_streams, bundled_words, voices_of, words
 from audiorl.tasks.simul.bundled import Speak, Split, bundled_streams, prompt_pairs
 from audiorl.tasks.simul.streams import SPEAKER_MARK, Stream, with_speaker_marks
-from corpora import announcements
-from corpora.announcements import Augment, Voice, announcement_streams, bundled_words, voices_of, words
 
 SPLITS: tuple[Split, ...] = ("train", "test")
 
@@ -204,7 +204,7 @@ class Announcements:
         requests = [Speech(text, source, *kind) for kind in kinds for text in words(source).values()]
         spoken = iter(synthesize_many(requests, workers=self.options.threads))
         robots = [
-            Voice(voice, {key: trimmed(next(spoken)) for key in words(source)}, bundled_words(self.options.target))
+            WordVoice(voice, {key: trimmed(next(spoken)) for key in words(source)}, bundled_words(self.options.target))
             for voice, _, _ in kinds
         ]
         return self._streams("train", robots, self.options.robot_streams, self.options.seed, augment)
@@ -218,16 +218,16 @@ class Announcements:
         return self._streams("test", unseen, self.options.test_streams, seed=0)
 
     @cached_property
-    def _speakers(self) -> list[Voice]:
+    def _speakers(self) -> list[WordVoice]:
         return self._voices(corpus(self.options.speakers) if self.options.speakers else bundled_speech())
 
-    def _voices(self, speech: Iterable[Utterance]) -> list[Voice]:
+    def _voices(self, speech: Iterable[Utterance]) -> list[WordVoice]:
         return voices_of(speech, self.options.source, self.options.target)
 
     def _streams(
         self,
         split: Split,
-        voices: Sequence[Voice],
+        voices: Sequence[WordVoice],
         count: int,
         seed: int,
         augment: Augment | None = None,

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from audiorl.models.families import higgs
 from audiorl.recipes._speech import SpeechConfig
-from audiorl.recipes.speech_models.character_ctc import CharacterCTC, Head
-from audiorl.recipes.speech_models.ge2e import Network
+from audiorl.speech_models.character_ctc import CharacterCTC, Head
+from audiorl.speech_models.ge2e import Network
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 
 CODEBOOKS, SIZE = 2, 16

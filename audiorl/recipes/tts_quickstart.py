@@ -48,7 +48,6 @@ from audiorl.models.dual_branch import dualize
 from audiorl.models.examples import Example
 from audiorl.models.families.text import tiny as tiny_text
 from audiorl.protocols import Reward
-from audiorl.recipes.speech_models.character_ctc import Features, plain, train_character_ctc
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.prosody import ProsodyRange, prosody_norm
@@ -56,6 +55,7 @@ from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJu
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.speech_models import Recogniser, load_recogniser
+from audiorl.speech_models.character_ctc import Features, plain, train_character_ctc
 from audiorl.tasks.tts.prompts import speech_sample
 from audiorl.train.codec import CodecConfig, quick_training, small_tokenizer, train_codec
 from audiorl.train.rl.train import train_rl

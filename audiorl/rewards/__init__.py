@@ -7,7 +7,7 @@ from audiorl.rewards.chat import ChatEndpoint, JudgeError
 from audiorl.rewards.check import check_scores
 from audiorl.rewards.choices import match_choice, normalize_text
 from audiorl.rewards.combine import Gated, StandardisedSum, Term, WeightedSum
-from audiorl.rewards.files import FileReward, FunctionReward, load_reward
+from audiorl.rewards.files import FileReward, FunctionReward, as_reward, load_reward
 from audiorl.rewards.hallucination import Hallucination
 from audiorl.rewards.judge import OpenAIJudge, PairwiseJudge
 from audiorl.rewards.judge_prompt import JudgePrompt
@@ -55,6 +55,7 @@ __all__ = [
     "WeightedSum",
     "WordAccuracy",
     "after_think",
+    "as_reward",
     "check_scores",
     "extract_answer",
     "extract_think",

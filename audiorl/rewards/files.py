@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property, partial
+from inspect import Parameter
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
 
 from audiorl.protocols import Reward
 from audiorl.rewards.chat import JudgeError
@@ -41,52 +45,118 @@ def naming(where: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FunctionReward:
-    """A plain function `f(rollout)` as a reward: it returns a float, a Score, or None to skip the rollout.
+    """Score with a plain function. The names of its parameters say what it is called with:
 
-    An `async def` is awaited for `concurrency` rollouts at a time. `name`: what errors call the file.
+        def f(rollout): ...                             # one Rollout; returns a value
+        def f(rollouts): ...                            # all rollouts of a step; returns a list of values, in order
+        def f(prompts, completions, **columns): ...     # TRL's signature: lists of texts; returns a list of values
+
+    A value is a float, a Score, or None to skip the rollout. A function with a parameter `completions` gets, by name,
+    those of these columns that it takes, each a list with one entry a rollout: `prompts` (texts, without audio),
+    `completions`, `completion_ids`, `references`, `choices`, `audio`, `id`, `task`, and every field of the samples'
+    metadata (None where a sample lacks it).
+
+    An `async def` is awaited; one of a single rollout runs for up to `concurrency` rollouts at a time. `name` stands
+    before the function's in errors. Raises ValueError for a function of any other signature, and, naming function and
+    sample, for one that returns anything else.
     """
 
-    function: Callable[[Rollout], Any]
-    name: str
+    function: Callable[..., Any]
+    name: str = ""
     concurrency: int = 32
+
+    def __post_init__(self) -> None:
+        assert self.takes
+
+    @cached_property
+    def takes(self) -> Literal["rollout", "rollouts", "completions"]:
+        """What the function is called with."""
+        parameters = self._parameters
+        if "completions" in parameters:
+            return "completions"
+        required = [p for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+        if len(required) != 1 or required[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+            raise ValueError(
+                f"{self._where}: must take one argument, a rollout (or all of them, if it is called 'rollouts'), or "
+                f"prompts and completions; its signature is {inspect.signature(self.function)}"
+            )
+        return "rollouts" if required[0].name == "rollouts" else "rollout"
 
     @property
     def by_group(self) -> bool:
-        """An `async def` waits; see `audiorl.rewards.early`."""
-        return inspect.iscoroutinefunction(self.function)
+        """Whether groups may be scored early: an `async def` of one rollout waits, and sees no other rollout."""
+        return self.takes == "rollout" and inspect.iscoroutinefunction(self.function)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
-        if inspect.iscoroutinefunction(self.function):
-            return run_async(self._score_all(rollouts))
-        return [self._score(r) for r in rollouts]
+        if self.takes == "rollout":
+            if inspect.iscoroutinefunction(self.function):
+                return run_async(self._score_all(rollouts))
+            return [self._score(r, self._call(f"{self._where}, sample {r.name}", r)) for r in rollouts]
+        columns = self._columns(rollouts) if self.takes == "completions" else {}
+        values = self._call(self._where, **columns) if columns else self._call(self._where, rollouts)
+        values = values.tolist() if isinstance(values, np.ndarray | Tensor) else values
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise ValueError(f"{self._where}: returned {type(values).__name__} {values!r}, expected a list of floats")
+        if len(values) != len(rollouts):
+            raise ValueError(f"{self._where}: returned {len(values)} scores for {len(rollouts)} rollouts")
+        return [self._score(r, value) for r, value in zip(rollouts, values, strict=True)]
+
+    def _call(self, where: str, *arguments: Any, **columns: Any) -> Any:
+        with naming(where):
+            value = self.function(*arguments, **columns)
+            return run_async(value) if inspect.iscoroutine(value) else value
 
     async def _score_all(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
-        passing = gate(self, self.concurrency)
-        return await gather_all(self._awaited(passing, r) for r in rollouts)
+        semaphore = gate(self, self.concurrency)
 
-    async def _awaited(self, passing: asyncio.Semaphore, rollout: Rollout) -> Score | None:
-        async with passing:
-            with naming(self._where(rollout)):
-                value = await self.function(rollout)
-        return self._as_score(value, rollout)
+        async def score(rollout: Rollout) -> Score | None:
+            async with semaphore:
+                with naming(f"{self._where}, sample {rollout.name}"):
+                    value = await self.function(rollout)
+            return self._score(rollout, value)
 
-    def _score(self, rollout: Rollout) -> Score | None:
-        with naming(self._where(rollout)):
-            value = self.function(rollout)
-        return self._as_score(value, rollout)
+        return await gather_all(score(r) for r in rollouts)
 
-    def _where(self, rollout: Rollout) -> str:
-        return f"reward file {self.name!r}, function {self.function.__name__!r}, sample {rollout.name}"
+    def _columns(self, rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
+        samples = [r.sample for r in rollouts]
+        fields = dict.fromkeys(name for s in samples for name in s.metadata)
+        columns: dict[str, list[Any]] = {name: [s.metadata.get(name) for s in samples] for name in fields}
+        columns |= {
+            "prompts": ["\n".join(c for m in s.messages for c in m.content if isinstance(c, str)) for s in samples],
+            "completions": [r.text for r in rollouts],
+            "completion_ids": [[i for segment in r.segments for i in segment.ids.tolist()] for r in rollouts],
+            "references": [s.references for s in samples],
+            "choices": [s.choices for s in samples],
+            "audio": [s.audio for s in samples],
+            "id": [s.id for s in samples],
+            "task": [s.task for s in samples],
+        }
+        parameters = self._parameters
+        for p in parameters.values():
+            if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in columns:
+                raise ValueError(f"{self._where}: no column is called {p.name!r}; there are {', '.join(columns)}")
+        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            return columns
+        return {name: column for name, column in columns.items() if name in parameters}
 
-    def _as_score(self, value: Any, rollout: Rollout) -> Score | None:
-        where = self._where(rollout)
+    def _score(self, rollout: Rollout, value: Any) -> Score | None:
         if value is None or isinstance(value, Score):
             return value
+        where = f"{self._where}, sample {rollout.name}"
         if not isinstance(value, Real):
             raise ValueError(f"{where}: returned {type(value).__name__} {value!r}, expected a float, a Score or None")
         if not math.isfinite(value):
             raise ValueError(f"{where}: returned {float(value)}")
         return Score(float(value))
+
+    @property
+    def _where(self) -> str:
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        return f"{self.name}, function {name!r}" if self.name else f"function {name!r}"
+
+    @property
+    def _parameters(self) -> Mapping[str, Parameter]:
+        return inspect.signature(self.function).parameters
 
 
 @dataclass(frozen=True)
@@ -103,40 +173,34 @@ class FileReward:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         if isinstance(self.reward, FunctionReward):  # it names file, function and sample itself
             return check_scores(self.path, self.reward(rollouts), rollouts)
-        name = getattr(self.reward, "__name__", None)
-        kind = f"function {name!r}" if name else type(self.reward).__name__
-        with naming(f"reward file {self.path!r}, {kind}"):
+        with naming(f"reward file {self.path!r}, {type(self.reward).__name__}"):
             scores: Any = self.reward(rollouts)
             if inspect.iscoroutine(scores):
                 scores = run_async(scores)
         return check_scores(self.path, scores, rollouts)
 
 
+def as_reward(reward: Any, name: str = "") -> Reward:
+    """Return a reward object unchanged, and a function as a `FunctionReward`. Raises ValueError for anything else.
+
+    `name` stands before the function's in errors.
+    """
+    where = f"{name}: " if name else ""
+    if isinstance(reward, type):
+        raise ValueError(f"{where}'reward' is the class {reward.__name__}; write reward = an instance")
+    if not callable(reward):
+        raise ValueError(f"{where}'reward' is a {type(reward).__name__}, expected a callable")
+    plain = inspect.isroutine(reward) or isinstance(reward, partial)
+    return FunctionReward(reward, name) if plain else reward
+
+
 def load_reward(path: str | Path) -> FileReward:
     """Import the Python file at `path` and return its module-level `reward`.
 
-    `reward` may be a Reward object, a function `reward(rollout)` that returns a float, a Score or None (skip this
-    rollout), or a function whose one parameter is called `rollouts` and which returns a list of Score and None. Both
-    may be `async def`; a function of one rollout then runs for up to 32 of them at a time. An exception that the file
-    itself raises on import passes through.
+    `reward` may be a Reward object or a function of any signature that `FunctionReward` takes. An exception that the
+    file itself raises on import passes through.
 
     Raises ValueError for a file that does not exist, is not Python or has no usable `reward`.
     """
-    return FileReward(str(path), _as_reward(str(path), load_name(path, "reward", "reward file")))
-
-
-def _as_reward(path: str, reward: Any) -> Reward:
-    if isinstance(reward, type):
-        raise ValueError(f"reward file {path!r}: 'reward' is the class {reward.__name__}; write reward = an instance")
-    if not callable(reward):
-        raise ValueError(f"reward file {path!r}: 'reward' is a {type(reward).__name__}, expected a callable")
-    if not inspect.isfunction(reward):
-        return reward
-    required = [p for p in inspect.signature(reward).parameters.values() if p.default is p.empty]
-    positional = [p for p in required if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(required) != 1 or len(positional) != 1:
-        raise ValueError(
-            f"reward file {path!r}: 'reward' must take one argument, a rollout (or all of them, if it is called "
-            f"'rollouts'); its signature is {inspect.signature(reward)}"
-        )
-    return reward if positional[0].name == "rollouts" else FunctionReward(reward, path)
+    where = f"reward file {str(path)!r}"
+    return FileReward(str(path), as_reward(load_name(path, "reward", "reward file"), where))

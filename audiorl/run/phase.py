@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from audiorl.distributed.local import Group, Groups
-from audiorl.distributed.torchrun import RanksGroup
 from audiorl.errors import Interrupted, RankError
 from audiorl.run.checkpoint import Saved
 from audiorl.run.folder import Run
@@ -72,7 +71,7 @@ def completing_saves(run: Run, trainers: Group | Groups) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not isinstance(error, RankError) and not isinstance(trainers, RanksGroup):
+        if not isinstance(error, RankError) and trainers.answers_after_error:
             finish_save(run, trainers)
         raise
 

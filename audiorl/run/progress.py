@@ -13,8 +13,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from audiorl.distributed.cpu_time import CPUClock
-from audiorl.distributed.local import Group
+from audiorl.distributed.local import Group, cpu_seconds
 
 # (label, metric names in order of preference, format)
 _SHOWN = (
@@ -136,22 +135,31 @@ class Progress:
 
 
 class StepClock:
-    """The wall-clock time of one step by its parts, and the CPU time of this process and those of `groups`."""
+    """Measures one step: wall-clock time by its parts, CPU time of this process and those of `groups` together."""
 
     def __init__(self, *groups: Group) -> None:
+        self._groups = groups
         self._start = self._last = time.monotonic()
-        self._cpu = CPUClock(*groups)
+        self._cpu_start = self._read_cpu()
         self.laps: dict[str, float] = {}
         """Wall-clock seconds of every part, as `time/NAME`."""
         self.cpu_seconds: float | None = 0.0
         """From the start to the last lap; None where a GPU took part."""
 
     def lap(self, name: str) -> None:
-        """The part `name` ends now."""
+        """End the part `name` now."""
         now = time.monotonic()
         self.laps[f"time/{name}"] = now - self._last
         self._last = now
-        self.cpu_seconds = self._cpu.seconds()
+        self.cpu_seconds = 0.0
+        for before, after in zip(self._cpu_start, self._read_cpu(), strict=True):
+            if before is None or after is None:
+                self.cpu_seconds = None
+                return
+            self.cpu_seconds += max(after - before, 0.0)  # a process that was replaced meanwhile counts 0
+
+    def _read_cpu(self) -> list[float | None]:
+        return [cpu_seconds(), *(seconds for group in self._groups for seconds in group.cpu_seconds())]
 
     @property
     def seconds(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,14 +15,13 @@ from audiorl.user_files import load_function
 POCKETSPHINX = "pocketsphinx"
 DNSMOS = "dnsmos"
 SILERO = "silero"
-RECIPE_JUDGES = {
-    "ge2e": "audiorl.recipes.speech_models.ge2e",
-    "audiorl_character_ctc": "audiorl.recipes.speech_models.character_ctc",
-}
-"""Modules by the model_type of folders that our tools and recipes write, so that those folders need no FILE.py. A fixed
-table: a folder of weights never decides which code runs."""
-CUSTOM = ("python file", *RECIPE_JUDGES)
-"""The kinds of judge that `load_custom` loads."""
+PYTHON_FILE = "python file"
+"""The kind of a path that has the form FILE.py:FOLDER."""
+CHARACTER_CTC = "audiorl_character_ctc"
+GE2E = "ge2e"
+"""The model_type of folders that `tools/fetch_judges.py` writes for Resemblyzer's encoder."""
+CUSTOM = (PYTHON_FILE, CHARACTER_CTC, GE2E)
+"""The kinds that `load_custom` loads."""
 
 
 def load_recogniser(
@@ -78,13 +77,24 @@ def load_speaker_encoder(path: str | Path, device: str = "auto") -> SpeakerEncod
 
 
 def load_custom(path: str | Path, kind: str, device: str, method: str) -> Any:
-    """The judge of the Python file in FILE.py:FOLDER, or of a folder of RECIPE_JUDGES; it must have `method`.
+    """Load the model of a Python file (FILE.py:FOLDER), or of a folder of one of our own; it must have `method`.
 
     The file's function `load(folder, device)` returns the judge; FILE.py without a folder calls `load(device=device)`.
     Raises ValueError for a file without such a function and for a judge of another protocol.
     """
     file, folder = _file_and_folder(path) or (None, str(path))
-    load = load_function(file, "load", "judge file") if file else import_module(RECIPE_JUDGES[kind]).load
+    # A fixed choice: the configuration of a folder of weights never decides which code runs.
+    load: Callable[..., Any]
+    if file:
+        load = load_function(file, "load", "judge file")
+    elif kind == CHARACTER_CTC:
+        from audiorl.speech_models import character_ctc
+
+        load = character_ctc.load
+    else:
+        from audiorl.speech_models import ge2e
+
+        load = ge2e.load
     arguments = {"folder": folder, "device": device} if folder else {"device": device}
     try:
         inspect.signature(load).bind(**arguments)
@@ -130,7 +140,7 @@ def model_type(path: str | Path) -> str:
     Raises ValueError where there is none.
     """
     if _file_and_folder(path):
-        return CUSTOM[0]
+        return PYTHON_FILE
     folder = Path(path)
     if not folder.is_dir():
         from transformers import AutoConfig

@@ -85,7 +85,7 @@ class Annotate:
         if not self.asr:
             raise ValueError(
                 "annotate: no recogniser; give --asr a folder of Whisper (tools/fetch_judges.py writes one), or "
-                "pocketsphinx for English (pip install 'audiorl[speech]')"
+                "pocketsphinx for English (pip install 'audiorl[corpora]')"
             )
         for name, low, high in (
             ("threshold", 0.16, 0.99),

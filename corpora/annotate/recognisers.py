@@ -159,7 +159,7 @@ def check_installed(path: str) -> None:
         "pocketsphinx" if path == POCKETSPHINX else "faster_whisper" if (Path(path) / "model.bin").is_file() else ""
     )
     if package and find_spec(package) is None:
-        raise ValueError(f"annotate: --asr {path} needs {package.replace('_', '-')}: pip install 'audiorl[speech]'")
+        raise ValueError(f"annotate: --asr {path} needs {package.replace('_', '-')}: pip install 'audiorl[corpora]'")
 
 
 def files_mark(path: str) -> str:

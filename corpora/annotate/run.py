@@ -92,7 +92,7 @@ def check_installed(options: Annotate) -> None:
     for package, what, otherwise in packages:
         if find_spec(package) is None:
             name = package.replace("_", "-")
-            raise ValueError(f"annotate: {what} needs {name}: pip install 'audiorl[speech]'{otherwise}")
+            raise ValueError(f"annotate: {what} needs {name}: pip install 'audiorl[corpora]'{otherwise}")
 
 
 def stages(options: Annotate) -> list[Stage]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -52,18 +51,10 @@ licences of their clips.
 """
 
 
-@dataclass(frozen=True)
-class Size:
-    """How many questions each split has, about: kinds have equally many."""
-
-    train: int = 3000
-    held_out: int = 600
-
-
 def build_questions(
     out: Path,
     speech: Path,
-    size: Size = Size(),
+    counts: Sequence[int] = (3000, 600),
     seed: int = 0,
     packages: Path | None = None,
     tree: Path | None = None,
@@ -72,6 +63,7 @@ def build_questions(
 ) -> dict[str, list[Question]]:
     """Write the benchmark to the folder `out` and print what it holds; the questions by manifest.
 
+    counts: about how many questions to train on and to hold out; kinds have equally many.
     speech: a corpus that `audiorl data build` wrote with all sources. packages, tree: as for `package_files`. render:
     what plays the music, by default fluidsynth with FluidR3_GM. bitrate: bits per second of the Opus files.
     Raises ValueError for a folder that holds other things, and for missing voices, packages or programs.
@@ -84,8 +76,8 @@ def build_questions(
     questions: dict[str, list[Question]] = {}
     with package_files(PACKAGES, packages, tree) as root:
         play = render or FluidSynth(root / SOUND_FONT)
-        for name, utterances in splits.items():
-            count = getattr(size, name) // 3
+        for (name, utterances), wanted in zip(splits.items(), counts, strict=True):
+            count = wanted // 3
             music = music_drafts(name, count, seed, play)
             people = [(u.id, lambda u=u: u.clip.load(RATE)) for u in stamps(utterances)]
             instruments = [d for d in music if d.kind == "instrument"]

@@ -21,12 +21,12 @@ from audiorl.eval.metrics.prosody import MEASURES
 from audiorl.models import load_policy
 from audiorl.recipes import tts_quickstart
 from audiorl.recipes._tiny_speech import save_recogniser
-from audiorl.recipes.speech_models.character_ctc import load as load_judge
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.replay import replay
 from audiorl.rewards.speech import Duration, Finished, RecordedSpeech, SpeechJudges, WordIntelligibility
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.metrics_log import read_metrics
+from audiorl.speech_models.character_ctc import load as load_judge
 from audiorl.train.sft import SFTWorker
 from tests.conftest import make_text
 from tests.support.voices import write_two_voices

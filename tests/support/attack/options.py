@@ -13,14 +13,21 @@ from typing import Any
 
 from audiorl.cli import Report, Resume, Serve
 from audiorl.cli.codec import Decode, Encode
-from audiorl.cli.data import Build
 from audiorl.config.distributed import RuntimeConfig
 from audiorl.options import parse
 from audiorl.recipes._loader import load_recipe, parse_config
 from audiorl.rewards.serve import _check
+from corpora.cli import BuildCorpus
 from tests.support.attack.targets import FileTarget, Input
 
-COMMANDS = {"resume": Resume, "report": Report, "serve": Serve, "encode": Encode, "decode": Decode, "build": Build}
+COMMANDS = {
+    "resume": Resume,
+    "report": Report,
+    "serve": Serve,
+    "encode": Encode,
+    "decode": Decode,
+    "build": BuildCorpus,
+}
 LINES = {
     "mmau-grpo": "--tiny --data a.jsonl:5x2 --optim.lr 1e-4 --optim.betas 0.9 0.99 --grpo.group-size 4 "
     "--grpo.clip-low 0.1 --grpo.kl-beta 0.01 --grpo.gamma 0.9 --sampling.temperature 0.7 --sampling.top-p 0.9 "

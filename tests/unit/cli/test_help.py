@@ -28,7 +28,7 @@ from audiorl.recipes._scripts import find_script, scripts
 
 COMMANDS = (
     "", "train", "resume", "report", "eval", "rewards", "rewards score", "rewards serve", "codec", "codec encode",
-    "codec decode", "annotate", "graft", "export", "chat", "say", "doctor",
+    "codec decode", "graft", "export", "chat", "say", "doctor",
 )  # fmt: skip
 COMMAND_OPTIONS = (
     "Train",
@@ -39,7 +39,6 @@ COMMAND_OPTIONS = (
     "Serve",
     "Encode",
     "Decode",
-    "Annotate",
     "Graft",
     "Export",
     "Chat",

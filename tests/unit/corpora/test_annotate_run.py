@@ -23,6 +23,7 @@ from audiorl.data.manifest import read_samples
 from audiorl.errors import Interrupted
 from audiorl.eval.metrics.text import word_errors
 from audiorl.tasks.tts.texts import read_utterances
+from corpora import cli
 from corpora.annotate import store
 from corpora.annotate.options import Annotate
 from corpora.annotate.run import run
@@ -408,22 +409,24 @@ def test_bad_options_are_one_clear_line(options: Options, folder: Path, judge: P
 def test_missing_packages_are_named_with_their_extra(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("corpora.annotate.run.find_spec", lambda name: None if name == "faster_whisper" else name)
     with pytest.raises(
-        ValueError, match=r"voice activity detection needs faster-whisper: pip install 'audiorl\[speech\]'"
+        ValueError, match=r"voice activity detection needs faster-whisper: pip install 'audiorl\[corpora\]'"
     ):
         run(options())
     monkeypatch.undo()
     monkeypatch.setattr("corpora.annotate.recognisers.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"--asr pocketsphinx needs pocketsphinx: pip install 'audiorl\[speech\]'"):
+    with pytest.raises(ValueError, match=r"--asr pocketsphinx needs pocketsphinx: pip install 'audiorl\[corpora\]'"):
         run(options(asr=("pocketsphinx",)))
 
 
 def test_the_command_line(folder: Path, judge: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["annotate", str(folder), "--out", str(tmp_path / "out"), "--asr", str(judge), "--quality", "none"]
-    assert main([*words, "--language", "en"]) == 0
+    words = [str(folder), "--out", str(tmp_path / "out"), "--asr", str(judge), "--quality", "none"]
+    assert cli.annotate([*words, "--language", "en"]) == 0
     said = capsys.readouterr().out
     assert "2 recordings, " in said and "files that are not audio by their name: 1 (1 .txt)" in said
-    assert main(["annotate"]) == 2 and "name audio files or folders first" in capsys.readouterr().err
-    assert main([*words, "--min-agreement", "0.5"]) == 2 and "needs two transcripts" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="name audio files or folders first"):
+        cli.annotate([])
+    with pytest.raises(ValueError, match="needs two transcripts"):
+        cli.annotate([*words, "--min-agreement", "0.5"])
 
 
 # ------------------------------------------------------------------------------------------------------------- training

@@ -21,8 +21,15 @@ import torch
 
 from audiorl.cli import main
 from audiorl.config.distributed import RuntimeConfig, set_current
-from audiorl.distributed.ray_bundles import Placement, bundles, check_fits, placements
-from audiorl.distributed.ray_cluster import Cluster, check_answers, connected
+from audiorl.distributed.ray_cluster import (
+    Cluster,
+    Placement,
+    bundles,
+    check_answers,
+    check_fits,
+    connected,
+    placements,
+)
 from audiorl.distributed.ray_group import RayGroup
 from audiorl.distributed.torchrun import RankError
 from audiorl.recipes._loader import load_recipe

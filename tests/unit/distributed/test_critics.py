@@ -17,8 +17,7 @@ from audiorl.algos.experience import Experience
 from audiorl.cli import main
 from audiorl.config import CriticConfig, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
-from audiorl.distributed.ray_bundles import bundles, placements
-from audiorl.distributed.ray_cluster import Cluster, connected
+from audiorl.distributed.ray_cluster import Cluster, bundles, connected, placements
 from audiorl.distributed.ray_group import RayGroup
 from audiorl.distributed.torchrun import RankError
 from audiorl.distributed.world import World

@@ -20,7 +20,7 @@ from audiorl.cli import main
 from audiorl.config import DistillConfig, LoraConfig, ModelConfig, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig
 from audiorl.data.corpus import bundled_speech
-from audiorl.distributed.ray_bundles import bundles, check_fits, placements
+from audiorl.distributed.ray_cluster import bundles, check_fits, placements
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.families import higgs, qwen_omni
 from audiorl.models.families import text as text_decoder

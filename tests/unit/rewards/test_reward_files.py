@@ -1,9 +1,10 @@
 from pathlib import Path
 from textwrap import dedent
 
+import numpy as np
 import pytest
 
-from audiorl.rewards import StandardisedSum, WeightedSum, load_reward
+from audiorl.rewards import StandardisedSum, WeightedSum, as_reward, load_reward
 from audiorl.rewards.files import RewardError
 from audiorl.types import Score
 
@@ -28,6 +29,23 @@ def test_function_of_all_rollouts(tmp_path, make_rollout) -> None:
             return [Score(1 / len(rollouts), {"n": len(rollouts)}) for _ in rollouts]
         """
     assert load_reward(write(tmp_path, source))([make_rollout("a")] * 2) == [Score(0.5, {"n": 2})] * 2
+
+
+def test_the_signature_of_trl(make_rollout) -> None:
+    seen = {}
+
+    def by_columns(prompts, completions, gold, **columns):
+        seen.update(columns, prompts=prompts, gold=gold)
+        return np.array([len(text) / 2 for text in completions])
+
+    async def by_name(completions, completion_ids, missing=None):
+        return [None if text == "hi" else len(ids) for text, ids in zip(completions, completion_ids, strict=True)]
+
+    rollouts = [make_rollout("hello", gold="x", references=("a",)), make_rollout("hi")]
+    assert as_reward(by_columns)(rollouts) == [Score(2.5), Score(1.0)]
+    assert seen["gold"] == ["x", None] and seen["references"] == [("a",), ()] and "completion_ids" in seen
+    assert seen["prompts"] == ["", ""]
+    assert as_reward(by_name)(rollouts) == [Score(float(rollouts[0].num_sampled)), None]
 
 
 def test_reward_object_with_string_annotations(tmp_path, make_rollout) -> None:
@@ -66,7 +84,7 @@ def test_two_files_of_one_name_stay_apart(tmp_path, make_rollout) -> None:
     ],
 )
 def test_files_without_a_usable_reward(tmp_path, source: str, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"mine\.py': .*{message}"):
+    with pytest.raises(ValueError, match=rf"mine\.py'.*{message}"):
         load_reward(write(tmp_path, source))
 
 
@@ -75,9 +93,14 @@ def test_files_without_a_usable_reward(tmp_path, source: str, message: str) -> N
     [
         ("def reward(rollout): return 'good'", "sample 'clip-7' .*: returned str 'good'"),
         ("def reward(rollout): return float('nan')", "sample 'clip-7' .*: returned nan"),
-        ("def reward(rollouts): return 1.0", "returned float, expected a list of Score"),
+        ("def reward(rollouts): return 1.0", "function 'reward': returned float 1.0, expected a list of floats"),
         ("def reward(rollouts): return []", "returned 0 scores for 1 rollouts"),
-        ("def reward(rollouts): return [1.0]", "sample 'clip-7': returned float, expected Score"),
+        (
+            "def reward(rollouts): return ['a']",
+            "function 'reward', sample 'clip-7' .*: returned str 'a', expected a float",
+        ),
+        ("def reward(completions): return ['a']", "function 'reward', sample 'clip-7' .*: returned str 'a'"),
+        ("def reward(completions, answer): return [1]", "function 'reward': no column is called 'answer'; there are"),
     ],
 )
 def test_wrong_returns(tmp_path, make_rollout, source: str, message: str) -> None:

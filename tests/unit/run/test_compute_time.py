@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from audiorl.config import SFTConfig
-from audiorl.distributed import cpu_time
-from audiorl.distributed.cpu_time import CPUClock, cpu_seconds
-from audiorl.distributed.local import LocalGroup
+from audiorl.distributed.local import LocalGroup, cpu_seconds
+from audiorl.run import progress
 from audiorl.run.checkpoint import Checksums
 from audiorl.run.folder import ComputeTime, Run
 from audiorl.run.progress import StepClock
@@ -48,13 +47,18 @@ def test_sleep_takes_no_cpu_seconds_and_threads_do() -> None:
 
 
 def test_processes_are_added_up_and_one_on_a_gpu_makes_the_sum_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_time, "cpu_seconds", lambda: 1.0)
-    assert CPUClock(Processes([10.0, 20.0], [11.0, 22.5]), Processes([0.0], [4.0])).seconds() == 7.5
-    assert CPUClock(Processes([10.0, 20.0], [1.0, 23.0])).seconds() == 3.0, "the first was replaced meanwhile"
-    assert CPUClock(Processes([10.0, 0.0], [11.0, None])).seconds() is None
+    def measured(*groups: Processes) -> float | None:
+        clock = StepClock(*groups)
+        clock.lap("step")
+        return clock.cpu_seconds
+
+    monkeypatch.setattr(progress, "cpu_seconds", lambda: 1.0)
+    assert measured(Processes([10.0, 20.0], [11.0, 22.5]), Processes([0.0], [4.0])) == 7.5
+    assert measured(Processes([10.0, 20.0], [1.0, 23.0])) == 3.0, "the first was replaced meanwhile"
+    assert measured(Processes([10.0, 0.0], [11.0, None])) is None
     monkeypatch.undo()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert cpu_seconds() is None and CPUClock().seconds() is None
+    assert cpu_seconds() is None and measured() is None
 
 
 def test_a_phase_counts_cpu_seconds_unless_a_step_did_not(tmp_path: Path) -> None:

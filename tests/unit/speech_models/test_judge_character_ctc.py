@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from audiorl.data.corpus import bundled_speech
-from audiorl.recipes.speech_models.character_ctc import (
+from audiorl.speech_models import load_recogniser
+from audiorl.speech_models.character_ctc import (
     BLANK,
     CHARACTERS,
     CharacterCTC,
@@ -18,7 +19,6 @@ from audiorl.recipes.speech_models.character_ctc import (
     plain,
     train_character_ctc,
 )
-from audiorl.speech_models import load_recogniser
 
 RATE = 16_000
 SPOKEN = [u for u in bundled_speech(("en",), 0.5, 1.5) if len(plain(u.text)) > 4][:8]

@@ -17,8 +17,8 @@ import pytest
 import torch
 from transformers import WhisperForConditionalGeneration
 
-from audiorl.recipes.speech_models.ge2e import Network
 from audiorl.speech_models import load_recogniser, load_speaker_encoder
+from audiorl.speech_models.ge2e import Network
 
 ROOT = Path(__file__).parents[3]
 RATE = 16_000

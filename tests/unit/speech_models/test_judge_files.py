@@ -67,7 +67,7 @@ def test_folders_of_recipes_load_with_and_without_their_file(tmp_path: Path) -> 
         (load_recogniser, "character_ctc", tmp_path / "asr"),
         (load_speaker_encoder, "ge2e", tmp_path / "speaker"),
     ):
-        judges = [load(folder), load(f"audiorl/recipes/speech_models/{file}.py:{folder}")]
+        judges = [load(folder), load(f"audiorl/speech_models/{file}.py:{folder}")]
         assert [judge.name for judge in judges] == [folder.name] * 2
         results = [j.embed(WAVES, 16_000) if file == "ge2e" else j.transcribe(WAVES, 16_000) for j in judges]  # type: ignore[attr-defined]
         assert np.array_equal(*results)

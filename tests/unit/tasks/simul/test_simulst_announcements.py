@@ -10,21 +10,21 @@ import pytest
 from audiorl.audio import seconds
 from audiorl.data.corpus import bundled_speech, corpus
 from audiorl.data.silence import RATE
+from audiorl.tasks.simul.announcements import WordVoice, announcement_streams, announcements, texts, voices_of, words
 from audiorl.tasks.simul.streams import Stream, interpretation_sample
-from corpora.announcements import Voice, announcement_streams, announcements, texts, voices_of, words
 
 
 @pytest.fixture(scope="module")
-def known() -> list[Voice]:
+def known() -> list[WordVoice]:
     return voices_of(bundled_speech(), "es", "en")
 
 
 @pytest.fixture(scope="module")
-def unseen() -> list[Voice]:
+def unseen() -> list[WordVoice]:
     return voices_of(corpus("unseen_speakers"), "es", "en")
 
 
-def test_no_text_of_the_test_split_is_in_training_and_all_of_its_words_are(known: list[Voice]) -> None:
+def test_no_text_of_the_test_split_is_in_training_and_all_of_its_words_are(known: list[WordVoice]) -> None:
     for language in ("en", "es"):
         train, test = (texts(language, split) for split in ("train", "test"))
         assert train and test and not {*train} & {*test}
@@ -64,7 +64,7 @@ def test_the_order_of_a_date_differs_and_its_day_waits_for_the_month() -> None:
     assert {("y siete", "seven"), ("veintisiete", "twenty seven"), ("usted tiene", "you have")} < blocks
 
 
-def test_a_stream_holds_its_words_where_its_units_say(known: list[Voice]) -> None:
+def test_a_stream_holds_its_words_where_its_units_say(known: list[WordVoice]) -> None:
     for stream in announcement_streams("test", known, count=5):
         wav = stream.audio.load(RATE)
         speech = [(u.start, u.end) for u in stream.units]
@@ -80,7 +80,7 @@ def test_a_stream_holds_its_words_where_its_units_say(known: list[Voice]) -> Non
 
 
 def test_streams_of_an_unseen_speaker_have_only_her_words_and_the_package_says_the_translation(
-    unseen: list[Voice], known: list[Voice]
+    unseen: list[WordVoice], known: list[WordVoice]
 ) -> None:
     (voice,) = unseen
     assert voice.name == "July E. Jiménez" and voice.source.keys() < known[0].source.keys()
@@ -91,14 +91,14 @@ def test_streams_of_an_unseen_speaker_have_only_her_words_and_the_package_says_t
     np.testing.assert_array_equal(voice.target["digits/7"], known[0].target["digits/7"])
 
 
-def test_a_speaker_of_both_languages_is_translated_in_the_own_voice(known: list[Voice]) -> None:
-    high = Voice("high", known[0].source, {key: 2 * wav for key, wav in known[0].target.items()})
+def test_a_speaker_of_both_languages_is_translated_in_the_own_voice(known: list[WordVoice]) -> None:
+    high = WordVoice("high", known[0].source, {key: 2 * wav for key, wav in known[0].target.items()})
     streams = announcement_streams("train", [known[0], high], count=12)
     levels = {s.metadata["speaker"]: [np.abs(u.target_audio.load(RATE)).max() for u in s.units] for s in streams}  # type: ignore[union-attr]
     assert min(levels["high"]) > 0.9 * max(levels["Allison Smith"])
 
 
-def test_a_number_names_a_stream(known: list[Voice]) -> None:
+def test_a_number_names_a_stream(known: list[WordVoice]) -> None:
     first, again = (announcement_streams("train", known, count=3) for _ in range(2))
     other = announcement_streams("train", known, count=3, seed=1)
     assert [s.reference for s in first] == [s.reference for s in again] != [s.reference for s in other]
@@ -113,23 +113,23 @@ def test_english_into_spanish() -> None:
     assert {(s.source_language, s.target_language) for s in streams} == {("en", "es")}
 
 
-def test_what_cannot_be_said(known: list[Voice]) -> None:
+def test_what_cannot_be_said(known: list[WordVoice]) -> None:
     with pytest.raises(ValueError, match="composed in en and es, not in 'fr'"):
         announcement_streams("train", known, "fr", "es")
     with pytest.raises(ValueError, match="no voices"):
         announcement_streams("train", [])
-    mute = Voice("mute", {"digits/2": known[0].source["digits/2"]}, known[0].target)
+    mute = WordVoice("mute", {"digits/2": known[0].source["digits/2"]}, known[0].target)
     with pytest.raises(ValueError, match="mute has the words of none"):
         announcement_streams("train", [mute])
     with pytest.raises(ValueError, match="seconds must be"):
         announcement_streams("train", known, seconds=(3.0, 2.0))
 
 
-def test_speakers_take_turns_and_each_is_translated_in_the_own_voice(known: list[Voice]) -> None:
-    low = Voice(
+def test_speakers_take_turns_and_each_is_translated_in_the_own_voice(known: list[WordVoice]) -> None:
+    low = WordVoice(
         "low", {k: 0.1 * w for k, w in known[0].source.items()}, {k: 0.1 * w for k, w in known[0].target.items()}
     )
-    high = Voice("high", known[0].source, known[0].target)
+    high = WordVoice("high", known[0].source, known[0].target)
     streams = announcement_streams("train", [low, high, known[0]], count=12, seconds=(8, 14), speakers=2)
     assert {len({u.speaker for u in s.units}) for s in streams} == {2} and not any(s.metadata for s in streams)
     assert len({frozenset(u.speaker for u in s.units) for s in streams}) == 3

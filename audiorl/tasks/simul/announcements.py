@@ -61,7 +61,7 @@ class Announcement:
 
 
 @dataclass(frozen=True, eq=False)
-class Voice:
+class WordVoice:
     """Recordings of words without silence around them, float32 [T] at RATE Hz by key, in the source and the target
     language."""
 
@@ -70,7 +70,7 @@ class Voice:
     target: Mapping[str, np.ndarray]
 
 
-def voices_of(speech: Iterable[Utterance], source: str, target: str) -> list[Voice]:
+def voices_of(speech: Iterable[Utterance], source: str, target: str) -> list[WordVoice]:
     """The speakers of `source` with their first recording of each word of announcements.
 
     A speaker who does not say the target language is given the package's recordings of it.
@@ -82,7 +82,7 @@ def voices_of(speech: Iterable[Utterance], source: str, target: str) -> list[Voi
         if u.language in (source, target) and u.key in words(u.language) and u.key not in of_speaker:
             of_speaker[u.key] = trimmed(u.clip.load(RATE))
     return [
-        Voice(speaker, said, recordings.get((target, speaker)) or bundled_words(target))
+        WordVoice(speaker, said, recordings.get((target, speaker)) or bundled_words(target))
         for (language, speaker), said in recordings.items()
         if language == source and said
     ]
@@ -90,7 +90,7 @@ def voices_of(speech: Iterable[Utterance], source: str, target: str) -> list[Voi
 
 def announcement_streams(
     split: Split,
-    voices: Sequence[Voice],
+    voices: Sequence[WordVoice],
     target: str = "en",
     source: str = "es",
     *,
@@ -222,7 +222,7 @@ def _in_split(announcement: Announcement, split: Split, held_out: float) -> bool
 
 
 def _drawable(
-    voice: Voice, split: Split, source: str, target: str, held_out: float
+    voice: WordVoice, split: Split, source: str, target: str, held_out: float
 ) -> tuple[tuple[Announcement, ...], ...]:
     """The numbers, dates and times of the split that the voice can say, in both languages."""
 
@@ -237,7 +237,7 @@ def _drawable(
 
 def _pieces(
     announcement: Announcement,
-    voice: Voice,
+    voice: WordVoice,
     source: str,
     target: str,
     pauses: tuple[float, float],

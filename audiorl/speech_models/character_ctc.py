@@ -35,10 +35,10 @@ from audiorl.models.families.qwen_omni import tiny
 from audiorl.models.features import log_mels
 from audiorl.models.loading import read_tensors
 from audiorl.speech_models.alignment import align_words, ctc_log_probability
+from audiorl.speech_models.loading import CHARACTER_CTC
 from audiorl.speech_models.protocol import AlignedWord, Waveform
 from audiorl.speech_models.waves import batches_by_length, padded, resampled
 
-MODEL_TYPE = "audiorl_character_ctc"
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz "
 BLANK = 0
 RATE = 16_000
@@ -125,7 +125,7 @@ class CharacterCTC:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         save_file({n: p.detach().contiguous() for n, p in self.head.named_parameters()}, folder / "head.safetensors")
-        config = {"model_type": MODEL_TYPE, "characters": CHARACTERS, "features": self.features}
+        config = {"model_type": CHARACTER_CTC, "characters": CHARACTERS, "features": self.features}
         (folder / "config.json").write_text(json.dumps(config) + "\n")
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from audiorl.config import torch_device
-from audiorl.eval.metrics.spectral import mel_filters
+from audiorl.eval.metrics.speech import mel_filters
 from audiorl.speech_models.protocol import Waveform
 from audiorl.speech_models.waves import Wave, require_samples, resampled
 

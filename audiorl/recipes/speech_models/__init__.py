@@ -1,1 +1,0 @@
-"""Judges of our own experiments, and examples of judges as Python files: `load(folder, device)` in each."""

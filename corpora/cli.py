@@ -1,0 +1,226 @@
+"""The commands `audiorl data build | split | build-qa` and `audiorl annotate`.
+
+    audiorl data build corpus                                          # downloads the packages with apt-get
+    audiorl data build corpus --sources asterisk --languages en es     # some of them
+    audiorl data build corpus --packages FOLDER                        # from .deb files that are there already
+    audiorl data build unseen --unseen                                 # the test set of unseen speakers
+    audiorl data split corpus --out rows --unseen unseen               # rows to train on and to measure on
+    audiorl data build-qa qa --speech corpus                           # questions about speech, sounds and music
+    audiorl annotate recordings --out annotated --asr whisper-base     # rows for recordings without labels
+
+`audiorl` finds `data` and `annotate` as entry points of the group `audiorl.commands`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tyro.conf import Positional
+
+from audiorl.options import parse
+from corpora.annotate.options import Annotate
+
+HELP = ("-h", "--help")
+SourceName = Literal["asterisk", "asterisk-es-co", "asterisk-fr-armelle", "tuxpaint", "synthetic"]
+HUMAN: tuple[SourceName, ...] = ("asterisk", "asterisk-es-co", "asterisk-fr-armelle", "tuxpaint")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Build a corpus of human speech (data build OUT), split it into rows to train on and to measure on (data split
+    CORPUS --out ROWS), or build questions about audio (data build-qa OUT). Each lists its options with --help."""
+
+
+@dataclass(frozen=True)
+class BuildCorpus:
+    """Write recordings of many speakers with their texts as one corpus, which audiorl.data.corpus reads.
+
+    Run it again after an interruption, or with more sources or languages: voices that are complete stay as they are.
+    """
+
+    out: Positional[Path]
+    """Folder of the corpus: new, empty, or built before."""
+    sources: tuple[SourceName, ...] = HUMAN
+    """Where the recordings come from; by default all recordings of people. asterisk: telephone prompts in en, es, fr,
+    it and ru, the same in each. asterisk-es-co, asterisk-fr-armelle: such prompts by two other speakers. tuxpaint:
+    spoken descriptions of drawn objects in eleven languages. synthetic: espeak-ng speaks the texts of the others."""
+    languages: tuple[str, ...] | None = None
+    """Codes of languages, such as en es; by default all that the sources have."""
+    unseen: bool = False
+    """Write the test set of unseen speakers, which is in the repository and not in the package, in place of sources."""
+    packages: Path | None = None
+    """Folder with the .deb files of the packages. By default they are downloaded with apt-get and kept in
+    ~/.cache/audiorl/packages."""
+    tree: Path | None = None
+    """Folder below which the packages are installed or unpacked, such as /."""
+    bitrate: int = 24_000
+    """Bits per second of the Opus files, 6000 to 256000."""
+    max_seconds: float = 30.0
+    """Clips that last longer, in seconds, are left out."""
+    texts: Path | None = None
+    """Further texts for synthetic: lines of LANGUAGE, a tab, TEXT and, optionally, a tab and the English text."""
+    texts_licence: str = ""
+    """Licence of these texts, such as CC0-1.0, for the manifest; required with --texts."""
+    synthetic_speakers: int = 16
+    """Number of espeak-ng's voices for each language."""
+    synthetic_clips: int = 1
+    """Number of voices, of these, that speak each text."""
+
+
+@dataclass(frozen=True)
+class SplitCorpus:
+    """Write rows to train on and to measure on from corpora: train.jsonl, held_out.jsonl and unseen.jsonl.
+
+    Held-out texts are in no training row, in any language or voice. Neither the speakers nor the texts of --unseen are
+    in the other sets. Synthetic voices are in train.jsonl only.
+    """
+
+    corpora: Positional[tuple[Path, ...]]
+    """Folders that `audiorl data build` wrote."""
+    out: Path
+    """Folder of the rows."""
+    unseen: tuple[Path, ...] = ()
+    """Folders of speakers who are measured and never trained on, such as unseen_speakers of the repository."""
+    held_out: float = 0.1
+    """Fraction of the recordings whose texts are held out."""
+    languages: tuple[str, ...] | None = None
+    """Codes of languages, such as en es; by default all."""
+    min_seconds: float = 0.4
+    """Clips that are shorter, in seconds, are left out."""
+    max_seconds: float = 8.0
+    """Clips that are longer, in seconds, are left out."""
+    min_words: int = 1
+    """Clips with fewer words are left out."""
+    seed: int = 0
+    """Which texts are held out."""
+
+
+@dataclass(frozen=True)
+class BuildQuestions:
+    """Write four-choice questions about speech, sounds and music in the format of MMAU: a training and a held-out set.
+
+    Speech comes from a corpus that `audiorl data build` wrote with all sources; sounds and the instruments of the music
+    from Debian packages. Needs the program fluidsynth.
+    """
+
+    out: Positional[Path]
+    """Folder of the benchmark: new, empty, or built before."""
+    speech: Path
+    """Folder of the speech corpus."""
+    train: int = 3000
+    """About so many training questions."""
+    held_out: int = 600
+    """About so many held-out questions."""
+    seed: int = 0
+    """Seed of every draw: splits, questions, choices and pieces of music."""
+    packages: Path | None = None
+    """Folder with the .deb files of the packages. By default they are downloaded with apt-get and kept in
+    ~/.cache/audiorl/packages."""
+    tree: Path | None = None
+    """Folder below which the packages are installed or unpacked, such as /."""
+    bitrate: int = 24_000
+    """Bits per second of the Opus files, 6000 to 256000."""
+
+
+def data(args: list[str]) -> int:
+    """Build a corpus of human speech or questions about audio, or split a corpus into rows."""
+    if args and args[0] in DATA_COMMANDS:
+        options, run = DATA_COMMANDS[args[0]]
+        run(parse(options, args[1:], prog=f"audiorl data {args[0]}"))
+        return 0
+    if args and args[0] not in HELP:
+        raise ValueError(
+            f"data: no command is called {args[0]!r}; they are {', '.join(f'data {name}' for name in DATA_COMMANDS)}"
+        )
+    parse(Data, ["--help"], prog="audiorl data")
+    return 0
+
+
+def annotate(args: list[str]) -> int:
+    """Make a manifest of recordings without labels: segments, transcripts, speakers and quality."""
+    if not args or (args[0].startswith("-") and args[0] not in HELP):
+        raise ValueError(
+            "annotate: name audio files or folders first: audiorl annotate FOLDER --out OUT --asr judges/whisper-base"
+        )
+    options: Annotate = parse(Annotate, args, prog="audiorl annotate")
+    from corpora.annotate.run import run
+
+    run(options)
+    return 0
+
+
+def run_build(options: BuildCorpus) -> None:
+    """Run `data build`. Raises ValueError for bad input."""
+    from corpora.sources.build import Encoding, build, read_voices, select_voices, unseen_voices
+    from corpora.sources.synthetic import SOURCE, read_texts, synthetic_voices, texts_of_rows
+
+    encoding = Encoding(options.bitrate, options.max_seconds)
+    if options.unseen:
+        build(options.out, unseen_voices(), options.packages, options.tree, encoding)
+        return
+    human = [source for source in options.sources if source != SOURCE]
+    if options.texts and (not options.texts_licence or SOURCE not in options.sources):
+        raise ValueError("--texts: needs --texts-licence and the source synthetic")
+    if human:
+        voices = select_voices(human, options.languages)
+        build(options.out, voices, options.packages, options.tree, encoding)
+    if SOURCE in options.sources:
+        rows = [row for voice in read_voices(options.out) if voice.source != SOURCE for row in voice.rows]
+        texts = texts_of_rows(rows)
+        if options.texts:
+            texts += read_texts(options.texts, options.texts_licence)
+        texts = [t for t in texts if options.languages is None or t.language in options.languages]
+        if not texts:
+            raise ValueError(f"{options.out}: no texts to speak; add another source, or --texts FILE")
+        voices = synthetic_voices(texts, options.synthetic_speakers, options.synthetic_clips)
+        build(options.out, voices, options.packages, options.tree, encoding)
+
+
+def run_split(options: SplitCorpus) -> None:
+    """Run `data split`. Raises ValueError for bad input."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from audiorl.data.corpus import corpus
+    from corpora.split import Selection, split, summary, write_rows
+
+    if not options.corpora:
+        raise ValueError("data split: name the folder of a corpus first: audiorl data split CORPUS --out ROWS")
+    said, unseen = ([u for path in paths for u in corpus(path)] for paths in (options.corpora, options.unseen))
+    selection = Selection(options.languages, options.min_seconds, options.max_seconds, options.min_words)
+    result = split(said, unseen, options.held_out, selection, options.seed)
+    parts = {"train": result.train, "held_out": result.held_out} | ({"unseen": result.unseen} if unseen else {})
+    table = Table(*("set", "language", "speakers", "clips", "minutes"))
+    for name, language, speakers, clips, minutes in summary(parts):
+        table.add_row(name, language, str(speakers), str(clips), f"{minutes:.1f}")
+    for name, utterances in parts.items():
+        write_rows(options.out / f"{name}.jsonl", utterances)
+    Console().print(table)
+    for reason, count in result.left_out.most_common():
+        print(f"left out: {count} clips, {reason}")
+
+
+def run_questions(options: BuildQuestions) -> None:
+    """Run `data build-qa`. Raises ValueError for bad input."""
+    from corpora.questions.build import build_questions
+
+    build_questions(
+        options.out,
+        options.speech,
+        (options.train, options.held_out),
+        options.seed,
+        packages=options.packages,
+        tree=options.tree,
+        bitrate=options.bitrate,
+    )
+
+
+DATA_COMMANDS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
+    "build": (BuildCorpus, run_build),
+    "split": (SplitCorpus, run_split),
+    "build-qa": (BuildQuestions, run_questions),
+}
+"""Options and function of each `audiorl data COMMAND`."""
