@@ -19,7 +19,7 @@ from torch import Tensor
 from audiorl.distributed.local import Group
 from audiorl.errors import Interrupted
 from audiorl.models.examples import Example
-from audiorl.models.loading import read_tensors
+from audiorl.models.weights import read_tensors
 from audiorl.run.checkpoint import flush_to_disk
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress

@@ -11,7 +11,7 @@ from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
-from audiorl.models.reference import Reference
+from audiorl.models.policy import Reference
 from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.run.phase import checkpoint, completing_saves, pull, pull_last, restore

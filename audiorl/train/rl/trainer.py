@@ -24,7 +24,7 @@ from audiorl.config import OptimConfig, RLConfig
 from audiorl.distributed.local import changes_worker
 from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
-from audiorl.models.reference import Reference
+from audiorl.models.policy import Reference
 from audiorl.models.value import critic_of
 from audiorl.run.pieces import Piece, TrainerState
 from audiorl.train.batches import counts, fill, fill_fields, gather, idle_batch, logprobs_by_code

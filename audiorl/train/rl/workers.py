@@ -21,7 +21,7 @@ from audiorl.distributed.ray_cluster import import_ray
 from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.lora import is_adapter
-from audiorl.models.reference import Reference
+from audiorl.models.policy import Reference
 from audiorl.models.weights import Weights, named
 from audiorl.protocols import Ended, Request, Sleep
 from audiorl.rollout.hf import HFEngine

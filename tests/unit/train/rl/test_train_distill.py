@@ -89,7 +89,7 @@ def step(trainer: Trainer, experiences: Sequence[Experience], answers: Sequence[
 
 def log_probs(policy: AudioPolicy, e: Experience) -> Tensor:
     """[N, V] from the full logits."""
-    hidden = policy.before_sampled(pack_experiences([e]))
+    hidden = policy.predicting_hidden(pack_experiences([e]))
     return (policy.backbone.head(policy.model)(hidden) / TEMPERATURE).log_softmax(-1)
 
 
