@@ -23,7 +23,7 @@ from audiorl.distributed.placement import check_engine, separate_group, trainer_
 from audiorl.distributed.torchrun import local_device
 from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
-from audiorl.models.reference import Reference
+from audiorl.models.policy import Reference
 from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile
 from audiorl.train.rl.critic_worker import CriticWorker, critic_worker
