@@ -181,10 +181,10 @@ def load_model(model_class: Any, path: str | Path, device: str) -> Any:
     """
     import torch
 
-    from audiorl.models.loading import naming_damage, quietly
+    from audiorl.models.weights import naming_damage, silent_transformers
 
     try:
-        with quietly(), naming_damage(path):  # the errors below replace transformers' table of weights
+        with silent_transformers(), naming_damage(path):  # the errors below replace transformers' table of weights
             model, info = model_class.from_pretrained(
                 str(path),
                 dtype=torch.float32 if device == "cpu" else torch.float16,

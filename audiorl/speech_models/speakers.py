@@ -17,7 +17,7 @@ from transformers import WhisperFeatureExtractor
 
 from audiorl.config import torch_device
 from audiorl.eval.metrics.speech import mel_filters
-from audiorl.models.features import log_mels
+from audiorl.models.audio_encoder import log_mels
 from audiorl.speech_models.ctc import inputs
 from audiorl.speech_models.protocol import (
     Wave,
@@ -107,7 +107,7 @@ class GE2E:
     def network(self) -> GE2ENetwork:
         from safetensors.torch import load_file
 
-        from audiorl.models.loading import naming_damage
+        from audiorl.models.weights import naming_damage
 
         file = Path(self.path) / "model.safetensors"
         if not file.is_file():
