@@ -197,7 +197,7 @@ def test_recognisers_silence_and_a_baseline_on_the_same_rows(manifest, scripted,
     talking = {s.id: "thanks for watching" for s in no_speech_samples(13)}
     texts = {"a": "the cat sat down", "b": "the cat"}
     start = scripted({"a": "the", "b": "the"} | dict.fromkeys(talking, ""))
-    monkeypatch.setattr("greedy_engine", lambda model, tokens, device: start)
+    monkeypatch.setattr(asr, "greedy_engine", lambda model, tokens, device: start)
     options = asr.ASROptions(
         data=tmp_path / "test.jsonl",
         model="trained",
