@@ -20,8 +20,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from audiorl.data.corpus import Utterance, bundled_speech, unseen_speakers
-from audiorl.eval.metrics.f0 import pyin, yin
-from audiorl.eval.metrics.prosody import Prosody, prosody
+from audiorl.eval.metrics.prosody import Prosody, prosody, pyin, yin
 
 RATE = 16_000
 

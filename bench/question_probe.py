@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from audiorl.audio import AudioClip
-from audiorl.eval.metrics.interval import bootstrap_interval
+from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.models.families.qwen_omni import tiny
 

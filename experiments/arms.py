@@ -14,7 +14,7 @@ from audiorl.cli import main as audiorl
 from audiorl.eval._generate import read_rows
 from audiorl.eval._listening import DEFAULT_VIEWS, audio_gains, verdict
 from audiorl.eval._phases import measures_of
-from audiorl.eval.metrics.interval import bootstrap_interval
+from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.run.checkpoint import write_json

@@ -53,7 +53,7 @@ from audiorl.eval._generate import read_rows
 from audiorl.eval._judging import Judges
 from audiorl.eval._speech import measure_speech, say
 from audiorl.eval._summaries import speech_measures
-from audiorl.eval.metrics.speaker import cosine
+from audiorl.eval.metrics.speech import cosine
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Reward
 from audiorl.recipes import tts_quickstart as quick

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from audiorl.eval._questions import ACCURACY, choice_turn
 from audiorl.eval._summaries import paired_changes, summarize
 from audiorl.eval._text import answer_logprobs
-from audiorl.eval.metrics.divergence import jensen_shannon, kl_divergence, log_distribution
+from audiorl.eval.metrics.choice import jensen_shannon, kl_divergence, log_distribution
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.rewards.choices import match_choice, normalize_text

@@ -19,7 +19,7 @@ from audiorl.algos.experience import Experience
 from audiorl.audio import AudioClip
 from audiorl.audio import name as clip_name
 from audiorl.data.views import SWAP, views_of
-from audiorl.eval.metrics.interval import bootstrap_interval
+from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, answer_logprobs, experience
 from audiorl.types import Rollout, Sample

@@ -14,8 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from audiorl.eval.metrics.corpus import Score, estimate, ratio, repeated, translation_counts
-from audiorl.eval.metrics.scripts import units
-from audiorl.eval.metrics.text import ErrorCounts, Normalizer, char_errors, normalize, word_errors
+from audiorl.eval.metrics.text import ErrorCounts, Normalizer, char_errors, normalize, units, word_errors
 
 Row = Mapping[str, Any]
 Task = Literal["transcribe", "translate"]

@@ -19,11 +19,9 @@ from audiorl.eval._generate import Row, complete_rows
 from audiorl.eval._judging import Judges
 from audiorl.eval._speech import RATE, prosody_columns
 from audiorl.eval._summaries import mean_prosody, summarize
-from audiorl.eval.metrics.joints import slope_per_minute
-from audiorl.eval.metrics.prosody import MEASURES
-from audiorl.eval.metrics.seedtts import compared, utterance_errors
-from audiorl.eval.metrics.speaker import cosine, voice_cosines
-from audiorl.eval.metrics.text import CorpusErrors, ErrorCounts
+from audiorl.eval.metrics.prosody import MEASURES, slope_per_minute
+from audiorl.eval.metrics.speech import cosine, voice_cosines
+from audiorl.eval.metrics.text import CorpusErrors, ErrorCounts, compared, utterance_errors
 
 
 @dataclass(frozen=True)

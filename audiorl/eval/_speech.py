@@ -16,8 +16,7 @@ from audiorl.eval._generate import read_rows
 from audiorl.eval._judging import Judges
 from audiorl.eval._summaries import paired_changes, speech_measures, summarize_outside, summarize_speech
 from audiorl.eval.metrics.prosody import MEASURES, prosody
-from audiorl.eval.metrics.speaker import cosine
-from audiorl.eval.metrics.speech import silent_share
+from audiorl.eval.metrics.speech import cosine, silent_share
 from audiorl.eval.metrics.text import Normalizer, char_errors, word_errors
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request

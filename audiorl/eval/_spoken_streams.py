@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audiorl.eval._judging import Judges
-from audiorl.eval.metrics.corpus import estimate
-from audiorl.eval.metrics.interval import bootstrap_interval
+from audiorl.eval.metrics.corpus import bootstrap_interval, estimate
 from audiorl.eval.metrics.latency import latency_unit, text_units
-from audiorl.eval.metrics.resegment import chunks, soft_cuts
+from audiorl.eval.metrics.longform import chunks, soft_cuts
 from audiorl.eval.metrics.text import normalize
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.tasks.simul.quality import NAMES, default_quality, quality_counts

@@ -26,8 +26,7 @@ from audiorl.config import SamplingConfig
 from audiorl.data.rollout_rows import read_rollouts, rollout_row
 from audiorl.data.rows import write_json_lines
 from audiorl.eval._generate import generate_all
-from audiorl.eval.metrics.corpus import TRANSLATION, estimate, ratio
-from audiorl.eval.metrics.interval import bootstrap_interval
+from audiorl.eval.metrics.corpus import TRANSLATION, bootstrap_interval, estimate, ratio
 from audiorl.eval.metrics.latency import laal, latency_unit, reference_length
 from audiorl.eval.metrics.longform import ReferenceSegment
 from audiorl.models import AudioPolicy

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from audiorl.eval.metrics.interval import bootstrap_interval
+from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.eval.metrics.prosody import MEASURES
 from audiorl.types import Rollout
 

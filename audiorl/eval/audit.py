@@ -47,7 +47,7 @@ from audiorl.eval._options import InferenceOptions, run_script, write_scores
 from audiorl.eval._pages import article, page
 from audiorl.eval._questions import question_policy, read_questions, right_answers, sample_answers, write_manifest
 from audiorl.eval._summaries import summarize
-from audiorl.eval.metrics.interval import bootstrap_interval
+from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.protocols import Request

@@ -41,10 +41,7 @@ from audiorl.eval._judging import Judges
 from audiorl.eval._options import JudgeOptions, run_script, write_scores
 from audiorl.eval._summaries import summarize
 from audiorl.eval.metrics.codes import bitrate, codebook_use, count_codes, entropy_bitrate
-from audiorl.eval.metrics.intelligibility import pesq_wb, stoi
-from audiorl.eval.metrics.speaker import cosine
-from audiorl.eval.metrics.spectral import mel_distance, si_sdr, stft_distance
-from audiorl.eval.metrics.speech import real_time_factor
+from audiorl.eval.metrics.speech import cosine, mel_distance, pesq_wb, real_time_factor, si_sdr, stft_distance, stoi
 from audiorl.eval.metrics.text import CorpusErrors, Normalizer, char_errors, word_errors
 from audiorl.report.listening import Card, Take, listening_page
 from tokenizers_audio.protocol import AudioTokenizer

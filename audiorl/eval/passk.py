@@ -35,7 +35,7 @@ from audiorl.eval._options import InferenceOptions, run_script, write_scores
 from audiorl.eval._pages import question_card
 from audiorl.eval._questions import question_policy, read_questions, right_answers, sample_answers
 from audiorl.eval._summaries import summarize
-from audiorl.eval.metrics.passk import crossings, pass_at_k
+from audiorl.eval.metrics.choice import crossings, pass_at_k
 from audiorl.report.eval_page import eval_page, number_table
 from audiorl.report.figures import svg
 from audiorl.report.passk import PassCurve, draw_passk, plot_passk

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audiorl.eval.metrics.f0 import HOP_SECONDS
-from audiorl.eval.metrics.prosody import SILENT, prosody, voiced_f0
+from audiorl.eval.metrics.prosody import HOP_SECONDS, SILENT, prosody, voiced_f0
 from audiorl.eval.metrics.speech import FRAME_SECONDS, frame_levels
 from audiorl.report.summary import metric_name, show
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from audiorl.eval.metrics.caption import DocumentFrequencies, cider_d
+from audiorl.eval.metrics.corpus import DocumentFrequencies, cider_d
 from audiorl.eval.metrics.text import Normalizer, normalize
 from audiorl.rewards.tags import final_text
 from audiorl.types import Rollout, Sample, Score

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from audiorl.audio import seconds
-from audiorl.eval.metrics.scripts import units
-from audiorl.eval.metrics.text import Normalizer, char_errors, normalize, word_errors
+from audiorl.eval.metrics.text import Normalizer, char_errors, normalize, units, word_errors
 from audiorl.rewards.asr import language_of, references_of
 from audiorl.rewards.tags import after_think, strip_tags
 from audiorl.types import Rollout, Sample, Score

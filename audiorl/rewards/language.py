@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from audiorl.eval.metrics.scripts import script_counts
+from audiorl.eval.metrics.text import script_counts
 from audiorl.rewards.tags import extract_answer, extract_think, strip_tags
 from audiorl.types import Rollout, Sample, Score
 

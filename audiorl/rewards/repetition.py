@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from audiorl.eval.metrics.scripts import units
+from audiorl.eval.metrics.text import units
 from audiorl.types import Rollout, Sample, Score
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from audiorl.eval.metrics.corpus import translation_counts
 from audiorl.eval.metrics.latency import latency_unit, separator, text_units
-from audiorl.eval.metrics.resegment import chunks, mwer_cuts
+from audiorl.eval.metrics.longform import chunks, mwer_cuts
 
 Similarity = Callable[[str, str], float]
 """(written, reference) -> [0, 1]"""

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from audiorl.audio import AudioClip
 from audiorl.eval.metrics.prosody import Prosody, prosody
-from audiorl.eval.metrics.speaker import cosine
-from audiorl.eval.metrics.speech import clipped_share, duration_ratio, silent_share
+from audiorl.eval.metrics.speech import clipped_share, cosine, duration_ratio, silent_share
 from audiorl.eval.metrics.text import Normalizer, char_errors, normalize, word_errors
 from audiorl.protocols import SpeechDecoder
 from audiorl.rewards.asr import error_rate, language_of

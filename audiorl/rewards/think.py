@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from audiorl.eval.metrics.scripts import units
-from audiorl.eval.metrics.text import char_errors, normalize
+from audiorl.eval.metrics.text import char_errors, normalize, units
 from audiorl.rewards.asr import language_of
 from audiorl.rewards.tags import extract_think
 from audiorl.types import Rollout, Sample, Score

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from audiorl.config import torch_device
-from audiorl.eval.metrics.spectral import mel_filters
+from audiorl.eval.metrics.speech import mel_filters
 from audiorl.speech_models.protocol import Waveform
 from audiorl.speech_models.waves import Wave, require_samples, resampled
 
@@ -67,7 +67,7 @@ class GE2E:
     def network(self) -> Network:
         from safetensors.torch import load_file
 
-        from audiorl.models.loading import naming_damage
+        from audiorl.models.weights import naming_damage
 
         file = Path(self.path) / "model.safetensors"
         if not file.is_file():

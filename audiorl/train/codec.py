@@ -21,8 +21,8 @@ from audiorl.distributed.placement import num_trainers, trainer_group
 from audiorl.distributed.torchrun import local_device
 from audiorl.distributed.world import World
 from audiorl.eval.metrics.codes import bitrate, codebook_use, count_codes
-from audiorl.eval.metrics.interval import bootstrap_interval
-from audiorl.eval.metrics.spectral import mel_distance, stft_distance
+from audiorl.eval.metrics.corpus import bootstrap_interval
+from audiorl.eval.metrics.speech import mel_distance, stft_distance
 from audiorl.run.folder import Run
 from audiorl.run.pieces import TrainerState
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter

@@ -34,6 +34,14 @@ from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
 T = TypeVar("T")
 
 
+class FitWorker(Protocol):
+    """The methods that the loop calls of every worker."""
+
+    def train(self, batch: Sequence[Any]) -> dict[str, float]:
+        """Update the model from this rank's share of a batch. Returns the metrics of all ranks."""
+        ...
+
+
 class FitConfig(Protocol):
     """The fields that the loop reads of a trainer's config."""
 
@@ -174,7 +182,7 @@ def fit(
                 batch = sorted_batch_of_step(items, lengths, step, config.batch_size, seed)
             else:
                 batch = batch_of_step(items, step, config.batch_size, seed)
-            metrics = trainers.each("train", [batch[r :: trainers.size] for r in range(trainers.size)])[0]
+            metrics = trainers.each(FitWorker.train, [batch[r :: trainers.size] for r in range(trainers.size)])[0]
             clock.lap("train")
             step += 1
             run.add_seconds(phase, clock.seconds, clock.cpu_seconds)
@@ -187,7 +195,7 @@ def fit(
             over = (spent() or 0.0) >= 1
             checkpoint(run, phase, step, step if over else config.steps, config.save_every, trainers)
     pull_last(run, phase, model, trainers)
-    trainers.all("close")
+    trainers.all(CheckpointedWorker.close)
     run.finish(phase, {"steps": step, "seconds": run.seconds(phase)})
 
 

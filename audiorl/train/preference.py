@@ -46,7 +46,7 @@ from audiorl.errors import Interrupted
 from audiorl.eval._generate import finished_rows, generate_all
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, answer_example, experience
-from audiorl.models.loading import read_tensors
+from audiorl.models.weights import read_tensors
 from audiorl.protocols import Request, Reward, RolloutEngine
 from audiorl.rewards.check import scored_rollouts
 from audiorl.run.checkpoint import flush_to_disk
@@ -329,7 +329,7 @@ def reference_logprobs(
     with run.interruptible(), Progress(f"{phase} reference", len(needed), len(needed) - len(missing)) as progress:
         for start in range(0, len(missing), REFERENCE_CHUNK * size):
             parts = [missing[start : start + REFERENCE_CHUNK * size][r::size] for r in range(size)]
-            answers = trainers.each("logprobs", [[groups[i] for i in part] for part in parts])
+            answers = trainers.each(Learner.logprobs, [[groups[i] for i in part] for part in parts])
             for part, values in zip(parts, answers, strict=True):
                 for i, group in zip(part, values, strict=True):
                     logprobs |= {f"{i}/{k}": tensor for k, tensor in enumerate(group)}

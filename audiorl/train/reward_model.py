@@ -20,7 +20,7 @@ from audiorl.data.preferences import Pair, Steps
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import experience
-from audiorl.models.step_judge import StepJudge
+from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.models.value import ValueModel, score_answers
 from audiorl.run.folder import Run
 from audiorl.train.batches import group_packs
@@ -113,9 +113,9 @@ def step_judgement_loss(
     learner: Learner, config: ProcessRewardConfig, items: Sequence[Steps]
 ) -> tuple[list[list[int]], PackLoss]:
     """Cross-entropy at the step markers, the mean over the steps of all ranks."""
-    judge = StepJudge(learner.policy, config.marker, config.good, config.bad)
+    judge = ProcessRewardModel(learner.policy, config.marker, config.good, config.bad)
     steps = sum(learner.world.gather(sum(len(i.steps) for i in items)))
-    marked = [judge.marked(i.sample, i.steps) for i in items]
+    marked = [judge.mark(i.sample, i.steps) for i in items]
     if not config.soft and any(label not in (0, 1) for i in items for label in i.labels):
         raise ValueError("a step's label is neither 0 nor 1; set soft to learn from probabilities")
 
@@ -154,9 +154,9 @@ def train_process_reward(
     fit(trainers, policy, items, run, config, phase=phase, seed=seed, length=length)
 
 
-def judged_right(judge: StepJudge, items: Sequence[Steps]) -> list[bool]:
+def judged_right(judge: ProcessRewardModel, items: Sequence[Steps]) -> list[bool]:
     """Tell for each step of all items whether it is judged as it is labelled."""
-    probabilities = judge.judge([(i.sample, i.steps) for i in items])
+    probabilities = judge.score_steps([(i.sample, i.steps) for i in items])
     return [
         (p > 0.5) == (label > 0.5)
         for i, ps in zip(items, probabilities, strict=True)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from arms import markdown
 
-from audiorl.eval.metrics.interval import bootstrap_interval
+from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.rewards import ThinkTranscript
 from audiorl.rewards.repetition import Repetition
 from audiorl.rewards.tags import extract_think

@@ -70,7 +70,7 @@ def test_from_an_empty_folder_the_quickstart_runs(installed: Path, tmp_path: Pat
 
 def test_mypy_finds_the_types_of_the_installed_package(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from audiorl.eval.metrics.interval import bootstrap_interval\n"
+        "from audiorl.eval.metrics.corpus import bootstrap_interval\n"
         "reveal_type(bootstrap_interval([0.0, 1.0]))\n"
         "bootstrap_interval(3)\n"
     )

@@ -18,7 +18,7 @@ from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.distributed.torchrun import follow, process_group, rank
 from audiorl.run.folder import Run
 from audiorl.run.phase import checkpoint, restore
-from audiorl.train.fit import learners
+from audiorl.train.fit import Learner, learners
 from audiorl.train.sft import sft_loss
 from tests.support.zero_ranks import OPTIM, examples, policy
 
@@ -54,7 +54,7 @@ def main(folder: Path) -> None:
     group = learners(run, "sft", sft_loss, model, SFT, OPTIM)
     spoken = examples()
     for _ in range(2):
-        group.each("train", [spoken[:5], spoken[5:]])
+        group.each(Learner.train, [spoken[:5], spoken[5:]])
     print("in updates:", LARGEST[0])
     LARGEST[0] = 0
     checkpoint(run, "sft", 2, 2, 1, group)

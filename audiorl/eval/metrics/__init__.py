@@ -1,11 +1,8 @@
 """Metrics: how good is a set of outputs. Pure functions of texts and numbers; rewards and evaluations share them."""
 
-from audiorl.eval.metrics.atd import atd
-from audiorl.eval.metrics.choice import mmau_match
-from audiorl.eval.metrics.latency import al, ap, dal, end_offset, flal, laal, start_offset, wait_k, yaal
-from audiorl.eval.metrics.longform import ReferenceSegment, long_yaal, stream_laal
-from audiorl.eval.metrics.passk import pass_at_k, pass_at_k_curve
-from audiorl.eval.metrics.resegment import mwer_cuts, soft_cuts
+from audiorl.eval.metrics.choice import mmau_match, pass_at_k, pass_at_k_curve
+from audiorl.eval.metrics.latency import al, ap, atd, dal, end_offset, flal, laal, start_offset, wait_k, yaal
+from audiorl.eval.metrics.longform import ReferenceSegment, long_yaal, mwer_cuts, soft_cuts, stream_laal
 from audiorl.eval.metrics.text import (
     CorpusErrors,
     ErrorCounts,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 
 def bitrate(frame_rate: float, num_codebooks: int, codebook_size: int) -> float:
-    """Bits per second of codes sent as they are: frame_rate · Q · log2 V.
+    """Return bits per second of codes sent as they are: frame_rate · Q · log2 V.
 
     >>> bitrate(25, 8, 1024)
     2000.0
@@ -37,7 +37,7 @@ class CodebookUse:
 
 
 def count_codes(codes: Iterable[NDArray[Any]], num_codebooks: int, codebook_size: int) -> NDArray[np.int64]:
-    """How often each code occurs, [Q, V], over recordings of [Q, F] codes each. ValueError for codes out of range."""
+    """Count how often each code occurs, [Q, V], over recordings of codes [Q, F]. ValueError for codes out of range."""
     counts = np.zeros((num_codebooks, codebook_size), np.int64)
     for number, frames in enumerate(codes):
         array = np.asarray(frames)
@@ -53,7 +53,7 @@ def count_codes(codes: Iterable[NDArray[Any]], num_codebooks: int, codebook_size
 
 
 def codebook_use(counts: NDArray[Any]) -> tuple[CodebookUse, ...]:
-    """One value a codebook, from counts [Q, V]. ValueError for a codebook without any code."""
+    """Return one value a codebook, from counts [Q, V]. ValueError for a codebook without any code."""
     uses = []
     for book, row in enumerate(np.asarray(counts, dtype=np.float64)):
         if not row.sum():
@@ -64,5 +64,5 @@ def codebook_use(counts: NDArray[Any]) -> tuple[CodebookUse, ...]:
 
 
 def entropy_bitrate(frame_rate: float, uses: Iterable[CodebookUse]) -> float:
-    """Bits per second after ideal entropy coding of each codebook on its own: frame_rate · Σ entropy."""
+    """Return bits per second after ideal entropy coding of each codebook on its own: frame_rate · Σ entropy."""
     return frame_rate * sum(use.entropy for use in uses)

@@ -15,6 +15,7 @@ Silence has no latency: every function raises ValueError where no unit was writt
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, groupby
 from typing import Literal
 
 Unit = Literal["word", "char"]
@@ -23,22 +24,22 @@ _UNSPACED_LANGUAGES = frozenset({"zh", "cmn", "yue", "ja", "jpn", "zho"})
 
 
 def latency_unit(language: str) -> Unit:
-    """The unit of a target language's delays: "char" for Chinese and Japanese, else "word"."""
+    """Return the unit of a target language's delays: "char" for Chinese and Japanese, else "word"."""
     return "char" if language.replace("_", "-").split("-")[0].lower() in _UNSPACED_LANGUAGES else "word"
 
 
 def separator(language: str) -> str:
-    """What stands between two texts of a language: a space, or nothing where the unit is the character."""
+    """Return what stands between two texts of a language: a space, or nothing where the unit is the character."""
     return "" if latency_unit(language) == "char" else " "
 
 
 def text_units(text: str, unit: Unit) -> list[str]:
-    """The units that each need a delay: words between whitespace, or all characters but spaces."""
+    """Split into the units that each need a delay: words between whitespace, or all characters but spaces."""
     return text.split() if unit == "word" else list(text.replace(" ", ""))
 
 
 def reference_length(reference: str, unit: Unit) -> int:
-    """The length of a reference as SimulEval counts it: pieces between single spaces, or characters with their spaces.
+    """Return a reference's length as SimulEval counts: pieces between single spaces, or characters with their spaces.
 
     An empty reference counts as 1, so that every metric stays defined.
     """
@@ -46,7 +47,7 @@ def reference_length(reference: str, unit: Unit) -> int:
 
 
 def al(delays: Sequence[float], source_length: float, target_length: int) -> float:
-    """Average lagging: the mean of D_i - (i-1)/gamma up to the first unit written with the whole source read.
+    """Return average lagging: the mean of D_i - (i-1)/gamma up to the first unit written with the whole source read.
 
     gamma = target_length / source_length, the rate of an ideal translator; `target_length` is the length of the
     reference. When the first unit comes after the end of the source (elapsed times only), it is D_1.
@@ -65,7 +66,7 @@ def al(delays: Sequence[float], source_length: float, target_length: int) -> flo
 
 
 def laal(delays: Sequence[float], source_length: float, target_length: int) -> float:
-    """Length-adaptive average lagging: AL with gamma = max(units written, reference length) / source_length.
+    """Return length-adaptive average lagging: AL with gamma = max(units written, reference length) / source_length.
 
     Writing more than the reference has no longer lowers the latency; AL <= LAAL.
     Source: Papi et al. 2022, "Over-Generation Cannot Be Rewarded"; Polák et al. 2022.
@@ -74,18 +75,18 @@ def laal(delays: Sequence[float], source_length: float, target_length: int) -> f
 
 
 def ap(delays: Sequence[float], source_length: float, target_length: int) -> float:
-    """Average proportion: the sum of the delays over source length times reference length. Source: Cho & Esipova 2016.
+    """Return average proportion: the sum of the delays over source length times reference length.
 
-    1 for a translator that waits for the end and writes as much as the reference has.
+    1 for a translator that waits for the end and writes as much as the reference has. Source: Cho & Esipova 2016.
     """
     check_delays(delays, source_length, target_length)
     return sum(delays) / (source_length * target_length)
 
 
 def dal(delays: Sequence[float], source_length: float) -> float:
-    """Differentiable average lagging: the mean of g_i - (i-1)/gamma, g_i = max(D_i, g_{i-1} + 1/gamma), g_1 = D_1.
+    """Return differentiable average lagging: the mean of g_i - (i-1)/gamma, g_i = max(D_i, g_{i-1} + 1/gamma).
 
-    gamma = units written / source_length, so lost time can't be made up by writing much at once.
+    g_1 = D_1, gamma = units written / source_length: lost time can't be made up by writing much together.
     Source: Arivazhagan et al. 2019, eq. 9 to 11.
     """
     check_delays(delays, source_length)
@@ -98,7 +99,7 @@ def dal(delays: Sequence[float], source_length: float) -> float:
 
 
 def yaal(delays: Sequence[float], source_length: float, target_length: int, end: float | None = None) -> float | None:
-    """Yet another average lagging: LAAL over the units written before `end` only; None where there is none.
+    """Return yet another average lagging: LAAL over the units written before `end` only; None where there is none.
 
     `end` is the end of the source unless given. LongYAAL passes the end of the recording: a unit that comes after its
     own segment but before the end of the recording counts. Source: Polák et al. 2025, "Better Late Than Never".
@@ -115,28 +116,28 @@ def yaal(delays: Sequence[float], source_length: float, target_length: int, end:
 
 
 def start_offset(delays: Sequence[float]) -> float:
-    """The delay of the first unit."""
+    """Return the delay of the first unit."""
     check_delays(delays)
     return float(delays[0])
 
 
 def end_offset(ends: Sequence[float], source_length: float) -> float:
-    """How long after the end of the source the output ends; negative where it ends before.
+    """Return how long after the end of the source the output ends; negative where it ends before.
 
-    `ends` are delays, or for speech the ends of the played intervals (see `playback.ends`).
+    `ends` are delays, or for speech the ends of the played intervals (see `ends`).
     """
     check_delays(ends, source_length)
     return ends[-1] - source_length
 
 
 def num_chunks(delays: Sequence[float]) -> int:
-    """How many units have a delay: chunks of speech output, but words or characters of text output (as SimulEval)."""
+    """Count the units with a delay: chunks of speech output, but words or characters of text output (as SimulEval)."""
     check_delays(delays)
     return len(delays)
 
 
 def flal(times: Sequence[float], shown: Sequence[str] | None = None) -> float:
-    """First letter appearance lagging of one paragraph: when the first letter that stays was shown, ms.
+    """Return first letter appearance lagging of a paragraph: when the first letter that stays was shown, ms.
 
     `times` are the moments of the outputs, counted from the start of the paragraph. A system that may retract also
     gives `shown`, the whole text on display after each of them; without it nothing is retracted and the value is the
@@ -161,7 +162,7 @@ def flal(times: Sequence[float], shown: Sequence[str] | None = None) -> float:
 
 
 def wait_k(k: int, source_length: int, count: int) -> list[int]:
-    """The delays of the wait-k policy, g(t) = min(k + t - 1, |X|) for t = 1 … count, in source units.
+    """Return the delays of the wait-k policy, g(t) = min(k + t - 1, |X|) for t = 1 … count, in source units.
 
     Source: Ma et al. 2019 (STACL), eq. 4.
     """
@@ -171,7 +172,7 @@ def wait_k(k: int, source_length: int, count: int) -> list[int]:
 
 
 def check_delays(delays: Sequence[float], source_length: float = 1, target_length: int = 1) -> None:
-    """ValueError unless something was written and both lengths are positive."""
+    """Raise ValueError unless something was written and both lengths are positive."""
     if not len(delays):
         raise ValueError("no delays: latency needs at least one written unit")
     if not source_length > 0:
@@ -181,5 +182,124 @@ def check_delays(delays: Sequence[float], source_length: float = 1, target_lengt
 
 
 def join_texts(texts: Sequence[str], language: str) -> str:
-    """Texts of one language as one text."""
+    """Join texts of one language."""
     return separator(language).join(t.strip() for t in texts if t.strip())
+
+
+# -- average token delay -----------------------------------------------------------------------------------------------
+
+
+SPEECH_TOKEN = 300.0  # ms
+
+
+def atd(
+    delays: Sequence[float],
+    *,
+    elapsed: Sequence[float] | None = None,
+    durations: Sequence[float] | None = None,
+    source_token: float = SPEECH_TOKEN,
+    target_token: float | None = None,
+) -> float:
+    """Return average token delay: how long after its source token each target token ends; delays never fall.
+
+    Tokens of speech are pieces of 300 ms. What was read between two writes is one chunk of source, cut into pieces of
+    which the last may be shorter; what was written after it is the chunk of target with the same number. Target token t
+    belongs to source token t, as long as
+
+    - a chunk of target has no more tokens than its source: tokens written beyond that are not held against later
+      chunks, so t is lowered by max(0, y - x) for y target and x source tokens of all chunks before;
+    - the source token has been read: at most the last one of the chunk.
+
+    `durations` (ms per unit) mark speech output, whose tokens last `target_token` = 300 ms. Units of text take no time
+    (`target_token` = 0) when the source is speech; when it is text, source and target tokens last 1 each. `elapsed`
+    makes it computation-aware: the time spent on each unit is added to its end. Source: Kano et al. 2023, arXiv
+    2211.13173; as SimulEval 1.1.4.
+    """
+    check_delays(delays)
+    if durations is not None and not (len(durations) == len(delays) and min(durations) > 0):
+        raise ValueError("durations: one positive number of milliseconds per delay")
+    spent = [0.0] * len(delays)
+    if elapsed is not None:
+        overhead = [e - d for e, d in zip(elapsed, delays, strict=True)]
+        spent = [now - before for now, before in zip(overhead, [0.0, *overhead], strict=False)]
+    if target_token is None:
+        target_token = SPEECH_TOKEN if durations is not None else 0.0
+
+    source_ends = [0.0]
+    lags: list[float] = []
+    ended = 0.0  # when the last target token ended
+    before = 0.0  # what had been read at the last write
+    for delay, written in groupby(range(len(delays)), key=delays.__getitem__):
+        units = list(written)
+        allowance = max(0, len(lags) - (len(source_ends) - 1))
+        source_ends += list(accumulate(_pieces(delay - before, source_token), initial=source_ends[-1]))[1:]
+        before = delay
+        if durations is None:
+            tokens = [(target_token, spent[i]) for i in units]
+        else:
+            pieces = _pieces(sum(durations[i] for i in units), target_token)
+            tokens = [(piece, sum(spent[i] for i in units) / len(pieces)) for piece in pieces]
+        for length, computed in tokens:
+            ended = max(delay, ended) + length + computed
+            source = min(len(lags) + 1 - allowance, len(source_ends) - 1)
+            lags.append(ended - source_ends[source])
+    return sum(lags) / len(lags)
+
+
+def _pieces(length: float, piece: float) -> list[float]:
+    """Cut `length` into whole pieces and a shorter rest."""
+    count, rest = divmod(length, piece)
+    return [piece] * int(count) + ([rest] if rest else [])
+
+
+# -- speech output that is played --------------------------------------------------------------------------------------
+
+
+Interval = tuple[float, float]
+"""Start and duration of played speech, ms since the start of the source."""
+
+
+def play(delays: Sequence[float], durations: Sequence[float]) -> list[Interval]:
+    """Return the interval of each chunk of `durations[i]` ms that is ready at `delays[i]` ms.
+
+    A chunk starts when it is ready and the chunk before it has been played.
+
+    >>> play([1000, 2000, 2500], [1500, 200, 300])  # the second waits for the first, the third starts on the dot
+    [(1000, 1500), (2500, 200), (2700, 300)]
+    """
+    if len(delays) != len(durations):
+        raise ValueError(f"{len(delays)} delays but {len(durations)} durations")
+    intervals: list[Interval] = []
+    end = 0.0
+    for delay, duration in zip(delays, durations, strict=True):
+        start = max(end, delay)
+        intervals.append((start, duration))
+        end = start + duration
+    return intervals
+
+
+def ends(intervals: Sequence[Interval]) -> list[float]:
+    """Return the end of each interval."""
+    return [start + duration for start, duration in intervals]
+
+
+def silences(intervals: Sequence[Interval]) -> list[float]:
+    """Return the lengths of the pauses between intervals, ms."""
+    pauses = [start - end for end, (start, _) in zip(ends(intervals), intervals[1:], strict=False)]
+    return [pause for pause in pauses if pause > 0]
+
+
+def discontinuity_sum(intervals: Sequence[Interval]) -> float:
+    """Return all pauses within the output together, ms. Source: SimulEval 1.1.4, DiscontinuitySum."""
+    return sum(silences(intervals))
+
+
+def discontinuity_ave(intervals: Sequence[Interval]) -> float:
+    """Return the mean pause within the output, ms; 0 without pauses. Source: SimulEval 1.1.4, DiscontinuityAve."""
+    pauses = silences(intervals)
+    return sum(pauses) / len(pauses) if pauses else 0.0
+
+
+def discontinuity_num(intervals: Sequence[Interval]) -> int:
+    """Count the pauses of the output. Source: SimulEval 1.1.4, DiscontinuityNum."""
+    return len(silences(intervals))

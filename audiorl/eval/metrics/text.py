@@ -1,4 +1,4 @@
-"""Text normalisers, word error rate and character error rate.
+"""Words of a text: scripts and units of length, normalisers, word and character error rates.
 
 WER = (S + D + I) / (H + S + D): substitutions, deletions and insertions of the cheapest alignment over the length of
 the reference. A corpus rate divides the sums, so long utterances weigh more; `mean` averages per-utterance rates.
@@ -11,13 +11,77 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+import string
+import unicodedata
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import jiwer
 
-from audiorl.eval.metrics.scripts import join_unspaced
+# -- scripts -----------------------------------------------------------------------------------------------------------
+
+
+# Character ranges, ready to stand inside a regular expression's [...].
+SCRIPTS: dict[str, str] = {
+    "latin": "A-Za-zªºÀ-ÖØ-öø-ʯ\u1e00-\u1eff\uff21-\uff3a\uff41-\uff5a",
+    "greek": "\u0370-\u03ff\u1f00-\u1fff",
+    "cyrillic": "\u0400-\u052f\u1c80-\u1c8f",
+    "armenian": "\u0530-\u058f",
+    "hebrew": "\u0590-\u05ff",
+    "arabic": "\u0600-\u06ff\u0750-\u077f\u08a0-\u08ff\ufb50-\ufdff\ufe70-\ufeff",
+    "devanagari": "\u0900-\u097f",
+    "bengali": "\u0980-\u09ff",
+    "gurmukhi": "\u0a00-\u0a7f",
+    "gujarati": "\u0a80-\u0aff",
+    "tamil": "\u0b80-\u0bff",
+    "telugu": "\u0c00-\u0c7f",
+    "kannada": "\u0c80-\u0cff",
+    "malayalam": "\u0d00-\u0d7f",
+    "thai": "\u0e00-\u0e7f",
+    "lao": "\u0e80-\u0eff",
+    "myanmar": "\u1000-\u109f",
+    "georgian": "\u10a0-\u10ff",
+    "hangul": "\u1100-\u11ff\u3130-\u318f\uac00-\ud7af",
+    "ethiopic": "\u1200-\u139f",
+    "khmer": "\u1780-\u17ff",
+    "kana": "\u3041-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9f",
+    "han": "\u3005\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003fa1f",
+}
+
+UNSPACED = "".join(SCRIPTS[s] for s in ("han", "kana", "thai", "lao", "myanmar", "khmer"))
+
+_UNIT = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
+_SPACE_NEXT_TO_UNSPACED = re.compile(rf"(?<=[{UNSPACED}])\s+|\s+(?=[{UNSPACED}])")
+_SCRIPT_PATTERNS = {name: re.compile(f"[{ranges}]") for name, ranges in SCRIPTS.items()}
+
+
+def units(text: str) -> list[str]:
+    """Split into words; each character of a script that is written without spaces stands alone.
+
+    >>> units("play 音乐 now")
+    ['play', '音', '乐', 'now']
+    """
+    return _UNIT.findall(text)
+
+
+def join_unspaced(text: str) -> str:
+    """Drop whitespace next to characters of scripts written without spaces; it carries no meaning there."""
+    return _SPACE_NEXT_TO_UNSPACED.sub("", text)
+
+
+def script_counts(text: str) -> dict[str, int]:
+    """Count the letters of each script in `text`; letters of scripts that are not listed count as "other"."""
+    counts: dict[str, int] = {}
+    for char in text:
+        if char.isalpha():
+            name = next((n for n, p in _SCRIPT_PATTERNS.items() if p.match(char)), "other")
+            counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+# -- normalisers and error rates ---------------------------------------------------------------------------------------
+
 
 Normalizer = Literal["english", "basic", "none"]
 
@@ -26,14 +90,11 @@ _NUMBER = re.compile(r"(?<![A-Za-z0-9])(?<![0-9]\.)[0-9]{1,6}(?:\.[0-9]{1,2})?(?
 
 
 @functools.cache
-def _english():
-    from whisper_normalizer.english import EnglishTextNormalizer
+def _whisper_normalizer(name: Literal["english", "basic"]) -> Callable[[str], str]:
+    if name == "english":
+        from whisper_normalizer.english import EnglishTextNormalizer
 
-    return EnglishTextNormalizer()
-
-
-@functools.cache
-def _basic():
+        return EnglishTextNormalizer()
     from whisper_normalizer.basic import BasicTextNormalizer
 
     # Whisper's own default deletes vowel signs of Indic scripts; letters that NFKC composes are not affected.
@@ -41,7 +102,7 @@ def _basic():
 
 
 def spell_numbers(text: str, language: str) -> str:
-    """Digits as words ("21" -> "einundzwanzig" for "de"), for numbers below a million.
+    """Spell digits out ("21" -> "einundzwanzig" for "de"), for numbers below a million.
 
     Unchanged where num2words is not installed or cannot say the number in the language.
     """
@@ -61,7 +122,7 @@ def spell_numbers(text: str, language: str) -> str:
 
 
 def normalize(text: str, normalizer: Normalizer = "basic", language: str | None = None) -> str:
-    """Text ready to compare, whitespace collapsed.
+    """Return text that is ready to compare, whitespace collapsed.
 
     "english": Whisper's English normaliser (contractions, British spelling, numbers as digits, fillers dropped).
     "basic": Whisper's multilingual one (case, punctuation, bracketed remarks), with combining marks kept; given a
@@ -69,20 +130,18 @@ def normalize(text: str, normalizer: Normalizer = "basic", language: str | None 
     "none": the text as it is.
     Source: Radford et al. 2022, appendix C.
     """
-    if normalizer == "english":
-        text = _english()(text)
-    elif normalizer == "basic":
-        if language:
-            text = spell_numbers(text, language.replace("_", "-").split("-")[0].lower())
-        text = _basic()(text)
-    elif normalizer != "none":
+    if normalizer not in ("english", "basic", "none"):
         raise ValueError(f"normalizer: {normalizer!r} is not one of 'english', 'basic', 'none'")
+    if normalizer == "basic" and language:
+        text = spell_numbers(text, language.replace("_", "-").split("-")[0].lower())
+    if normalizer != "none":
+        text = _whisper_normalizer(normalizer)(text)
     return " ".join(text.split())
 
 
 @dataclass(frozen=True)
 class ErrorCounts:
-    """Alignment counts of one utterance, or their sum over several."""
+    """Alignment counts of an utterance, or their sum over several."""
 
     hits: int = 0
     substitutions: int = 0
@@ -125,12 +184,12 @@ class CorpusErrors:
 
     @property
     def rate(self) -> float:
-        """The corpus rate: all errors over all reference units."""
+        """All errors over all reference units."""
         return self.total.rate
 
     @property
     def mean(self) -> float:
-        """The mean of the utterances' own rates."""
+        """Mean of the utterances' own rates."""
         if not self.utterances:
             raise ValueError("no utterances: an error rate needs at least one reference")
         return sum(u.rate for u in self.utterances) / len(self.utterances)
@@ -163,9 +222,8 @@ def wer(
     normalizer: Normalizer = "none",
     language: str | None = None,
 ) -> CorpusErrors:
-    """Word errors of a corpus: `.rate` is its WER, `.utterances` the counts of each line."""
-    pairs = _pairs(references, hypotheses)
-    return CorpusErrors(tuple(word_errors(r, h, normalizer, language) for r, h in pairs))
+    """Align a corpus by words: `.rate` is its WER, `.utterances` the counts of each line."""
+    return _corpus_errors(word_errors, references, hypotheses, normalizer, language)
 
 
 def cer(
@@ -174,16 +232,59 @@ def cer(
     normalizer: Normalizer = "none",
     language: str | None = None,
 ) -> CorpusErrors:
-    """Character errors of a corpus: `.rate` is its CER."""
-    pairs = _pairs(references, hypotheses)
-    return CorpusErrors(tuple(char_errors(r, h, normalizer, language) for r, h in pairs))
+    """Align a corpus by characters: `.rate` is its CER."""
+    return _corpus_errors(char_errors, references, hypotheses, normalizer, language)
 
 
-def _pairs(references: Sequence[str], hypotheses: Sequence[str]) -> list[tuple[str, str]]:
+def _corpus_errors(
+    errors: Callable[[str, str, Normalizer, str | None], ErrorCounts],
+    references: Sequence[str],
+    hypotheses: Sequence[str],
+    normalizer: Normalizer,
+    language: str | None,
+) -> CorpusErrors:
     if isinstance(references, str) or isinstance(hypotheses, str):
         raise ValueError("references and hypotheses are lists of texts, one per utterance, not one text")
     if len(references) != len(hypotheses):
         raise ValueError(f"{len(references)} references but {len(hypotheses)} hypotheses")
     if not references:
         raise ValueError("no utterances: an error rate needs at least one reference")
-    return list(zip(references, hypotheses, strict=True))
+    pairs = zip(references, hypotheses, strict=True)
+    return CorpusErrors(tuple(errors(r, h, normalizer, language) for r, h in pairs))
+
+
+# -- Seed-TTS-eval -----------------------------------------------------------------------------------------------------
+
+
+# The word errors of Seed-TTS-eval (Anastassiou et al. 2024, arXiv 2406.02430), whose script removes the Chinese
+# punctuation of zhon.hanzi and that of ASCII.
+_CHINESE = (
+    "＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､\u3000、〃〈〉《》「」『』【】"
+    "〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏﹑﹔·．！？｡。"
+)
+_REMOVED = str.maketrans("", "", (_CHINESE + string.punctuation).replace("'", ""))
+
+
+def compared(text: str, language: str) -> str:
+    """Return the words or characters that Seed-TTS-eval compares, divided by single spaces.
+
+    Punctuation goes, apostrophes stay; English is compared by words in lower case, Chinese by characters, and other
+    languages, which the benchmark lacks, as English, with scripts without spaces by characters.
+
+    >>> compared("Don't, please – stop!", "en"), compared("你好，世界。", "zh"), compared("¿Qué «dice»?", "es")
+    ("don't please stop", '你 好 世 界', 'qué dice')
+    """
+    text = text.translate(_REMOVED)
+    if language == "zh":
+        return " ".join(character for character in text if not character.isspace())
+    if language == "en":
+        return " ".join(text.lower().split())
+    return " ".join(units("".join(c for c in text.lower() if c == "'" or not unicodedata.category(c).startswith("P"))))
+
+
+def utterance_errors(reference: str, hypothesis: str, language: str) -> ErrorCounts:
+    """Align one utterance by what Seed-TTS-eval compares; `.rate` may exceed 1.
+
+    The benchmark's score is the mean of the utterances' rates: a short one weighs as much as a long one.
+    """
+    return word_errors(compared(reference, language), compared(hypothesis, language))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from audiorl.eval.metrics.corpus import repeated
-from audiorl.eval.metrics.scripts import script_counts, units
+from audiorl.eval.metrics.text import script_counts, units
 from audiorl.rewards.language import LanguageConsistency, identify
 from audiorl.rewards.tags import extract_answer, strip_tags
 from audiorl.types import Rollout, Segment

@@ -24,8 +24,7 @@ from msgspec.structs import asdict
 
 from audiorl.data.schema import FieldError, check, parse_json
 from audiorl.data.schema.streams import LogLine, SpeechLogLine
-from audiorl.eval.metrics.latency import text_units
-from audiorl.eval.metrics.playback import Interval
+from audiorl.eval.metrics.latency import Interval, text_units
 
 SourceType = Literal["speech", "text", "youtube"]
 TargetType = Literal["speech", "text"]

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from audiorl.eval.metrics.latency import join_texts, latency_unit, separator, text_units
-from audiorl.eval.metrics.scripts import units
+from audiorl.eval.metrics.text import units
 from audiorl.protocols import Reward
 from audiorl.rewards.combine import StandardisedSum, Term, WeightedSum
 from audiorl.rewards.repetition import Repetition

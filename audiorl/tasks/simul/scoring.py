@@ -17,12 +17,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from audiorl.eval.metrics import latency, playback
-from audiorl.eval.metrics.atd import atd
+from audiorl.eval.metrics import latency
 from audiorl.eval.metrics.corpus import translation_counts
-from audiorl.eval.metrics.latency import Unit, latency_unit, reference_length, text_units
-from audiorl.eval.metrics.longform import ReferenceSegment, elapsed_per_write, long_yaal, stream_laal
-from audiorl.eval.metrics.resegment import chunks, mwer_cuts, soft_cuts
+from audiorl.eval.metrics.latency import Unit, atd, latency_unit, reference_length, text_units
+from audiorl.eval.metrics.longform import (
+    ReferenceSegment,
+    chunks,
+    elapsed_per_write,
+    long_yaal,
+    mwer_cuts,
+    soft_cuts,
+    stream_laal,
+)
 from audiorl.tasks.simul.logs import Instance, SourceType, TargetType
 from audiorl.tasks.simul.quality import NAMES, TEXT_METRICS, Quality, quality_score
 
@@ -157,7 +163,7 @@ def instance_latency(
         ),
         "StartOffset": latency.start_offset(times),
         # Of speech the end is that of the sound as it was played, computation or not.
-        "EndOffset": latency.end_offset(playback.ends(instance.intervals or ()) if spoken else times, length),
+        "EndOffset": latency.end_offset(latency.ends(instance.intervals or ()) if spoken else times, length),
     }
     if not spoken:
         lag = latency.yaal(times, length, wanted)
@@ -167,9 +173,9 @@ def instance_latency(
     values["NumChunks"] = latency.num_chunks(times)
     values["FLAL"] = latency.flal(times)  # a log holds one paragraph a line, and nothing in it is retracted
     if instance.intervals is not None:
-        values["DiscontinuitySum"] = playback.discontinuity_sum(instance.intervals)
-        values["DiscontinuityAve"] = playback.discontinuity_ave(instance.intervals)
-        values["DiscontinuityNum"] = playback.discontinuity_num(instance.intervals)
+        values["DiscontinuitySum"] = latency.discontinuity_sum(instance.intervals)
+        values["DiscontinuityAve"] = latency.discontinuity_ave(instance.intervals)
+        values["DiscontinuityNum"] = latency.discontinuity_num(instance.intervals)
     return values
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from audiorl.audio import write_wav
-from audiorl.eval.metrics.playback import Interval, play
+from audiorl.eval.metrics.latency import Interval, play
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.tasks.simul.logs import Instance, write_log
 from audiorl.types import Rollout

@@ -15,7 +15,7 @@ import torch
 
 import tokenizers_audio
 from audiorl.data.corpus import Utterance
-from audiorl.eval.metrics.spectral import mel_distance, si_sdr, stft_distance
+from audiorl.eval.metrics.speech import mel_distance, si_sdr, stft_distance
 from audiorl.speech_models import load_recogniser
 from tests.support.codecs import save_dac_16k, save_encodec
 from tests.support.judges import save_ctc, save_xvector

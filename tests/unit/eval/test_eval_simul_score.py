@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from audiorl.eval.metrics.playback import play
+from audiorl.eval.metrics.latency import play
 from audiorl.report.tradeoff import read_curve
 from audiorl.tasks.simul.logs import Instance, write_log
 

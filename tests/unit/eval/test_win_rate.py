@@ -15,7 +15,7 @@ import soundfile
 from audiorl.config import SamplingConfig
 from audiorl.data.emergent import CATEGORIES, Case, read_cases
 from audiorl.eval._win_rate import ListeningJudge, Pair
-from audiorl.eval.metrics.interval import bootstrap_interval
+from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.recipes._tiny_speech import save_codec, save_model
 from audiorl.rewards import JudgeError
 from tests.support.chat_servers import ChatServer, recordings_of, text_of

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from audiorl.eval.metrics.caption import DocumentFrequencies, cider_d
+from audiorl.eval.metrics.corpus import DocumentFrequencies, cider_d
 from audiorl.rewards import CaptionQuality
 from audiorl.types import Rollout, Sample
 

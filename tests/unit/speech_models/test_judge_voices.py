@@ -92,7 +92,7 @@ def test_quiet_clips_are_raised_and_loud_ones_kept() -> None:
 
 
 def test_mel_frames_of_a_tone_peak_in_its_band() -> None:
-    from audiorl.eval.metrics.spectral import mel_filters
+    from audiorl.eval.metrics.speech import mel_filters
 
     tone = np.sin(2 * np.pi * 1000 * np.arange(RATE) / RATE).astype(np.float32)
     mels = mel_frames(tone)

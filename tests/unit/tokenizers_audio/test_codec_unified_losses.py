@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from audiorl.eval.metrics.spectral import mel_filters as reference_filters
+from audiorl.eval.metrics.speech import mel_filters as reference_filters
 from tests.support.unified_codec import clips
 from tokenizers_audio.unified.discriminator import (
     Discriminator,

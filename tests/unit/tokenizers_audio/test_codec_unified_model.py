@@ -16,7 +16,7 @@ from torch import Tensor
 
 import tokenizers_audio
 from audiorl.eval.metrics.codes import bitrate
-from audiorl.eval.metrics.spectral import mel_filters
+from audiorl.eval.metrics.speech import mel_filters
 from tests.support.unified_codec import clips, tiny, tiny_config, tiny_hubert
 from tokenizers_audio.resample import resample
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer

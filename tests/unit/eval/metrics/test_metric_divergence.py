@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from audiorl.eval.metrics.divergence import jensen_shannon, kl_divergence, log_distribution
+from audiorl.eval.metrics.choice import jensen_shannon, kl_divergence, log_distribution
 
 P, Q = np.log([0.5, 0.5]), np.log([0.75, 0.25])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from audiorl.eval.metrics.interval import bootstrap_interval
+from audiorl.eval.metrics.corpus import bootstrap_interval
 
 
 def test_the_interval_of_a_share() -> None:

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audiorl.eval.metrics import playback
-from audiorl.eval.metrics.atd import atd
+from audiorl.eval.metrics import latency as playback
 from audiorl.eval.metrics.latency import (
     al,
     ap,
+    atd,
     dal,
     end_offset,
     flal,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audiorl.eval.metrics import pass_at_k, pass_at_k_curve
-from audiorl.eval.metrics.passk import crossings
+from audiorl.eval.metrics.choice import crossings
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from audiorl.data.corpus import bundled_speech
-from audiorl.eval.metrics.f0 import pyin, yin
-from audiorl.eval.metrics.prosody import Prosody, prosody
+from audiorl.eval.metrics.prosody import Prosody, prosody, pyin, yin
 from tests.support.prosody import glide, harmonics, melody_scaled
 
 RATE = 16_000

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from audiorl.eval.metrics.longform import ReferenceSegment, elapsed_per_write, long_yaal, stream_laal
-from audiorl.eval.metrics.resegment import chunks, mwer_cuts, soft_cuts
+from audiorl.eval.metrics.longform import (
+    ReferenceSegment,
+    chunks,
+    elapsed_per_write,
+    long_yaal,
+    mwer_cuts,
+    soft_cuts,
+    stream_laal,
+)
 
 VECTORS = json.loads((Path(__file__).parents[3] / "data" / "longform.json").read_text(encoding="utf-8"))["streams"]
 

@@ -7,7 +7,7 @@ import jiwer
 import pytest
 
 from audiorl.data.seedtts import read_conversations, read_meta
-from audiorl.eval.metrics.seedtts import _CHINESE, compared, utterance_errors
+from audiorl.eval.metrics.text import _CHINESE, compared, utterance_errors
 
 
 @pytest.mark.parametrize(

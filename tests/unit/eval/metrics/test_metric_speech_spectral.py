@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 from transformers.audio_utils import mel_filter_bank
 
 from audiorl.data.corpus import Utterance
-from audiorl.eval.metrics.intelligibility import PESQ_WORST, pesq_wb, stoi
-from audiorl.eval.metrics.spectral import SI_SDR_RANGE, magnitudes, mel_distance, mel_filters, si_sdr, stft_distance
+from audiorl.eval.metrics.speech import (
+    PESQ_WORST,
+    SI_SDR_RANGE,
+    magnitudes,
+    mel_distance,
+    mel_filters,
+    pesq_wb,
+    si_sdr,
+    stft_distance,
+    stoi,
+)
 
 RATE = 16_000
 

@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audiorl.eval.metrics import CorpusErrors, ErrorCounts, cer, char_errors, normalize, wer, word_errors
-from audiorl.eval.metrics.scripts import join_unspaced, script_counts, units
-from audiorl.eval.metrics.text import spell_numbers
+from audiorl.eval.metrics.text import join_unspaced, script_counts, spell_numbers, units
 
 
 def test_counts_of_each_kind() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audiorl.eval.metrics.joints import pitch_steps
+from audiorl.eval.metrics.prosody import pitch_steps
 
 RATE = 16_000
 

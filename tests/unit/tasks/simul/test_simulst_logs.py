@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from audiorl.eval.metrics.playback import play
+from audiorl.eval.metrics.latency import play
 from audiorl.tasks.simul.logs import Instance, read_log, read_types, write_log
 from audiorl.tasks.simul.segments import match_segments, read_segments
 
