@@ -43,7 +43,7 @@ from audiorl.data.preferences import Answer, Judged, Pair, pairs_from_rollouts
 from audiorl.data.schedule import rough_length
 from audiorl.distributed.local import Group
 from audiorl.errors import Interrupted
-from audiorl.eval._generate import finished_rows, generate_all
+from audiorl.eval._common import finished_rows, generate_all
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, answer_example, experience
 from audiorl.models.weights import read_tensors
