@@ -29,8 +29,6 @@ from audiorl.run.metrics_log import read_metrics
 from audiorl.speech_models.character_ctc import load as load_model
 from audiorl.tasks.tts.listening import SpeechModels
 from audiorl.tasks.tts.rewards import Duration, Finished, WordIntelligibility
-from audiorl.train.sft import SFTWorker
-from audiorl.speech_models.character_ctc import load as load_judge
 from audiorl.train.fit import Learner
 from tests.conftest import make_text
 from tests.support.voices import write_two_voices
