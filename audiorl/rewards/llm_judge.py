@@ -28,7 +28,7 @@ import numpy as np
 from audiorl.audio import AudioClip, wav_bytes
 from audiorl.protocols import SpeechDecoder
 from audiorl.rewards.answers import final_text
-from audiorl.rewards.chat import BadAnswer, ChatEndpoint, JudgeAnswer, JudgeError, JudgeFailure, JudgeQuestion
+from audiorl.rewards.chat import BadAnswer, ChatEndpoint, JudgeAnswer, JudgeError, JudgeFailure, JudgeQuestion, Vote
 from audiorl.speech_models.protocol import Waveform
 from audiorl.types import Message, Rollout, Sample, Score
 
@@ -59,7 +59,7 @@ class RecordedSpeech(SpeechDecoder):
 
 @dataclass(frozen=True)
 class JudgePrompt:
-    """What a judge is shown of a rollout, and by which rubric it judges.
+    """The parts of a rollout that a judge is shown, and the rubric by which it judges.
 
     JudgePrompt("5: right, and says why. 1: wrong.", audio="prompt")
     """
@@ -111,7 +111,7 @@ class JudgePrompt:
         return shown
 
     def answer(self, rollout: Rollout) -> list[str | AudioClip]:
-        """What the policy answered."""
+        """Return what the policy answered."""
         text = quoted(rollout.text if self.thinking else final_text(rollout.text))
         if self.audio not in ("answer", "both"):
             return [text]
@@ -129,7 +129,6 @@ def quoted(text: str) -> str:
 
 
 Content = str | AudioClip
-Vote = JudgeAnswer | JudgeFailure
 _RATE = 16_000
 _FENCE = re.compile(r"^```(?:json)?\s*\n(.*?)\n?```$", re.DOTALL)
 
@@ -149,7 +148,7 @@ class Choice(msgspec.Struct):
 
     @property
     def points(self) -> float:
-        """What A wins: 1, 0.5 or 0."""
+        """Return what A wins: 1, 0.5 or 0."""
         return {"A": 1.0, "tie": 0.5, "B": 0.0}[self.winner]
 
 
@@ -332,7 +331,7 @@ class PairwiseJudge:
 def comparison(
     rubric: str, question: Sequence[Content], a: Sequence[Content], b: Sequence[Content], reason: bool = True
 ) -> JudgeQuestion:
-    """Which of two answers, A or B, is better by the rubric, or neither; the value of its answer is a `Choice`.
+    """Ask which of two answers, A or B, is better by the rubric, or neither; the value of the answer is a `Choice`.
 
     question: what was asked, shown before the answers. Texts of models belong between tags: see `quoted`. Clips are
     sent as WAV at 16 kHz.

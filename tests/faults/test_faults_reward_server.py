@@ -97,7 +97,7 @@ def test_two_replicas_that_fail_a_third_of_the_time(counted: Path, rollouts: lis
     apps = [Faulty(app_of(counted), fail=0.3, late=0.3, delay=0.6) for _ in range(2)]
     apps[1].rng.seed(1)
     with serving(apps[0]) as first, serving(apps[1]) as second:
-        options = {"timeout": 0.4, "tries": 30, "backoff": 0.01, "max_backoff": 0.05, "rest": 0.1}
+        options = {"timeout": 0.4, "tries": 30, "backoff": 0.01, "max_backoff": 0.05, "cooldown": 0.1}
         reward = RemoteReward((first, second), batch_size=2, **options)  # type: ignore[arg-type]
         assert [s.total for s in reward(rollouts)] == [i / 7 for i in range(40)]
     assert all(app.calls["right"] and app.calls["late"] for app in apps)

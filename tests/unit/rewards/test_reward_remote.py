@@ -87,7 +87,7 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def remote(*urls: str, **options: Any) -> RemoteReward:
     """Without long waits."""
-    return RemoteReward(urls, **({"timeout": 20.0, "backoff": 0.01, "max_backoff": 0.02, "rest": 0.05} | options))
+    return RemoteReward(urls, **({"timeout": 20.0, "backoff": 0.01, "max_backoff": 0.02, "cooldown": 0.05} | options))
 
 
 def answer(sample: Sample, *texts: str, index: int = 0, **tensors: Any) -> Rollout:
@@ -667,7 +667,7 @@ def test_work_goes_to_the_servers_that_answer(reward_file: Callable[[str], Path]
     broken, fine = Faulty(app_of(file), fail=1.0), Faulty(app_of(file))
     rollouts = texts(*("a" * i for i in range(12)))
     with serving(broken) as first, serving(fine) as second:
-        asked = remote("http://127.0.0.1:9", first, second, batch_size=1, concurrency=1, rest=60.0, tries=3)
+        asked = remote("http://127.0.0.1:9", first, second, batch_size=1, concurrency=1, cooldown=60.0, tries=3)
         expected = load_reward(file)(rollouts)
         assert same(asked(rollouts), expected)
         assert sum(broken.calls.values()) == 1 and fine.calls == {"right": 12}
@@ -736,7 +736,7 @@ def test_in_a_running_loop(reward_file: Callable[[str], Path]) -> None:
         ({"tries": 0}, "tries is 0"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"timeout": 0.0}, r"timeout is 0\.0"),
-        ({"rest": math.inf}, "rest is inf"),
+        ({"cooldown": math.inf}, "cooldown is inf"),
     ],
 )
 def test_options_of_the_client(options: dict[str, Any], message: str) -> None:
