@@ -59,7 +59,7 @@ def in_loop(loop: EventLoop, function: Callable[..., T], *args: Any) -> T:
 
 
 def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return the coroutine's result. Where a loop runs already (notebook, asynchronous worker) it runs in another thread."""
+    """Return the coroutine's result. Where a loop runs already, as in notebooks, it runs in another thread."""
     shared: EventLoop | None = getattr(_thread, "loop", None)
     if shared is not None:
         return shared.run(coroutine)

@@ -70,7 +70,7 @@ class FunctionReward:
 
     @cached_property
     def takes(self) -> Literal["rollout", "rollouts", "completions"]:
-        """What the function is called with."""
+        """The kind of arguments that the function is called with."""
         parameters = self._parameters
         if "completions" in parameters:
             return "completions"
@@ -84,7 +84,7 @@ class FunctionReward:
 
     @property
     def by_group(self) -> bool:
-        """Whether groups may be scored early: an `async def` of one rollout waits, and sees no other rollout."""
+        """Return whether groups may be scored early: an `async def` of one rollout waits, and sees no other rollout."""
         return self.takes == "rollout" and inspect.iscoroutinefunction(self.function)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:

@@ -48,8 +48,8 @@ class RemoteReward:
     A try fails if the answer takes longer than `timeout` seconds, cannot be parsed, has the wrong length or a value
     that is not finite, if the connection breaks, or with status 5xx. Each request has `tries`, with random pauses
     (`seed`) that start around `backoff` seconds and double up to `max_backoff`; the defaults outlast a restart of 30
-    seconds. A server that failed is not used for `cooldown` seconds while another one works. The bearer token is read from
-    the environment variable `token_env`; proxies of the environment are not used.
+    seconds. A server that failed is not used for `cooldown` seconds while another one works. The bearer token is read
+    from the environment variable `token_env`; proxies of the environment are not used.
 
     Raises RewardServerError after the last try, and ValueError at once where a repetition is of no use: a refused
     request, a reward that raises ValueError, servers with different rewards. A fault never becomes a score of 0.

@@ -121,7 +121,7 @@ def units_like_references(written: str, references: Sequence[str], language: str
 
 Quality = Literal["bleu", "chrf", "chrf++", "ter", "word_f1", "semantic", "comet", "bleurt"]
 TEXT_METRICS: tuple[Quality, ...] = ("bleu", "chrf", "chrf++", "ter", "word_f1")
-"""Those that load no model. chrF weighs recall more, the last two also punish what is too much."""
+"""The metrics that load no model. chrF weighs recall more, the last two also punish what is too much."""
 
 NAMES: dict[Quality, str] = {
     "bleu": "BLEU",
