@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import json
 import logging
 import os
@@ -22,7 +21,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from audiorl.rewards.concurrency import FailedTry, gather_all, printable, retry_after, run_async, semaphore_for
+from audiorl.rewards.concurrency import (
+    FailedTry,
+    checked_token,
+    gather_all,
+    is_loopback,
+    printable,
+    retry_after,
+    run_async,
+    semaphore_for,
+)
 
 log = logging.getLogger(__name__)
 PERMANENT = (401, 403, 404)
@@ -197,13 +205,11 @@ class ChatEndpoint:
 
     def _key(self) -> str:
         key = os.environ.get(self.api_key_env, "").strip()
-        if not key and not is_loopback(self.base_url):
+        if not key and not is_loopback(urlsplit(self.base_url).hostname or ""):
             raise ValueError(
                 f"ChatEndpoint: {self.base_url} needs a key; set the environment variable {self.api_key_env}"
             )
-        if not key.isascii() or not key.isprintable() or " " in key:
-            raise ValueError(f"environment variable {self.api_key_env}: not a key; give printable ASCII characters")
-        return key or "none"
+        return checked_token(key, f"environment variable {self.api_key_env}") if key else "none"
 
     def _body(self, question: JudgeQuestion) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -334,19 +340,11 @@ def check_address(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
         raise ValueError(f"ChatEndpoint: base_url {url!r} is not an address like http://127.0.0.1:8000/v1")
-    if parts.scheme == "http" and not is_loopback(url):
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
         raise ValueError(
             f"ChatEndpoint: base_url {url!r} would send prompts and the key in plain text to another machine; "
             "give its https address"
         )
-
-
-def is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _read_cached(file: Path) -> str | None:

@@ -12,6 +12,7 @@ runs in threads, with one event loop: `concurrency` counts all groups together.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -88,6 +89,21 @@ class FailedTry(Exception):
 def retry_after(header: str | None) -> float:
     """Return the seconds of a Retry-After header; 0 for a date, or anything else."""
     return float(header) if header and header.isascii() and header.isdigit() and len(header) < 10 else 0.0
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can be meant by the host of an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def checked_token(token: str, where: str) -> str:
+    """Return the token, if it fits into an HTTP header; errors never show it."""
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(f"{where}: not a token; give printable ASCII characters without spaces")
+    return token
 
 
 def printable(message: object, most: int) -> str:

@@ -187,7 +187,8 @@ class OpenAIJudge:
             raise ValueError(f"OpenAIJudge: votes is {self.votes}; it must be at least 1")
         if self.combine not in ("median", "mean"):
             raise ValueError(f"OpenAIJudge: combine {self.combine!r} is not one of 'median', 'mean'")
-        _check_share(self.max_failed, "OpenAIJudge")
+        if not 0 <= self.max_failed <= 1:
+            raise ValueError(f"OpenAIJudge: max_failed is {self.max_failed}; it must be a share between 0 and 1")
 
     @property
     def by_group(self) -> bool:
@@ -266,7 +267,8 @@ class PairwiseJudge:
             raise ValueError(f"PairwiseJudge: against {self.against!r} is not one of 'group', 'reference'")
         if self.opponents is not None and self.opponents < 1:
             raise ValueError(f"PairwiseJudge: opponents is {self.opponents}; it must be at least 1, or None")
-        _check_share(self.max_failed, "PairwiseJudge")
+        if not 0 <= self.max_failed <= 1:
+            raise ValueError(f"PairwiseJudge: max_failed is {self.max_failed}; it must be a share between 0 and 1")
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         pairs = self._pairs(rollouts)
@@ -413,11 +415,6 @@ def _costs(votes: Sequence[Vote]) -> dict[str, float]:
         "tokens": float(sum(vote.tokens for vote in votes)),
         "seconds": statistics.fmean(seconds) if seconds else 0.0,
     }
-
-
-def _check_share(value: float, name: str) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name}: max_failed is {value}; it must be a share between 0 and 1")
 
 
 # -- parts of messages -------------------------------------------------------------------------------------------------

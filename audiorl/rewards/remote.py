@@ -15,7 +15,15 @@ from urllib.parse import urlsplit
 
 from audiorl.data.serialization import AudioMode, deserialize_scores, digest, serialize_rollouts
 from audiorl.rewards.combine import check_scores
-from audiorl.rewards.concurrency import FailedTry, gather_all, printable, retry_after, run_async, semaphore_for
+from audiorl.rewards.concurrency import (
+    FailedTry,
+    checked_token,
+    gather_all,
+    printable,
+    retry_after,
+    run_async,
+    semaphore_for,
+)
 from audiorl.types import Rollout, Score
 
 if TYPE_CHECKING:
@@ -224,10 +232,3 @@ class _Step:
                 "both with the same file"
             )
         self._served[url] = reward
-
-
-def checked_token(token: str, where: str) -> str:
-    """The token, if it fits into an HTTP header; errors never show it."""
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ValueError(f"{where}: not a token; give printable ASCII characters without spaces")
-    return token

@@ -75,7 +75,7 @@ class SpeechModels:
         return self._ask_waveforms("transcript", rollouts, lambda w: recogniser.transcribe(w, self.sample_rate), "")
 
     def aligned_words(self, rollouts: Sequence[Rollout]) -> list[list[AlignedWord]]:
-        """Return the words of each first reference, where they are said and what was understood there; none for silence."""
+        """Return the words of the first references, where they are said and what was understood; none for silence."""
         aligner = self.recogniser
         if not isinstance(aligner, Aligner):
             raise self._lacks("cannot align words; take one with a CTC head, such as Wav2Vec2 or CharacterCTC")
@@ -86,7 +86,7 @@ class SpeechModels:
         return self._ask_about("words", rollouts, align, [])
 
     def text_log_probabilities(self, rollouts: Sequence[Rollout]) -> list[float]:
-        """Return ln p of the sample's first reference by the recogniser, in nats for each character; -inf for silence."""
+        """Return ln p of the first references by the recogniser, in nats for each character; -inf for silence."""
         scorer = self.recogniser
         if not isinstance(scorer, TextScorer):
             raise self._lacks("gives no probabilities of texts; take Whisper or one with a CTC head")
