@@ -182,7 +182,7 @@ def balanced_choice(
     rewards: NDArray[np.float64], measured: Sequence[Prosody | None], bins: ProsodyBins, rounds: int = 400
 ) -> NDArray[np.int64]:
     """Choose which of the K samples of each of N texts to keep, [N]: rewards as high as possible, while all that are
-    chosen together have the prosody of `bins`: of recordings, or of the samples themselves: then choosing moves nothing.
+    chosen together have the prosody of `bins`: of recordings, or of the samples themselves; then choosing moves none.
 
     rewards [N, K]; measured: of the N * K samples, text by text. If only the best were chosen, a batch would become
     monotone as soon as flat speech is understood a little better. Here each bin has a price, which rises while too few
