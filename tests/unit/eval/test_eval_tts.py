@@ -26,8 +26,8 @@ from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.speech_models import load_recogniser
 from audiorl.tasks.tts.prompts import utterance_sample
 from tests.conftest import make_text
-from tests.support.judges import save_ctc, save_xvector
 from tests.support.prosody import glide
+from tests.support.speech_models import save_ctc, save_xvector
 
 RATE = 16_000
 

@@ -628,14 +628,6 @@ def test_work_goes_to_the_servers_that_answer(reward_file: Callable[[str], Path]
         assert again == asked and same(again(rollouts), expected) and sum(broken.calls.values()) == 1
 
 
-def test_work_is_shared(reward_file: Callable[[str], Path]) -> None:
-    file = reward_file(PARTS)
-    apps = [Faulty(app_of(file), late=1.0, delay=0.05) for _ in range(2)]
-    with serving(apps[0]) as first, serving(apps[1]) as second:
-        remote(first, second, batch_size=1, concurrency=4)(texts(*"abcdefgh"))
-    assert all(2 <= app.calls["late"] <= 6 for app in apps)
-
-
 def test_servers_of_different_rewards_are_noticed(reward_file: Callable[[str], Path]) -> None:
     one, other = (reward_file(f"def reward(rollout): return {value}") for value in (1.0, 2.0))
     message = rf"serve different rewards .*{one.name}.*start both with the same file"
