@@ -295,7 +295,7 @@ def _rewards(args: list[str]) -> int:
         )
     options: Any = parse(_union(REWARDS), args or ["--help"], prog="audiorl rewards")
     if isinstance(options, StudyRewards):
-        from audiorl.report.study.command import run_study
+        from audiorl.report.study.page import run_study
 
         run_study(options.files, options.rollouts, options.out, options.probe, options.audio_root)
         return 0

@@ -31,7 +31,6 @@ from audiorl.data.no_speech import no_speech_samples
 from audiorl.data.prompts import TRANSLATE
 from audiorl.eval._generate import check_settings, complete_rows, generate_all, greedy_engine, read_rows
 from audiorl.eval._options import InferenceOptions, run_script, write_scores
-from audiorl.eval._pages import article, page
 from audiorl.eval._recognition import (
     LOWER_IS_BETTER,
     NAMES,
@@ -45,6 +44,7 @@ from audiorl.eval._recognition import (
 )
 from audiorl.eval.metrics.text import CorpusErrors, Normalizer, normalize
 from audiorl.protocols import RolloutEngine
+from audiorl.report.listening import article, clips_page
 from audiorl.rewards.asr import languages_of
 from audiorl.rewards.tags import final_text
 from audiorl.speech_models import load_recogniser
@@ -257,7 +257,7 @@ def worst_page(results: Sequence[Row], samples: Sequence[Sample], scores: Mappin
         f"{metric.upper()} {100 * scores[metric]:.2f}% over {scores['files']} files "
         f"({scores['substitutions']} substitutions, {scores['insertions']} insertions, {scores['deletions']} deletions)"
     )
-    return page("Worst transcripts", summary, articles, "No errors.")
+    return clips_page("Worst transcripts", summary, articles, "No errors.")
 
 
 def _article(row: Row, clips: Sequence[AudioClip], metric: str) -> str:

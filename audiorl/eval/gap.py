@@ -31,13 +31,12 @@ from audiorl.data.views import views_of
 from audiorl.eval._gap import MEASURES, gap_rows, gap_scores, tokenizer_digest
 from audiorl.eval._generate import check_settings, evaluation_config, generate_all, read_rows
 from audiorl.eval._options import InferenceOptions, run_script, write_scores
-from audiorl.eval._pages import question_card
 from audiorl.eval._questions import question_policy, read_questions
 from audiorl.models import AudioPolicy
-from audiorl.report.eval_page import eval_page, number_table
-from audiorl.report.figures import draw_bars, svg
+from audiorl.report.charts import PAGE, draw_bars, svg
+from audiorl.report.kit import eval_page, number_table
+from audiorl.report.listening import question_card
 from audiorl.report.summary import Measure
-from audiorl.report.theme import PAGE
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Sample
 

@@ -32,14 +32,12 @@ from audiorl.config import SamplingConfig
 from audiorl.eval._gap import tokenizer_digest
 from audiorl.eval._generate import check_settings, evaluation_config
 from audiorl.eval._options import InferenceOptions, run_script, write_scores
-from audiorl.eval._pages import question_card
 from audiorl.eval._questions import question_policy, read_questions, right_answers, sample_answers
 from audiorl.eval._summaries import summarize
 from audiorl.eval.metrics.choice import crossings, pass_at_k
-from audiorl.report.eval_page import eval_page, number_table
-from audiorl.report.figures import svg
-from audiorl.report.passk import PassCurve, draw_passk, plot_passk
-from audiorl.report.theme import PAGE
+from audiorl.report.charts import PAGE, PassCurve, draw_passk, plot_passk, svg
+from audiorl.report.kit import eval_page, number_table
+from audiorl.report.listening import question_card
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Sample
 

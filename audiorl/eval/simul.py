@@ -51,7 +51,7 @@ from audiorl.eval._spoken_streams import measure_spoken
 from audiorl.eval._streams import SEGMENTS, interpret_into, write_interpreted
 from audiorl.eval.metrics.latency import latency_unit
 from audiorl.protocols import Request, RolloutEngine, Schedule
-from audiorl.report.tradeoff import PlotQuality, plot_tradeoff
+from audiorl.report.charts import PlotQuality, plot_tradeoff
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.tasks.simul.bundled import bundled_streams
