@@ -24,13 +24,12 @@ from torch import nn
 
 from audiorl.config import ModelConfig
 from audiorl.models import AudioPolicy, FrameLayout, read_config
-from audiorl.models.dual_branch import add_branch
 from audiorl.models.families.higgs import Higgs, add_routing
 from audiorl.models.families.qwen2_audio import Qwen2Audio
 from audiorl.models.families.qwen_omni import Qwen3Omni, QwenOmni
 from audiorl.models.families.text import MODELS, TextDecoder
-from audiorl.models.families.whisper import Whisper, read_by_spans
-from audiorl.models.speech import CONFIG_KEY
+from audiorl.models.families.whisper import WhisperBackbone, use_packed_decoder
+from audiorl.models.speech import LAYOUT_KEY, add_branch
 from audiorl.models.tiny import tiny_llama_tokenizer, tiny_tokenizer, tiny_whisper_tokenizer
 
 RELEASED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "released.json").read_text())
@@ -43,11 +42,11 @@ _FAMILIES: dict[str, tuple[Any, Any, Any]] = {
     "qwen3_omni_moe": _OMNI3,
     "qwen3_omni_moe_thinker": _OMNI3,
     "qwen2_audio": (transformers.Qwen2AudioConfig, transformers.Qwen2AudioForConditionalGeneration, Qwen2Audio),
-    "whisper": (transformers.WhisperConfig, transformers.WhisperForConditionalGeneration, Whisper),
+    "whisper": (transformers.WhisperConfig, transformers.WhisperForConditionalGeneration, WhisperBackbone),
     "higgs_audio_v2": (transformers.HiggsAudioV2Config, transformers.HiggsAudioV2ForConditionalGeneration, Higgs),
     **{kind: (model.config_class, model, TextDecoder) for kind, model in MODELS.items()},
 }
-_TOWER_RATES = {QwenOmni: (50.0, 0.0), Qwen3Omni: (12.5, 0.0), Qwen2Audio: (50.0, 30.0), Whisper: (50.0, 30.0)}
+_TOWER_RATES = {QwenOmni: (50.0, 0.0), Qwen3Omni: (12.5, 0.0), Qwen2Audio: (50.0, 30.0), WhisperBackbone: (50.0, 30.0)}
 """Frames a second inside of an audio encoder, and the seconds that each clip is padded to."""
 
 
@@ -147,14 +146,14 @@ def skeleton(raw_config: dict[str, Any], config: ModelConfig, where: str = "conf
             add_routing(model)
             last = size.codebook_size - 1
             speech = FrameLayout(size.num_codebooks, last + 1, last - 1, last, 0, 0, 0, 0)
-        elif backbone_class is Whisper:
-            model, backbone = model_class(size), Whisper(tiny_whisper_tokenizer([], 300), True)
-            read_by_spans(model)
+        elif backbone_class is WhisperBackbone:
+            model, backbone = model_class(size), WhisperBackbone(tiny_whisper_tokenizer([], 300), True)
+            use_packed_decoder(model)
         else:
             model = model_class(size)
             backbone = TextDecoder(tiny_tokenizer([], 300)) if backbone_class is TextDecoder else backbone_class()
-            if CONFIG_KEY in raw_config:
-                speech = FrameLayout(**raw_config[CONFIG_KEY])
+            if LAYOUT_KEY in raw_config:
+                speech = FrameLayout(**raw_config[LAYOUT_KEY])
                 add_branch(model, backbone.decoder(model), speech)
         tokenizer = backbone.tokenizer if hasattr(backbone, "tokenizer") else tiny_tokenizer([], 300)
         return AudioPolicy(model, tokenizer, None, backbone, config, speech)
@@ -204,7 +203,7 @@ def _shape(policy: AudioPolicy) -> Shape:
     decoder = policy.backbone.decoder(policy.model)
     c = decoder.config
     experts = int(getattr(c, "num_experts_per_tok", None) or 1)
-    whisper = isinstance(policy.backbone, Whisper)  # what its config calls by the usual names is the encoder's
+    whisper = isinstance(policy.backbone, WhisperBackbone)  # what its config calls by the usual names is the encoder's
     heads = c.decoder_attention_heads if whisper else c.num_attention_heads
     tower = None
     if type(policy.backbone) in _TOWER_RATES:

@@ -42,8 +42,7 @@ from audiorl.data.text import BUNDLED, TextQuestion, read_passages
 from audiorl.data.text import read_questions as read_text_questions
 from audiorl.eval._phases import Evaluation
 from audiorl.eval.metrics.corpus import UNSEEN
-from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.dual_branch import dualize
+from audiorl.models import AudioPolicy, dualize, load_policy
 from audiorl.models.examples import Example
 from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.protocols import Reward

@@ -22,13 +22,12 @@ from audiorl.config import ModelConfig, OptimConfig, ProcessRewardConfig, Reward
 from audiorl.data.bundled import bundled_pairs, bundled_steps
 from audiorl.data.preferences import read_pairs, read_steps
 from audiorl.eval._phases import measure_phase
-from audiorl.models.step_judge import StepJudge
+from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.models.value import ValueModel
 from audiorl.recipes._common import RecipeConfig, policy_from, read_split
 from audiorl.report import write_report
 from audiorl.run.folder import Run
-from audiorl.train.process_reward import judged_right, train_process_reward
-from audiorl.train.reward_model import ranked_right, train_reward_model
+from audiorl.train.reward_model import judged_right, ranked_right, train_process_reward, train_reward_model
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def process(config: Config, run: Run) -> None:
     bundled = partial(bundled_steps, seed=config.seed)
     answers, held_out = read_split(config, bundled, read_steps, think=config.think)
     policy = policy_from(config)
-    judge = StepJudge(policy, config.process.marker, config.process.good, config.process.bad)
+    judge = ProcessRewardModel(policy, config.process.marker, config.process.good, config.process.bad)
     training = config.scheduled(config.process, len(answers))
     measure_phase(run, "before", lambda: judged_right(judge, held_out))
     train_process_reward(policy, answers, run, config=training, optim=config.optim, seed=config.seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from audiorl.data.rollout_rows import array_of
 from audiorl.report.audio import Players
 from audiorl.report.kit import NOTHING, chips, differences, marked, note, prompt
 from audiorl.report.page import evaluation_band
@@ -218,13 +218,13 @@ def tokens(row: Row, run_folder: Path) -> str:
 
 
 def _segment(segment: Row, tokenizer: Tokenizer, advantage: float | None) -> str:
-    ids = _array(segment["ids"], "<i8")
-    numbers = {"log-prob": _array(segment["logprobs"], "<f4").reshape(len(ids), -1).sum(1)}
+    ids = array_of(segment["ids"])
+    numbers = {"log-prob": array_of(segment["logprobs"]).reshape(len(ids), -1).sum(1)}
     if advantage is not None:
         numbers["advantage"] = np.full(len(ids), float(advantage))
-    numbers |= {name: _array(segment[field], "<f2") for field, name in _HALF.items() if segment.get(field)}
+    numbers |= {name: array_of(segment[field]) for field, name in _HALF.items() if segment.get(field)}
     has_codes = segment.get("codes") is not None
-    frames = [bool((row >= 0).any()) for row in _array(segment["codes"], "<i8")] if has_codes else [False] * len(ids)
+    frames = [bool((row >= 0).any()) for row in array_of(segment["codes"])] if has_codes else [False] * len(ids)
     return "".join(
         f"<span class='token{' frame' if frames[i] else ''}'"
         + "".join(f" data-{name}='{float(values[i]):.4g}'" for name, values in numbers.items())
@@ -244,10 +244,6 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int], frames: Sequence[bool]) -> 
         texts.append("" if half else text)
         pending = pending if half else []
     return texts
-
-
-def _array(tensor: Row, dtype: str) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(tensor["data"]), dtype).reshape(tensor["shape"])
 
 
 @lru_cache(maxsize=8)

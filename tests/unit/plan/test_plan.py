@@ -268,8 +268,8 @@ def test_packed_rows_keep_what_is_estimated(family: str, attention: str, size: t
 
     def masked() -> None:
         mask = attention_mask(batch.span_ids, batch.span_parents)[None, None]
-        embeds, positions = policy.embed_rows(batch.ids, None)[None], batch.position_ids[None]
-        routed = policy.routed(None)
+        embeds, positions = policy.embed_tokens(batch.ids, None)[None], batch.position_ids[None]
+        routed = policy.routing_kwargs(None)
         decoder(inputs_embeds=embeds, position_ids=positions, attention_mask=mask, use_cache=False, **routed)
 
     measured = kept_by_autograd(policy, masked if attention == "mask" else lambda: policy.hidden(batch))

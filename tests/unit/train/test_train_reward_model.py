@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,19 @@ from audiorl.config import LoraConfig, ModelConfig, OptimConfig, ProcessRewardCo
 from audiorl.data.preferences import Pair, Steps
 from audiorl.models import AudioPolicy, dualize, load_policy
 from audiorl.models.examples import Example, experience
-from audiorl.models.step_judge import StepJudge
+from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.models.value import ValueModel, load_value_model, score_answers
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
-from audiorl.train.process_reward import ProcessRewardWorker, judged_right, train_process_reward
-from audiorl.train.reward_model import RewardModelWorker, ranked_right, train_reward_model
+from audiorl.train.fit import Learner
+from audiorl.train.reward_model import (
+    judged_right,
+    pair_score_loss,
+    ranked_right,
+    step_judgement_loss,
+    train_process_reward,
+    train_reward_model,
+)
 from audiorl.types import Message, Sample, Turn
 from tests.conftest import Make, make_dual_omni, make_omni, make_text, readable
 from tests.support.data_trainers import (
@@ -88,7 +96,7 @@ def test_loss_and_gradient_are_the_formula(samples: list[Sample], case: str, bud
     grads = all_gradients(model)
     assert {"value_head.linear.weight", "value_head.linear.bias"} < grads.keys() or case != "regulariser"
     config = RewardModelConfig(micro_batch_tokens=budget, **options)
-    metrics = RewardModelWorker(model, config, UNCLIPPED).train(pairs)
+    metrics = Learner(pair_score_loss, model, config, UNCLIPPED).train(pairs)
     assert metrics["reward_model/loss"] == pytest.approx(expected.item(), rel=1e-5)
     assert_same_gradients(all_gradients(model), grads, 2e-5)  # float32: 1.2e-5 on CPUs without AVX-512
 
@@ -107,7 +115,7 @@ def test_length_debias_leaves_to_the_expert_what_length_explains(samples: list[S
     expected.backward()
     grads = all_gradients(model)
     config = RewardModelConfig(length_debias=True, micro_batch_tokens=150)
-    metrics = RewardModelWorker(model, config, UNCLIPPED, (slope, scale)).train(pairs)
+    metrics = Learner(partial(pair_score_loss, expert=(slope, scale)), model, config, UNCLIPPED).train(pairs)
     assert metrics["reward_model/loss"] == pytest.approx(expected.item(), rel=1e-5)
     assert_same_gradients(all_gradients(model), grads, 2e-5)  # float32: 1.2e-5 on CPUs without AVX-512
 
@@ -137,7 +145,8 @@ def test_length_debias_needs_a_margin() -> None:
 def test_a_reward_model_hears_the_right_audio(make_policy: Make, samples: list[Sample]) -> None:
     def learn(policy: AudioPolicy, asked: Sequence[Sample]) -> float:
         pairs = [Pair(asked[0], "yes", "no why"), Pair(asked[1], "English Spanish", "who")]
-        return RewardModelWorker(reward_model(policy), RewardModelConfig(), UNCLIPPED).train(pairs)["reward_model/loss"]
+        learner = Learner(pair_score_loss, reward_model(policy), RewardModelConfig(), UNCLIPPED)
+        return learner.train(pairs)["reward_model/loss"]
 
     assert_hears(make_policy, samples, learn)
 
@@ -172,7 +181,7 @@ def test_a_reward_model_comes_back(make_policy: Make, samples: list[Sample], tmp
     config = ModelConfig(lora=lora, audio="projector")
     pairs = with_margins(samples)
     model = reward_model(load_policy(tmp_path / "base", config))
-    worker = RewardModelWorker(model, RewardModelConfig(), OptimConfig(lr=1e-2))
+    worker = Learner(pair_score_loss, model, RewardModelConfig(), OptimConfig(lr=1e-2))
     worker.train(pairs)
     save_checkpoint(tmp_path / "step", model, worker.state(), {"step": 1})
     texts = [Example(p.sample, t) for p in pairs for t in (p.chosen, p.rejected)]
@@ -181,7 +190,7 @@ def test_a_reward_model_comes_back(make_policy: Make, samples: list[Sample], tmp
 
     torch.manual_seed(4)
     other = ValueModel(load_policy(tmp_path / "base", config), spread=1.0)
-    resumed = RewardModelWorker(other, RewardModelConfig(), OptimConfig(lr=1e-2))
+    resumed = Learner(pair_score_loss, other, RewardModelConfig(), OptimConfig(lr=1e-2))
     assert score_answers(other, texts) != expected
     trainer, _ = load_checkpoint(tmp_path / "step", other)
     resumed.load(trainer, "here")
@@ -218,10 +227,10 @@ def test_it_learns_a_separable_toy(samples: list[Sample], tmp_path: Path) -> Non
 
 def test_a_trained_tower_hears_each_clip_once_an_update(make_policy: Make, samples: list[Sample]) -> None:
     model = reward_model(make_policy(ModelConfig(audio="full")))
-    worker = RewardModelWorker(model, RewardModelConfig(micro_batch_tokens=1), UNCLIPPED)
+    worker = Learner(pair_score_loss, model, RewardModelConfig(micro_batch_tokens=1), UNCLIPPED)
     assert times_heard(model.trunk, lambda: worker.train(pairs_of(samples))) == len(samples)
-    judge = ProcessRewardWorker(make_policy(ModelConfig(audio="full")), PROCESS, UNCLIPPED)
-    assert times_heard(judge.model, lambda: judge.train(steps_of(samples, soft=False))) == len(samples)
+    judge = Learner(step_judgement_loss, make_policy(ModelConfig(audio="full")), PROCESS, UNCLIPPED)
+    assert times_heard(judge.policy, lambda: judge.train(steps_of(samples, soft=False))) == len(samples)
 
 
 # -- process rewards --------------------------------------------------------------------------------------------------
@@ -262,7 +271,7 @@ def test_a_process_reward_is_the_mean_cross_entropy_of_all_steps(
     expected.backward()
     grads = gradients(policy)
     config = ProcessRewardConfig(marker="\n\n", good="yes", bad="no", soft=soft, micro_batch_tokens=budget)
-    metrics = ProcessRewardWorker(policy, config, UNCLIPPED).train(items)
+    metrics = Learner(step_judgement_loss, policy, config, UNCLIPPED).train(items)
     assert metrics["process_reward/loss"] == pytest.approx(expected.item(), rel=1e-5)
     right = (logs[:, 0] > logs[:, 1]) == (labels > 0.5)
     assert metrics["process_reward/accuracy"] == pytest.approx(float(right.double().mean()))
@@ -271,14 +280,14 @@ def test_a_process_reward_is_the_mean_cross_entropy_of_all_steps(
 
 def test_a_process_reward_model_hears_the_right_audio(make_policy: Make, samples: list[Sample]) -> None:
     def learn(policy: AudioPolicy, asked: Sequence[Sample]) -> float:
-        worker = ProcessRewardWorker(policy, PROCESS, UNCLIPPED)
+        worker = Learner(step_judgement_loss, policy, PROCESS, UNCLIPPED)
         return worker.train(steps_of(asked, soft=False)[:2])["process_reward/loss"]
 
     assert_hears(make_policy, samples, learn)
 
 
 def test_a_soft_label_needs_soft(samples: list[Sample]) -> None:
-    worker = ProcessRewardWorker(make_omni(), PROCESS, UNCLIPPED)
+    worker = Learner(step_judgement_loss, make_omni(), PROCESS, UNCLIPPED)
     with pytest.raises(ValueError, match="neither 0 nor 1; set soft"):
         worker.train(steps_of(samples, soft=True))
 
@@ -287,23 +296,23 @@ def test_a_judgement_does_not_depend_on_its_batch(make_any: Make, samples: list[
     policy = make_any()
     items = steps_of(readable(policy, samples), soft=False)
     items.insert(1, Steps(items[0].sample, ("who", "why", "no"), (0.0, 0.0, 0.0)))  # shares its prompt with the first
-    judge = StepJudge(policy, PROCESS.marker, PROCESS.good, PROCESS.bad)
+    judge = ProcessRewardModel(policy, PROCESS.marker, PROCESS.good, PROCESS.bad)
     with torch.no_grad():
         expected = [marker_logits(policy, i).softmax(-1)[:, 0].tolist() for i in items]
     for budget in (1, 150, 100_000):
-        found = judge.judge([(i.sample, i.steps) for i in items], budget)
+        found = judge.score_steps([(i.sample, i.steps) for i in items], budget)
         assert [len(f) for f in found] == [2, 3, 1, 3]
         for one, wanted in zip(found, expected, strict=True):
             assert one == pytest.approx(wanted, abs=1e-6)
-    assert judge.judge([(items[3].sample, items[3].steps)])[0] == pytest.approx(expected[3], abs=1e-6)
-    assert judge.judge([]) == []
+    assert judge.score_steps([(items[3].sample, items[3].steps)])[0] == pytest.approx(expected[3], abs=1e-6)
+    assert judge.score_steps([]) == []
 
 
 def test_steps_about_a_spoken_prompt_are_judged_by_its_frames(codec: AudioTokenizer, samples: list[Sample]) -> None:
     """A clip of the assistant's is speech in frames; the tower hears the user's. Both reach the judgement."""
     policy = dualize(make_omni(), codec.num_codebooks, codec.codebook_size)
     policy.set_codec(codec)
-    judge = StepJudge(policy, PROCESS.marker, PROCESS.good, PROCESS.bad)
+    judge = ProcessRewardModel(policy, PROCESS.marker, PROCESS.good, PROCESS.bad)
     clips = [s.audio[0] for s in samples]
 
     def asked(heard: AudioClip, said: AudioClip) -> Sample:
@@ -311,7 +320,7 @@ def test_steps_about_a_spoken_prompt_are_judged_by_its_frames(codec: AudioTokeni
         return Sample("a", turns)
 
     def judged(heard: AudioClip, said: AudioClip) -> list[float]:
-        return judge.judge([(asked(heard, said), ("yes", "no why"))])[0]
+        return judge.score_steps([(asked(heard, said), ("yes", "no why"))])[0]
 
     found = judged(clips[0], clips[1])
     assert judged(clips[0], clips[2]) != found != judged(clips[2], clips[1])
@@ -327,28 +336,28 @@ def test_steps_about_a_spoken_prompt_are_judged_by_its_frames(codec: AudioTokeni
         steps.append(logits.softmax(-1)[0].item())
     assert found == pytest.approx(steps, abs=1e-6)
     batch = [(asked(clips[0], clips[1]), ("yes", "no why")), (samples[0], ("yes",))]  # with frames and without
-    assert judge.judge(batch)[0] == pytest.approx(found, abs=1e-6)
+    assert judge.score_steps(batch)[0] == pytest.approx(found, abs=1e-6)
 
 
 def test_what_is_not_answered_in_steps_is_refused(samples: list[Sample]) -> None:
-    judge = StepJudge(make_dual_omni(), PROCESS.marker, PROCESS.good, PROCESS.bad)
+    judge = ProcessRewardModel(make_dual_omni(), PROCESS.marker, PROCESS.good, PROCESS.bad)
     spoken = Sample("s", (Message("user", ("Why?",)),), metadata={"respond": "speech"})
     with pytest.raises(ValueError, match=r"'s': a prompt that opens speech is not answered in steps"):
-        judge.judge([(spoken, ("yes",))])
+        judge.score_steps([(spoken, ("yes",))])
     stream = Sample("t", (Message("user", ("Why?",)),), turns=(Turn(samples[0].audio[0], 1.0),))
     with pytest.raises(ValueError, match=r"'t': a stream is not answered in steps"):
-        judge.judge([(stream, ("yes",))])
+        judge.score_steps([(stream, ("yes",))])
 
 
 @pytest.mark.parametrize(("good", "bad"), [("yes", "yes"), ("+", "+x")])
 def test_labels_that_begin_alike_are_refused(good: str, bad: str) -> None:
     with pytest.raises(ValueError, match="begin with the same token"):
-        StepJudge(make_text(), "\n\n", good, bad)
+        ProcessRewardModel(make_text(), "\n\n", good, bad)
 
 
 def test_a_marker_without_a_token_is_refused() -> None:
     with pytest.raises(ValueError, match="'' has no token"):
-        StepJudge(make_text(), "", "+", "-")
+        ProcessRewardModel(make_text(), "", "+", "-")
 
 
 def test_a_process_reward_model_learns_and_comes_back(samples: list[Sample], tmp_path: Path) -> None:
@@ -358,11 +367,11 @@ def test_a_process_reward_model_learns_and_comes_back(samples: list[Sample], tmp
     config = ProcessRewardConfig(steps=25, batch_size=4, save_every=100, good="yes", bad="no")
     run = Run.create(tmp_path / "run", "r.py", [], config)
     train_process_reward(policy, items, run, config=config, optim=OptimConfig(lr=2e-3))
-    judge = StepJudge(policy, config.marker, config.good, config.bad)
+    judge = ProcessRewardModel(policy, config.marker, config.good, config.bad)
     assert all(judged_right(judge, items))
-    loaded = StepJudge(load_policy(run.checkpoint("process_reward")), config.marker, config.good, config.bad)
+    loaded = ProcessRewardModel(load_policy(run.checkpoint("process_reward")), config.marker, config.good, config.bad)
     asked = [(i.sample, i.steps) for i in items]
-    assert loaded.judge(asked) == judge.judge(asked)
+    assert loaded.judge(asked) == judge.score_steps(asked)
 
 
 WORDS = [("yes", "why"), ("why", "yes"), ("who", "French"), ("yes", "yes")]

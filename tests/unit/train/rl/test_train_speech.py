@@ -15,17 +15,17 @@ from audiorl.audio import AudioClip
 from audiorl.config import CriticConfig, OptimConfig, PreferenceConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.preferences import Pair
-from audiorl.models import AudioPolicy
-from audiorl.models.dual_branch import dualize
+from audiorl.models import AudioPolicy, dualize
 from audiorl.models.examples import Example, experience
 from audiorl.models.families import higgs
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.tasks.tts.prompts import speech_sample
-from audiorl.train.preference import PreferenceWorker, pair_examples
+from audiorl.train.fit import Learner
+from audiorl.train.preference import pair_examples, preference_loss
 from audiorl.train.rl.trainer import TrainBatch, Trainer
-from audiorl.train.sft import SFTWorker
+from audiorl.train.sft import sft_loss
 from audiorl.types import Message, Rollout, Sample, Score, Turn
 from tests.conftest import make_omni
 from tests.support.data_trainers import contrasted, referenced
@@ -229,7 +229,7 @@ def test_speech_is_learned_as_it_would_be_sampled(codec: AudioTokenizer) -> None
     e = experience(own, Example(speech_sample("a", "Good morning."), speech=(clip,)))
     codes = own.codes(clip)
     assert e.codes is not None and e.code_mask is not None and own.speech is not None
-    assert torch.equal(own.speech.spoken(e.codes)[0], codes)
+    assert torch.equal(own.speech.speeches(e.codes)[0], codes)
     # every code and the EOS of codebook 0, nothing else; the closing token is forced
     assert int(e.code_mask.sum()) == codes.numel() + 1
     assert int(e.loss_mask.sum()) == codes.shape[1] + codes.shape[0] - 1  # all rows but the first and the last
@@ -237,7 +237,7 @@ def test_speech_is_learned_as_it_would_be_sampled(codec: AudioTokenizer) -> None
 
     both = experience(own, Example(Sample("b", (Message("user", ("hi",)),)), "yes", (clip, clip)))
     assert both.codes is not None
-    assert own.speech.spoken(both.codes)[0].shape[1] == 2 * codes.shape[1]
+    assert own.speech.speeches(both.codes)[0].shape[1] == 2 * codes.shape[1]
     assert both.ids[-1] == own.end_id and both.loss_mask[-1]
 
 
@@ -257,7 +257,7 @@ def test_supervised_speech_is_learned(codec: AudioTokenizer) -> None:
     own.set_codec(codec)
     examples = [Example(speech_sample(name, text), speech=(tone(0.4, hz),)) for name, text, hz in
                 (("a", "Good morning.", 220), ("b", "Who speaks?", 660))]  # fmt: skip
-    learner = SFTWorker(own, SFTConfig(steps=40), OptimConfig(lr=1e-2))
+    learner = Learner(sft_loss, own, SFTConfig(steps=40), OptimConfig(lr=1e-2))
     losses = [learner.train(examples)["sft/loss"] for _ in range(40)]
     assert losses[-1] < 0.5 * losses[0]
 
@@ -272,11 +272,11 @@ def test_a_stream_that_is_answered_in_speech(codec: AudioTokenizer) -> None:
     stream = Sample("s", (Message("user", ("Translate.",)),), turns=turns)
     e = experience(own, Example(stream))
     assert e.codes is not None and e.segment is not None and own.speech is not None
-    (spoken,) = own.speech.spoken(e.codes)
+    (spoken,) = own.speech.speeches(e.codes)
     assert torch.equal(spoken, own.codes(said))
     frames = e.codes[:, 0] >= 0
     assert bool((e.segment[frames] == 1).all())
-    loss = SFTWorker(own, SFTConfig(steps=1), OptimConfig(lr=1e-3)).train([Example(stream)])["sft/loss"]
+    loss = Learner(sft_loss, own, SFTConfig(steps=1), OptimConfig(lr=1e-3)).train([Example(stream)])["sft/loss"]
     assert np.isfinite(loss)
 
 
@@ -288,7 +288,7 @@ def test_the_voice_decodes_what_was_said(codec: AudioTokenizer) -> None:
     for rollout in found[:3]:
         wav = voice.waveform(rollout)
         assert rollout.segments[0].codes is not None and own.speech is not None
-        (codes,) = own.speech.spoken(rollout.segments[0].codes)
+        (codes,) = own.speech.speeches(rollout.segments[0].codes)
         if codes.shape[1]:
             assert wav is not None
             assert len(wav) == round(codes.shape[1] * codec.sample_rate / codec.frame_rate)
@@ -312,7 +312,7 @@ def test_preferences_between_spoken_answers(loss: str, codec: AudioTokenizer) ->
         Pair(Sample("c", (Message("user", ("Who speaks?",)),)), "yes", "no why"),
     ]
     pairs = pairs[:2] if loss == "kto" else pairs  # an answer is contrasted with one that is spoken, too
-    learner = PreferenceWorker(own, PreferenceConfig(loss=loss), OptimConfig(lr=1e-3))  # type: ignore[arg-type]
+    learner = Learner(preference_loss, own, PreferenceConfig(loss=loss), OptimConfig(lr=1e-3))  # type: ignore[arg-type]
 
     def margins() -> list[float]:
         return [float(c.sum() - r.sum()) for c, r in learner.logprobs([pair_examples(p) for p in pairs])]
