@@ -56,8 +56,8 @@ from audiorl.eval.metrics.text import (
 )
 from audiorl.protocols import RolloutEngine
 from audiorl.report.listening import article, clips_page
+from audiorl.rewards.answers import final_text
 from audiorl.rewards.asr import languages_of
-from audiorl.rewards.tags import final_text
 from audiorl.speech_models import load_recogniser
 from audiorl.types import Sample
 

@@ -50,8 +50,7 @@ from audiorl.report.charts import PAGE, draw_bars, svg
 from audiorl.report.kit import eval_page, number_table
 from audiorl.report.listening import question_card
 from audiorl.report.summary import Measure
-from audiorl.rewards.choices import match_choice, normalize_text
-from audiorl.rewards.tags import final_text
+from audiorl.rewards.answers import final_text, match_choice, normalize_text
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Sample
 

@@ -178,14 +178,16 @@ class Players:
 
 
 def clip_player(clip: AudioClip) -> str:
-    """Return a player for a clip that the caller has read itself; the error in its place if it cannot be played."""
+    """Return a player for a clip that the caller has read itself, in FLAC at 16 kHz; if it cannot be played the error."""
+    buffer = io.BytesIO()
     try:
-        return f'<audio controls preload="none" src="{_data_uri(*playable(clip))}"></audio>'
+        soundfile.write(buffer, clip.load(RATE), RATE, format="FLAC", subtype="PCM_16")
     except AudioError as error:
         return note(str(error))
+    return f'<audio controls preload="none" src="{_data_uri("audio/flac", buffer.getvalue())}"></audio>'
 
 
-def playable(clip: AudioClip, max_file: int = MAX_FILE) -> tuple[str, bytes]:
+def playable(clip: AudioClip, max_file: int) -> tuple[str, bytes]:
     """Return (MIME type, content) of a clip for a browser, see `Players`; AudioError when it cannot be decoded."""
     path = Path(clip.path or "")
     kind = _TYPES.get(path.suffix.lower())

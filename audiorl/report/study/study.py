@@ -21,7 +21,7 @@ from audiorl.data.rows import BadRow, read_rows
 from audiorl.eval.metrics.corpus import Estimate, estimate, ratio
 from audiorl.protocols import Reward
 from audiorl.report.study.signs import probes, properties
-from audiorl.rewards.check import score_rollouts
+from audiorl.rewards.combine import score_rollouts
 from audiorl.rewards.files import FileReward, naming
 from audiorl.rewards.replay import rollout_files
 from audiorl.types import Rollout, Score
