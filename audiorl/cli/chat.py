@@ -79,7 +79,7 @@ def run_chat(options: Chat) -> int:
 
 
 def _conversation(options: Chat) -> Conversation:
-    from audiorl.eval._speech_generation import load_with_codec
+    from audiorl.eval._speech import load_with_codec
     from audiorl.rollout.conversation import Conversation
     from audiorl.run.folder import checkpoint_of
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from audiorl.data.preferences import Pair, pairs_from_rollouts
 from audiorl.errors import Interrupted
-from audiorl.eval._generate import finished_rows, generate_all
+from audiorl.eval._common import finished_rows, generate_all
 from audiorl.protocols import Request, Reward, RolloutEngine
 from audiorl.rewards.check import scored_rollouts
 from audiorl.run.folder import Run
