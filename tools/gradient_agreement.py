@@ -12,7 +12,6 @@ of the reward with the mean log-prob of the answer's frames says how much reward
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -30,6 +29,7 @@ from audiorl.recipes._loader import load_recipe, parse_config
 from audiorl.rewards.speech import Intelligibility, SpeechJudges
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.speech_models import load_recogniser
 from audiorl.train.batches import counts, repeat_each
 from audiorl.types import Rollout
@@ -79,11 +79,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.texts % PARTS or args.samples < 2:
         parser.error(f"--texts must be a multiple of {PARTS}, --samples at least 2")
-    about = json.loads((args.run / "config.json").read_text())
-    recipe = load_recipe(about["recipe"])
-    config = parse_config(recipe, about["argv"])
+    about = read_record(args.run / "config.json", RunConfig)
+    recipe = load_recipe(about.recipe)
+    config = parse_config(recipe, about.argv)
     torch.set_num_threads(config.threads)
-    checkpoint = args.run / json.loads((args.run / "state.json").read_text())["checkpoints"]["sft"]
+    checkpoint = args.run / read_record(args.run / "state.json", RunState).checkpoints["sft"]
     policy = load_policy(checkpoint, codec=load_tokenizer(args.run / "codec"))
 
     recordings = recipe.recordings(config)
