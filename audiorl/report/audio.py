@@ -178,7 +178,7 @@ class Players:
 
 
 def clip_player(clip: AudioClip) -> str:
-    """Return a player for a clip that the caller has read itself, in FLAC at 16 kHz; if it cannot be played the error."""
+    """Return a player for a clip that the caller has read itself, in FLAC at 16 kHz; the error if it cannot be read."""
     buffer = io.BytesIO()
     try:
         soundfile.write(buffer, clip.load(RATE), RATE, format="FLAC", subtype="PCM_16")
