@@ -1,7 +1,7 @@
 """A hook of MkDocs: tables of options, from the dataclasses and the docstrings of their fields.
 
 A line `<!-- options: audiorl/config/rl.py RLConfig grpo -->` in a page becomes a table of the fields of `RLConfig`,
-named as on the command line (`--grpo.steps`; with `-` in the last place without a prefix). Sources are parsed, not
+named as on the command line (`--rl.steps`; with `-` in the last place without a prefix). Sources are parsed, not
 imported.
 """
 

@@ -1,7 +1,7 @@
 """The structure of the code: layers and imports, the core path that a recipe runs, and the calls from recipe to loss.
 
     python tools/structure.py           packages by layer, import circles, upward imports; exit code 1 if there are any
-    python tools/structure.py --run     also run `audiorl/recipes/mmau_grpo.py --tiny` here and measure: which
+    python tools/structure.py --run     also run `audiorl/recipes/audio_qa.py --tiny` here and measure: which
     definitions of
                                         audiorl it executes and their lines, the modules that importing the recipe
                                         loads, and the functions between the recipe's main and policy_loss (1 minute)
@@ -364,7 +364,7 @@ def report_hops(trace: Trace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", action="store_true", help="run the recipe and measure the core path")
-    parser.add_argument("--recipe", type=Path, default=ROOT / "audiorl/recipes/mmau_grpo.py", help="recipe to run")
+    parser.add_argument("--recipe", type=Path, default=ROOT / "audiorl/recipes/audio_qa.py", help="recipe to run")
     parser.add_argument("--list", action="store_true", help="name every file and definition of the core path")
     parser.add_argument("--root", type=Path, default=ROOT, help="repository to read")
     options = parser.parse_args(argv)

@@ -65,11 +65,11 @@ def test_lines_of_code_leave_out_comments_and_blank_lines(structure):
 
 @pytest.mark.slow
 def test_the_core_path_is_measured(structure, tmp_path):
-    trace = structure.trace_recipe(ROOT, ROOT / "audiorl/recipes/mmau_grpo.py", str(tmp_path / "run"))
+    trace = structure.trace_recipe(ROOT, ROOT / "mmau-grpo", str(tmp_path / "run"))
     ran = {(str(d.file), d.name): len(d.lines) for d in structure.executed(trace)}
     assert ran["audiorl/train/rl/losses.py", "policy_loss"] > 10
     assert ("audiorl/rollout/vllm.py", "VLLMEngine") not in ran, "imported, never used"
     assert (
-        trace.stack[0] == "audiorl/recipes/mmau_grpo.py:main"
+        trace.stack[0] == "audiorl/recipes/audio_qa.py:main"
         and trace.stack[-1] == "audiorl/train/rl/losses.py:policy_loss"
     )
