@@ -38,7 +38,7 @@ from transformers.models.higgs_audio_v2.modeling_higgs_audio_v2 import (
 from audiorl.algos.packing import attention_mask
 from audiorl.algos.varlen import SDPA, SegmentAttention, Segments
 from audiorl.models.attention import VARLEN, spans_of
-from audiorl.models.dual_ffn import DualLayer, Routing
+from audiorl.models.speech import DualLayer, Routing
 
 SIZES = [(128, 384, 1024), (256, 768, 1024), (512, 1408, 1024)]  # H, feed-forward width, rows
 SEQUENCES = 8
@@ -102,7 +102,7 @@ def routing(width: int, inner: int, rows: int) -> tuple[Side, Side]:
     places = torch.arange(x.shape[1])[None].expand(SEQUENCES, -1)
     shared = {"position_embeddings": rotary(x, places), "attention_mask": None}
     return (
-        partial(passed, own, x, weights, routing=Routing.of(frames, x.device), **shared),
+        partial(passed, own, x, weights, routing=Routing.from_mask(frames, x.device), **shared),
         partial(passed, stock, x, weights, audio_token_mask=frames, **shared),
     )
 
@@ -117,7 +117,9 @@ def packed(width: int, inner: int, rows: int) -> tuple[Side, Side]:
     ours = {"attention_mask": None, "packed": SegmentAttention(SDPA, segments)}
     theirs = {"attention_mask": attention_mask(span_ids, span_parents)[None, None]}
     return (
-        partial(passed, own, x, weights, routing=Routing.of(frames, x.device), position_embeddings=places, **ours),
+        partial(
+            passed, own, x, weights, routing=Routing.from_mask(frames, x.device), position_embeddings=places, **ours
+        ),
         partial(passed, stock, x, weights, audio_token_mask=frames, position_embeddings=places, **theirs),
     )
 
@@ -129,7 +131,7 @@ def decoding(width: int, inner: int, _: int) -> tuple[Side, Side]:
     shared = {"position_embeddings": rotary(x, torch.zeros(32, 1).long()), "attention_mask": None}
 
     def ours() -> list[Tensor]:  # in decoding, routing is computed at every step
-        return passed(own, x, None, routing=Routing.of(frames, x.device), **shared)
+        return passed(own, x, None, routing=Routing.from_mask(frames, x.device), **shared)
 
     return ours, partial(passed, stock, x, None, audio_token_mask=frames, **shared)
 

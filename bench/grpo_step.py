@@ -57,10 +57,9 @@ from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.corpus import bundled_speech
 from audiorl.models import AudioPolicy
-from audiorl.models.audio_encoder import AudioEncoder
+from audiorl.models.audio_encoder import AudioEncoder, log_mel
 from audiorl.models.families import qwen_omni
 from audiorl.models.families.text import TextDecoder
-from audiorl.models.features import log_mel
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.advantages import compute_token_advantages, scored_experiences

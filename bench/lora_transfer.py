@@ -27,7 +27,7 @@ from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.gpu_check.models import full_width_policy
 from audiorl.gpu_check.outcome import GPU_SCALE, Setup
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.plan.sizes import policy_of
+from audiorl.plan import models as planned
 from audiorl.protocols import Request
 from audiorl.rollout.vllm import VLLMEngine
 from audiorl.rollout.vllm_start import VLLMConfig
@@ -48,7 +48,7 @@ def main() -> None:
     lora = LoraConfig(rank=args.rank)
     table = Table("model", "merged, MB", "adapter, MB", "ratio")
     for model in RELEASED:
-        policy = policy_of(model, ModelConfig(dtype="bfloat16", lora=lora))
+        policy = planned.skeleton(planned.RELEASED[model], ModelConfig(dtype="bfloat16", lora=lora))
         policy.model.to(torch.bfloat16)
         for name, p in policy.model.named_parameters():
             if ".lora_" in name:

@@ -67,11 +67,11 @@ from audiorl.eval._choices import most_probable_choices
 from audiorl.eval._generate import read_rows
 from audiorl.eval._phases import Evaluation, measure_phase
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.clip_cache import ClipCache
+from audiorl.models.attention import emulates_bfloat16
+from audiorl.models.audio_encoder import ClipCache
 from audiorl.models.examples import Example
 from audiorl.models.families.qwen_omni import tiny
-from audiorl.models.loading import read_tensors
-from audiorl.models.precision import emulates_bfloat16
+from audiorl.models.weights import read_tensors
 from audiorl.recipes._common import answer_reward
 from audiorl.rewards.tags import extract_answer, extract_think
 from audiorl.run.folder import Run

@@ -19,7 +19,7 @@ from audiorl.errors import Interrupted
 from audiorl.eval.metrics.prosody import Prosody, prosody
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, answer_logprobs, experience
-from audiorl.models.loading import read_tensors
+from audiorl.models.weights import read_tensors
 from audiorl.protocols import Request, Reward
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.rewards.prosody import ProsodyBins, balanced_choice, bins_of
@@ -183,7 +183,7 @@ class StoredSamples:
             block = missing[at : at + size]
             rollouts = self.start.samples(self.count, self.policy, block, self.sampling, self.seed)
             for i, r in enumerate(rollouts):
-                spoken = [c for s in r.segments if s.codes is not None for c in layout.spoken(s.codes)]
+                spoken = [c for s in r.segments if s.codes is not None for c in layout.speeches(s.codes)]
                 codes = torch.cat(spoken, 1) if spoken else torch.zeros(layout.codebooks, 0, dtype=torch.long)
                 stored[f"{r.sample.id}/{i % self.count}"] = codes
             for name, values in self.start.scores(self.policy, rollouts).items():

@@ -1,8 +1,8 @@
-"""A hook of MkDocs: tables of options, from the dataclasses and the docstrings of their fields.
+"""A hook of MkDocs: pages that lie elsewhere in the repository, and tables of options from the dataclasses' docstrings.
 
-A line `<!-- options: audiorl/config/rl.py RLConfig grpo -->` in a page becomes a table of the fields of `RLConfig`,
+A line `<!-- options: audiorl/config/rl.py RLConfig rl -->` in a page becomes a table of the fields of `RLConfig`,
 named as on the command line (`--rl.steps`; with `-` in the last place without a prefix). Sources are parsed, not
-imported.
+imported. A line `<!-- page: experiments/README.md -->` becomes that file.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = re.compile(r"^<!-- page: (\S+) -->$", re.MULTILINE)
 MARK = re.compile(r"^<!-- options: (\S+) (\w+) (\S+) -->$", re.MULTILINE)
 Row = tuple[str, str, str, str]
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """What MkDocs calls with each page."""
+    """Return the page with its marks filled in; MkDocs calls this. A page that lies elsewhere links to `../docs/`."""
+    markdown = PAGE.sub(lambda m: (ROOT / m[1]).read_text(encoding="utf-8").replace("](../docs/", "]("), markdown)
     return MARK.sub(lambda m: table(ROOT / m[1], m[2], "" if m[3] == "-" else f"{m[3]}."), markdown)
 
 

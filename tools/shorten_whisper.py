@@ -15,7 +15,7 @@ import sys
 from torch import nn
 from transformers import WhisperForConditionalGeneration
 
-from audiorl.models.loading import load_frontend, quietly
+from audiorl.models.weights import load_frontend, silent_transformers
 
 FRAMES_PER_SECOND = 50
 """Of the encoder's output."""
@@ -23,7 +23,7 @@ FRAMES_PER_SECOND = 50
 
 def shorten(path: str, out: str, seconds: int) -> None:
     """Raises ValueError for a window that is not shorter than the model's."""
-    with quietly():
+    with silent_transformers():
         model = WhisperForConditionalGeneration.from_pretrained(path, dtype="auto")
     tokenizer, extractor = load_frontend(path)
     positions, has = seconds * FRAMES_PER_SECOND, model.config.max_source_positions

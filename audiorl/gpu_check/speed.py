@@ -19,9 +19,8 @@ from audiorl.gpu_check.models import experiences, full_width_policy, spans
 from audiorl.gpu_check.outcome import Check, Outcome, Setup, at_least
 from audiorl.models import AudioPolicy
 from audiorl.models.attention import spans_of
-from audiorl.plan.layout import Layout
-from audiorl.plan.sizes import count
-from audiorl.plan.trainer import trainer_parts
+from audiorl.plan.memory import Assumptions, PlanOptions, make_plan
+from audiorl.plan.models import count
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.trainer import TrainBatch, Trainer
@@ -178,18 +177,14 @@ def memory(setup: Setup) -> Outcome:
     """Peak memory of a training step against what the planner says for it."""
     policy = full_width_policy(setup, _config())
     scale = setup.scale
-    layout = Layout(
-        dtype="float32",
-        autocast=True,
-        attention="varlen",
-        reference="none",
+    options = PlanOptions(
+        model=policy.config,
+        grpo=RLConfig(kl_beta=0.0, group_size=scale.group_size, micro_batch_tokens=scale.tokens),
+        sampling=SamplingConfig(max_new_tokens=scale.response, max_batch_tokens=1),
         prompt_tokens=scale.prompt,
-        response_tokens=scale.response,
-        group_size=scale.group_size,
-        micro_batch_tokens=scale.tokens,
+        assume=Assumptions(0, 0, 0, 0, 0, 0),
     )
-    totals = [sum(column) for column in zip(*(p.bytes for p in trainer_parts(count(policy), layout)), strict=True)]
-    planned = max(totals)
+    planned = make_plan(count(policy), options).gpus[0].peak
     numbers = {"planned_bytes": planned}
     if not setup.is_gpu:
         return Outcome("skipped", f"planned {planned / 1e9:.3f} GB; only a GPU counts what is allocated", numbers)

@@ -2,11 +2,9 @@
 
 from audiorl.models.backbone import Backbone
 from audiorl.models.checkpoints import load_policy, load_weights, read_config
-from audiorl.models.dual_branch import dualize
 from audiorl.models.lora import adapted_model
-from audiorl.models.policy import AudioPolicy
+from audiorl.models.policy import AudioPolicy, Reference, dualize
 from audiorl.models.prompts import Prompt
-from audiorl.models.reference import Reference
 from audiorl.models.speech import FrameLayout
 
 __all__ = [

@@ -1,16 +1,17 @@
-"""What transformers' decoders run in place of "sdpa": packed rows by `audiorl.algos.varlen`, everything else as "sdpa"
-does; and audio encoders that attend within chunks.
+"""Attention functions that replace transformers' "sdpa", and the precision of forward passes.
 
-A decoder gets the name `VARLEN` once, when its policy is made. A forward pass over a packed row gives every layer a
+Packed batches attend by `audiorl.algos.varlen`, decoding reads grouped keys without repeating them, reviews of streams
+record weights, and audio encoders attend within chunks; everything else is computed as "sdpa" does it. A decoder gets
+the name `VARLEN` once, when its policy is made. A forward pass over a packed batch gives every layer a
 `SegmentAttention` as the argument `packed`. Both still hold when checkpointed layers run again in the backward pass.
 
-Shapes: B rows, T tokens of a packed row, D head width.
+Shapes: B batch, T tokens of a packed batch, L new tokens, S cached columns, D head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -32,13 +33,28 @@ from audiorl.algos.varlen import (
     choose_kernel,
     compute_dtype,
 )
+from audiorl.config import ModelConfig
 
-VARLEN, UNGROUPED, RECORDED = "audiorl_varlen", "audiorl_ungrouped", "audiorl_recorded"
-
-
+VARLEN, GQA, RECORDED = "audiorl_varlen", "audiorl_gqa", "audiorl_recorded"
 CHUNKS = "audiorl_flash_chunks_"
-"""With "flash" in its name transformers calls an attention once for all chunks, otherwise once for each. What follows
-is `ModelConfig.attention`."""
+"""Followed by `ModelConfig.attention`. With "flash" in its name transformers calls an attention once for all chunks,
+otherwise once for each."""
+
+
+def autocast(config: ModelConfig, device: torch.device) -> AbstractContextManager[object]:
+    """Run matrix products of forward passes in bfloat16 where `config.autocast` asks for it."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if config.autocast else nullcontext()
+
+
+def emulates_bfloat16(capabilities: Mapping[str, object]) -> bool:
+    """Tell if a CPU with these capabilities (`torch.cpu.get_capabilities`) has no instructions that help in bfloat16.
+
+    Then a product of matrices takes tens of times as long as in float32, as `audiorl doctor` measures.
+    """
+    return capabilities.get("architecture") == "x86_64" and not capabilities.get("avx512_f")
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------------
 
 
 def set_chunk_attention(encoder: Any, attention: Attention) -> None:
@@ -48,8 +64,7 @@ def set_chunk_attention(encoder: Any, attention: Attention) -> None:
 
 
 def set_attention(decoder: Any, attention: Attention) -> None:
-    """Make a decoder of transformers take `packed_arguments`, unless it shall run "eager" or has sliding windows, which
-    need a mask."""
+    """Make a decoder take `packed_arguments`, unless it shall run "eager" or has sliding windows, which need a mask."""
     config = decoder.config
     if attention == "eager":
         config._attn_implementation = "eager"
@@ -58,93 +73,27 @@ def set_attention(decoder: Any, attention: Attention) -> None:
 
 
 def takes_segments(decoder: Any) -> bool:
-    """Whether a packed row needs no mask of T × T."""
+    """Tell if a packed batch needs no mask of T × T."""
     return bool(decoder.config._attn_implementation == VARLEN)
 
 
 def takes_prompts(decoder: Any) -> bool:
-    """Whether it takes a `PromptAttention` within `ungrouped`."""
-    return decoder.config._attn_implementation in (VARLEN, UNGROUPED)
-
-
-def packed_arguments(decoder: Any, spans: Spans, attention: Attention, inputs: Tensor) -> dict[str, Any]:
-    """The arguments that a decoder takes instead of a mask for a packed row. inputs: [1, T, width].
-
-    Raises ValueError when no kernel of `attention` can run.
-    """
-    return {"attention_mask": no_mask(inputs.device), "packed": packed_attention(decoder, spans, attention, inputs)}
-
-
-def no_mask(device: torch.device) -> Tensor:
-    """What a decoder gets where attention needs no mask: transformers passes a mask of four dimensions on as it is, and
-    makes one of T × T where there is none."""
-    return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-
-
-def mask_argument(decoder: Any, mask: Tensor, positions: Tensor, dtype: torch.dtype) -> dict[str, Any]:
-    """mask [T, T] bool as a decoder takes it.
-
-    positions: [T] int64, of each token in its own sequence, for layers with a sliding window: they get a mask of their
-    own. Raises ValueError for layers of other kinds, which a mask does not keep to one sequence.
-    """
-    config = decoder.config
-
-    def prepared(mask: Tensor) -> Tensor:
-        return as_mask(decoder, mask[None, None], dtype)
-
-    if not _has_windows(config):
-        return {"attention_mask": prepared(mask)}
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if other := kinds - {"full_attention", "sliding_attention"}:
-        raise ValueError(
-            f"{config.model_type}: layers of the kind {sorted(other)[0]!r} cannot read several answers in one row"
-        )
-    windowed = prepared(mask & (positions[:, None] - positions < config.sliding_window))
-    if not kinds:
-        return {"attention_mask": windowed}
-    return {"attention_mask": {"full_attention": prepared(mask), "sliding_attention": windowed}}
-
-
-def as_mask(decoder: Any, mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """mask [B, 1, L, S] bool, True where a query may look, as a decoder takes it: eager attention adds it to scores."""
-    if decoder.config._attn_implementation != "eager":
-        return mask
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
-
-
-def packed_attention(decoder: Any, spans: Spans, attention: Attention, inputs: Tensor) -> SegmentAttention:
-    """The attention of a packed row, with its spans on the device. inputs: what the decoder reads, on its device."""
-    kernel = choose_kernel(attention, inputs.device, compute_dtype(inputs), head_width(decoder.config))
-    return SegmentAttention(kernel, Segments.of_spans(spans, inputs.device))
-
-
-def head_width(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def spans_of(span_ids: Tensor, span_parents: Tensor) -> Spans:
-    """The spans of a `PackedBatch`: span_ids [T], span_parents [number of spans]. A span's rows are contiguous."""
-    ends = torch.bincount(span_ids, minlength=len(span_parents)).cumsum(0).tolist()
-    starts = [0, *ends[:-1]]
-    return [
-        (starts[i], ends[i], *((starts[p], ends[p]) if p >= 0 else (0, 0)))
-        for i, p in enumerate(span_parents.tolist())
-        if ends[i] > starts[i]
-    ]
+    """Tell if it takes a `PromptAttention` within `gqa_without_repeat`."""
+    return decoder.config._attn_implementation in (VARLEN, GQA)
 
 
 @contextmanager
-def ungrouped(decoder: Any) -> Iterator[None]:
-    """Attention to a cache without a copy of it for every query head of a group, and with a `PromptAttention` as the
-    decoder's argument `prompts` to prompts that several rows share.
+def gqa_without_repeat(decoder: Any) -> Iterator[None]:
+    """Use native GQA kernels for a cache: do not repeat its keys and values for every query head of a group.
 
-    Of one new token a row this holds on every device. Of several it holds on the CPU: CUDA has no fast kernel that
-    reads grouped keys with a mask.
+    Takes a `PromptAttention` as the decoder's argument `prompts` for prompts that several rollouts share. With one new
+    token a rollout nothing is repeated on any device; with several only on the CPU is this so: CUDA has no fast kernel
+    that reads grouped keys with a mask.
     """
     config = decoder.config
     before = config._attn_implementation
     if before == VARLEN:
-        config._attn_implementation = UNGROUPED
+        config._attn_implementation = GQA
     try:
         yield
     finally:
@@ -158,7 +107,7 @@ class AttentionRecord:
     layers: tuple[int, ...]
     """Which layers, from 0; () for all."""
     sum_BLS: Tensor | None = None
-    """[B, L, S] float32: the mean over the heads, summed over the layers. S: columns of the cache."""
+    """[B, L, S] float32: the mean over the heads, summed over the layers."""
     count: int = 0
     """Layers in the sum."""
 
@@ -169,16 +118,16 @@ class AttentionRecord:
             self.count += 1
 
     def mean(self) -> Tensor:
-        """[B, L, S]: over heads and layers."""
+        """Return [B, L, S]: over heads and layers."""
         assert self.sum_BLS is not None
         return self.sum_BLS / self.count
 
 
 @contextmanager
 def recording(decoder: Any, layers: Sequence[int]) -> Iterator[AttentionRecord]:
-    """Attention whose weights are recorded: give the record to the decoder as the argument `record`.
+    """Record attention weights: give the record to the decoder as the argument `record`.
 
-    It computes the full matrix of scores. Raises ValueError for a layer that the decoder does not have.
+    Computes the full matrix of scores. Raises ValueError for a layer that the decoder does not have.
     """
     config = decoder.config
     for layer in layers:
@@ -192,15 +141,84 @@ def recording(decoder: Any, layers: Sequence[int]) -> Iterator[AttentionRecord]:
         config._attn_implementation = before
 
 
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def packed_arguments(decoder: Any, spans: Spans, attention: Attention, inputs: Tensor) -> dict[str, Any]:
+    """Return the arguments that a decoder takes instead of a mask for a packed batch. inputs: [1, T, width].
+
+    Raises ValueError when no kernel of `attention` can run.
+    """
+    return {"attention_mask": no_mask(inputs.device), "packed": packed_attention(decoder, spans, attention, inputs)}
+
+
+def packed_attention(decoder: Any, spans: Spans, attention: Attention, inputs: Tensor) -> SegmentAttention:
+    """Return the attention of a packed batch, with its spans on the device of the decoder's `inputs`."""
+    kernel = choose_kernel(attention, inputs.device, compute_dtype(inputs), head_width(decoder.config))
+    return SegmentAttention(kernel, Segments.of_spans(spans, inputs.device))
+
+
+def no_mask(device: torch.device) -> Tensor:
+    """Return a mask for attention that needs none: transformers makes T × T of None, and hands four dimensions on."""
+    return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+
+
+def mask_argument(decoder: Any, mask: Tensor, positions: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """Return mask [T, T] bool as a decoder takes it.
+
+    positions: [T] int64, of each token in its own sequence, for layers with a sliding window: they get a mask of their
+    own. Raises ValueError for layers of other kinds, which a mask does not keep to one sequence.
+    """
+    config = decoder.config
+    full = as_mask(decoder, mask[None, None], dtype)
+    if not _has_windows(config):
+        return {"attention_mask": full}
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if other := kinds - {"full_attention", "sliding_attention"}:
+        raise ValueError(
+            f"{config.model_type}: layers of the kind {sorted(other)[0]!r} cannot read several answers in one row"
+        )
+    near = mask & (positions[:, None] - positions < config.sliding_window)
+    windowed = as_mask(decoder, near[None, None], dtype)
+    if not kinds:
+        return {"attention_mask": windowed}
+    return {"attention_mask": {"full_attention": full, "sliding_attention": windowed}}
+
+
+def as_mask(decoder: Any, mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return mask [B, 1, L, S] bool, true where a query may look, as a decoder takes it: eager attention adds it."""
+    if decoder.config._attn_implementation != "eager":
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+
+
+def head_width(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def spans_of(span_ids: Tensor, span_parents: Tensor) -> Spans:
+    """Return the spans of a `PackedBatch`: span_ids [T], span_parents [number of spans]. A span is contiguous."""
+    ends = torch.bincount(span_ids, minlength=len(span_parents)).cumsum(0).tolist()
+    starts = [0, *ends[:-1]]
+    return [
+        (starts[i], ends[i], *((starts[p], ends[p]) if p >= 0 else (0, 0)))
+        for i, p in enumerate(span_parents.tolist())
+        if ends[i] > starts[i]
+    ]
+
+
 def _has_windows(config: Any) -> bool:
-    """Whether a layer is not plain attention to everything before. Without `layer_types` a window is that of all."""
+    """Tell if a layer is not plain attention to everything before. Without `layer_types` all layers share a window."""
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
     return any(kind != "full_attention" for kind in kinds)
 
 
-def _ungrouped(
+# -- attention functions -----------------------------------------------------------------------------------------------
+
+
+def _gqa(
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -212,6 +230,7 @@ def _ungrouped(
     if prompts is not None:
         return prompts(module.layer_idx, query, key, value, kwargs.get("scaling")), None
     one_token = query.shape[2] == 1 and attention_mask is not None and attention_mask.shape[1] == 1
+    # A mask of one column per key serves both fast ways: one token on any device, or several on the CPU.
     if attention_mask is None or kwargs.get("position_bias") is not None or not (one_token or query.is_cpu):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     scale = kwargs.get("scaling")
@@ -276,15 +295,12 @@ def _chunks(
 
 @lru_cache(maxsize=1)
 def _chunk_segments(offsets: Tensor, longest: int) -> Segments:
-    """Made once for all layers, which get the same tensor."""
+    """Make it once for all layers, which get the same tensor."""
     return Segments(offsets, offsets, int(longest), int(longest), causal=False)
 
 
 for _attention in KERNELS:
     AttentionInterface.register(CHUNKS + _attention, partial(_chunks, attention=_attention))
-AttentionInterface.register(VARLEN, _varlen)
-AttentionMaskInterface.register(VARLEN, sdpa_mask)
-AttentionInterface.register(UNGROUPED, _ungrouped)
-AttentionMaskInterface.register(UNGROUPED, sdpa_mask)
-AttentionInterface.register(RECORDED, _recorded)
-AttentionMaskInterface.register(RECORDED, sdpa_mask)
+for _name, _function in ((VARLEN, _varlen), (GQA, _gqa), (RECORDED, _recorded)):
+    AttentionInterface.register(_name, _function)
+    AttentionMaskInterface.register(_name, sdpa_mask)

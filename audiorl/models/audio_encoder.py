@@ -1,14 +1,17 @@
-"""Clips through a model's audio encoder: each clip once, cached, and in training once per update.
+"""Clips for a model: log-mel features, the audio encoder's output and codec codes, each made once and cached.
 
-Shapes: D audio encoder width, H decoder width.
+Shapes: T samples, D audio encoder width, H decoder width, Q codebooks, F codec frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from math import ceil
+from itertools import islice
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, WhisperFeatureExtractor
@@ -16,22 +19,101 @@ from transformers import PreTrainedModel, WhisperFeatureExtractor
 from audiorl.audio import AudioClip, seconds
 from audiorl.audio import name as clip_name
 from audiorl.config import ModelConfig
-from audiorl.models.attention import set_chunk_attention
+from audiorl.models.attention import autocast, set_chunk_attention
 from audiorl.models.backbone import Backbone
-from audiorl.models.clip_cache import ClipCache
-from audiorl.models.features import log_mel
-from audiorl.models.precision import autocast
+from tokenizers_audio.audio import prepare
+from tokenizers_audio.batches import encode_all
+from tokenizers_audio.protocol import AudioTokenizer
 
 PASS_SECONDS = 120.0
 """Audio that goes through an encoder on a GPU in one pass."""
-
-
 MELS_BYTES = 256 * 2**20
 """Memory for the mel features of clips that a trained encoder reads again, about 170 of 30 s."""
+MIN_FRAMES = 3
+"""Encoders pool four 10 ms frames into one audio token; shorter clips give none."""
+CODEC_BATCH = 2048
+"""Clips that `ClipCodes.encode_all` holds in memory at a time."""
+
+
+def log_mel(extractor: WhisperFeatureExtractor, wav: np.ndarray) -> Tensor:
+    """Return [mel bins, frames] float32 for mono samples [T] at the extractor's rate; frames = ceil(T / hop).
+
+    Equal to what the models' processors compute with the clip padded to 30 s and the padding cut off again, without
+    paying for the 30 s: only the zeros that reach into the last analysis window are added.
+    """
+    return log_mels(extractor, [wav])[0]
+
+
+def log_mels(extractor: WhisperFeatureExtractor, wavs: Sequence[np.ndarray], device: str = "cpu") -> list[Tensor]:
+    """Return `log_mel` of each, on the CPU; give clips of similar length together. device: where it is computed."""
+    hop = extractor.hop_length
+    frames = [math.ceil(len(wav) / hop) for wav in wavs]
+    padded = np.zeros((len(wavs), (max(frames) + math.ceil(extractor.n_fft / hop) + 1) * hop), dtype=np.float32)
+    for samples, wav in zip(padded, wavs, strict=True):
+        samples[: len(wav)] = wav
+    # Under autocast its product with the mel filters would be bfloat16, which numpy lacks.
+    with torch.autocast(torch.device(device).type, enabled=False):
+        out = extractor(
+            padded,
+            sampling_rate=extractor.sampling_rate,
+            padding=False,
+            truncation=False,
+            return_tensors="pt",
+            device=device,
+        )
+    return [mel[:, :count] for mel, count in zip(out["input_features"], frames, strict=True)]
+
+
+def padded_mel(mel: Tensor, frames: int) -> Tensor:
+    """Return [mel bins, frames]: the clip's frames, then what the extractor gives for silence after it."""
+    # The extractor clamps log10 to 8 decades below the loudest bin (and to 10^-10), then scales by (x + 4) / 4.
+    padded = (mel.max() - 2.0).clamp(min=-1.5).repeat(mel.shape[0], frames)
+    padded[:, : mel.shape[1]] = mel
+    return padded
+
+
+def check_window(frames: int, window: int, encoder: str) -> None:
+    """Raise ValueError, in seconds, for a clip of more frames than an encoder with a fixed window reads."""
+    if frames > window:
+        raise ValueError(
+            f"audio of {frames / 100:.1f} s is longer than the {window / 100:.0f} s that {encoder} encodes; "
+            "cut the clip with start and duration"
+        )
+
+
+def check_min_frames(frames: int) -> None:
+    """Raise ValueError for a clip that gives no audio token."""
+    if frames < MIN_FRAMES:
+        raise ValueError(f"audio of {frames * 10} ms is too short; at least {MIN_FRAMES * 10} ms")
+
+
+class ClipCache:
+    """Tensors by `AudioClip.key`, bounded in bytes; the least recently used is dropped first."""
+
+    def __init__(self, max_bytes: int):
+        self._max_bytes, self._bytes = max_bytes, 0
+        self._tensors: OrderedDict[str, Tensor] = OrderedDict()
+
+    def get(self, key: str) -> Tensor | None:
+        if key in self._tensors:
+            self._tensors.move_to_end(key)
+            return self._tensors[key]
+        return None
+
+    def clear(self) -> None:
+        self._tensors.clear()
+        self._bytes = 0
+
+    def put(self, key: str, tensor: Tensor) -> None:
+        self._tensors[key] = tensor
+        self._bytes += tensor.nbytes
+        while self._bytes > self._max_bytes and len(self._tensors) > 1:
+            _, dropped = self._tensors.popitem(last=False)
+            self._bytes -= dropped.nbytes
 
 
 class AudioEncoder:
-    """Encodes clips: on the CPU one at a time, so that a result never depends on its batch, on a GPU several at once.
+    """Encode clips: on the CPU one at a time, so a result never depends on its batch; on a GPU several together.
 
     The output of a frozen audio encoder is cached (up to `ModelConfig.audio_cache_mb`) for rollouts, log-probs and all
     epochs; that of a trained one is cached until the weights change, and its mel features longer (`MELS_BYTES`).
@@ -44,9 +126,9 @@ class AudioEncoder:
         self.cache = ClipCache(config.audio_cache_mb * 2**20)
         self.mels = ClipCache(MELS_BYTES)
         self.pass_seconds: float | None = None
-        """Seconds of audio in one pass of the encoder; 0: one clip at a time. None: 0 on the CPU, where a clip's output
-        shall have the same bits in every batch, so that a resumed run repeats the first; elsewhere PASS_SECONDS, since
-        a GPU repeats no bits anyway and short clips leave it idle."""
+        """Seconds of audio in one pass of the encoder; 0: one clip at a time. None: 0 on the CPU, where a clip must
+        have the same bits in every batch for a resumed run to repeat the first; PASS_SECONDS elsewhere, since a
+        GPU repeats no bits anyway and short clips leave it idle."""
         if extractor is not None:
             set_chunk_attention(backbone.audio_encoder(model), config.attention)
         self._update: dict[str, tuple[Tensor, Tensor]] | None = None
@@ -57,14 +139,14 @@ class AudioEncoder:
         return self.backbone.head(self.model).weight.device
 
     def encode(self, clips: Sequence[AudioClip]) -> list[Tensor]:
-        """One [tokens, H] per clip, as the decoder receives it; differentiable where the config trains it."""
+        """Return one [tokens, H] per clip, as the decoder receives it; differentiable where the config trains it."""
         trained = self.config.audio != "frozen" and torch.is_grad_enabled()
         outputs = self.encoder_outputs(clips)
         with nullcontext() if trained else torch.no_grad():
             return [self.backbone.project(self.model, output) for output in outputs]
 
     def num_tokens(self, clip: AudioClip) -> int:
-        """How many audio tokens the clip becomes. Encodes it, unless the model has no weights (device "meta")."""
+        """Count the clip's audio tokens. Encodes it, unless the model has no weights (device "meta")."""
         if self.extractor is None:
             raise ValueError("the model has no audio encoder")
         if self._device.type != "meta":
@@ -76,7 +158,7 @@ class AudioEncoder:
         return tokens
 
     def mel(self, clip: AudioClip) -> tuple[Tensor, int]:
-        """[mel bins, frames] of the clip with its context, on the CPU, and how many audio tokens are the context's."""
+        """Return [mel bins, frames] of the clip with its context, on the CPU, and the context's audio tokens."""
         assert self.extractor is not None
         mel = self.mels.get(clip.key)
         if mel is None:
@@ -86,14 +168,14 @@ class AudioEncoder:
         return mel, self._tokens_in(clip.context) if clip.context else 0
 
     def _tokens_in(self, duration: float) -> int:
-        """Audio tokens of `duration` seconds."""
+        """Return the number of audio tokens of `duration` seconds."""
         assert self.extractor is not None
         hop = self.extractor.hop_length / self.extractor.sampling_rate
-        return self.backbone.tokens(self.model, ceil(duration / hop - 1e-6))
+        return self.backbone.tokens(self.model, math.ceil(duration / hop - 1e-6))
 
     @contextmanager
     def once(self) -> Iterator[None]:
-        """Around the passes of one update: a trained audio encoder runs forward and backward once per clip.
+        """Run a trained audio encoder forward and backward once per clip during the passes of one update.
 
         The passes differentiate down to the encoder output. Their gradients are summed there and go through the audio
         encoder when the block ends. A frozen audio encoder runs once per clip with or without this block.
@@ -117,11 +199,11 @@ class AudioEncoder:
             self.cache.clear()
 
     def encoder_output(self, clip: AudioClip) -> Tensor:
-        """[tokens, D] of the clip, from the cache where it is there."""
+        """Return [tokens, D] of the clip, from the cache where it is there."""
         return self.encoder_outputs([clip])[0]
 
     def encoder_outputs(self, clips: Sequence[AudioClip]) -> list[Tensor]:
-        """One [tokens, D] per clip. Those that no cache has are encoded, each once."""
+        """Return one [tokens, D] per clip. Clips that no cache has are encoded, each once."""
         if self.config.audio == "full" and torch.is_grad_enabled():
             if self._update is None:
                 return self._run(clips)
@@ -138,7 +220,7 @@ class AudioEncoder:
         return [cached[clip.key].to(self._device) for clip in clips]
 
     def _run(self, clips: Sequence[AudioClip]) -> list[Tensor]:
-        """One [tokens, D] per clip; its context is encoded with it and then cut off."""
+        """Return one [tokens, D] per clip; its context is encoded with it and then cut off."""
         weight = next(self.backbone.audio_encoder(self.model).parameters())
         mels = [self.mel(clip) for clip in clips]
         outputs: list[Tensor] = []
@@ -146,11 +228,13 @@ class AudioEncoder:
             batch = [mel.to(device=weight.device, dtype=weight.dtype) for mel, _ in mels[part]]
             with autocast(self.config, weight.device):
                 outputs += [o.to(weight.dtype) for o in self.backbone.encode_audio(self.model, batch)]
-        contexts = [context_tokens for _, context_tokens in mels]
-        return [self._without_context(*item) for item in zip(clips, outputs, contexts, strict=True)]
+        return [
+            self._without_context(clip, output, context_tokens) if clip.context else output
+            for clip, output, (_, context_tokens) in zip(clips, outputs, mels, strict=True)
+        ]
 
     def _passes(self, frames: Sequence[int]) -> list[slice]:
-        """Neighbouring clips that go through the encoder together."""
+        """Group neighbouring clips that go through the encoder together."""
         assert self.extractor is not None
         limit = self.pass_seconds
         if limit is None:
@@ -168,8 +252,6 @@ class AudioEncoder:
         return passes
 
     def _without_context(self, clip: AudioClip, output: Tensor, context_tokens: int) -> Tensor:
-        if not clip.context:
-            return output
         tokens = self._tokens_in(seconds(clip))
         if context_tokens + tokens != len(output):
             raise ValueError(
@@ -177,3 +259,52 @@ class AudioEncoder:
                 f"together; make the context of {clip.context:g} s a multiple of the audio encoder's frame"
             )
         return output[context_tokens:]
+
+
+class ClipCodes:
+    """A codec and the codes of clips that it has encoded, up to `max_bytes` of them.
+
+    `precomputed`: codes [Q, F] of this codec by `AudioClip.key`, such as `CodeShards`.
+    """
+
+    def __init__(self, codec: AudioTokenizer, max_bytes: int):
+        self.codec = codec
+        self.precomputed: Mapping[str, Tensor] = {}
+        self._cache = ClipCache(max_bytes)
+
+    def codes(self, clip: AudioClip) -> Tensor:
+        """Return [Q, F] int64. Raises ValueError that names the clip where the codec cannot encode it."""
+        codes = self._cache.get(clip.key)
+        if codes is None:
+            if clip.key in self.precomputed:
+                codes = self.precomputed[clip.key]
+            else:
+                wav = self._prepared(clip)
+                with _naming_clip(clip):
+                    codes = self.codec.encode(wav)[0].cpu()
+            self._cache.put(clip.key, codes)
+        return codes
+
+    def encode_all(self, clips: Iterable[AudioClip]) -> None:
+        """Encode clips that will be read often, those of equal length together, which is faster than one by one."""
+        new = {c.key: c for c in clips if c.key not in self.precomputed and self._cache.get(c.key) is None}
+        waiting = iter(new.items())
+        while part := dict(islice(waiting, CODEC_BATCH)):
+            codes = encode_all(self.codec, [self._prepared(clip) for clip in part.values()])
+            for key, clip_codes in zip(part, codes, strict=True):
+                self._cache.put(key, clip_codes)
+
+    def _prepared(self, clip: AudioClip) -> Tensor:
+        """Return [T] at the codec's rate."""
+        rate = self.codec.sample_rate
+        with _naming_clip(clip):
+            return prepare(clip.load(rate), rate, self.codec)
+
+
+@contextmanager
+def _naming_clip(clip: AudioClip) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        where = clip_name(clip)
+        raise error if where in str(error) else ValueError(f"{where}: {error}") from error

@@ -1,77 +1,81 @@
-"""What differs between model families: where the decoder lives, how audio is encoded, how a chat is written."""
+"""The hooks of a model family: where its parts are, how audio is encoded, how a chat is written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from audiorl.audio import AudioClip
-from audiorl.models.saving import Source
+from audiorl.models.saving import ModelSource
 from audiorl.types import Message
 
 
-class Backbone(Protocol):
-    """What a model family must provide. Its methods take the bare transformers model and keep no state.
+class Backbone:
+    """A model family; one without an audio encoder, unless it says otherwise. Methods take the bare transformers model.
 
     Shapes: D audio encoder width, H decoder width.
     """
 
-    audio_token: ClassVar[str | None]
+    name: ClassVar[str] = "a text decoder"
+    """For errors."""
+    audio_token: ClassVar[str | None] = None
     """The placeholder of audio in a text; None for a model without an audio encoder."""
-    answer_prefix: ClassVar[str]
-    """What stands before every answer, as the model was trained to write it: Whisper's space."""
-    processor_files: ClassVar[Mapping[str, Mapping[str, str]]]
+    answer_prefix: ClassVar[str] = ""
+    """Text before every answer, as the model was trained to write it: Whisper's space."""
+    processor_files: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     """Files of transformers' processor and the entries that name its classes."""
 
     def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
-        """The conversation as the model was trained to read it, ready for the assistant's turn."""
-        ...
+        """Write the conversation as the model was trained to read it, ready for the assistant's turn."""
+        raise NotImplementedError
 
     def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
-        """A chunk of a stream between its delimiters, to be read inside of the assistant's turn."""
-        ...
+        """Write a chunk of a stream between its delimiters, to be read inside of the assistant's turn."""
+        raise ValueError(f"{self.name} reads no audio")
 
     def chat_template(self) -> str | None:
-        """`chat` as a Jinja template for tokenizers and processors; None where the checkpoint's own is always there."""
-        ...
+        """Return `chat` as a Jinja template; None where the checkpoint's own is always there."""
+        return None
 
-    def save_model(self, model: PreTrainedModel, folder: str, source: Source) -> None:
-        """Weights, config.json and generation config with the names of the released model, which other software reads.
+    def save_model(self, model: PreTrainedModel, folder: str, source: ModelSource) -> None:
+        """Write weights, config.json and generation config with the released model's names, which other software reads.
 
-        `source`: what the folder held that the model was loaded from; empty for a new one.
+        `source`: the contents of the folder that the model was loaded from; empty for a new one.
         """
-        ...
+        model.save_pretrained(folder)
 
     def weight_name(self, name: str) -> str:
-        """What states, engines and `ModelConfig.only` call the parameter that is `name` in transformers' model.
+        """Return what states, engines and `ModelConfig.only` call the parameter `name` of transformers' model.
 
         It is the same under all releases of transformers, and a name that is already so stays as it is.
         """
-        ...
+        return name
 
-    def decoder(self, model: PreTrainedModel) -> Any:
-        """The text model: takes inputs_embeds, position_ids [B, T], attention_mask; gives last_hidden_state."""
-        ...
+    def decoder(self, model: Any) -> Any:
+        """Return the text model: takes inputs_embeds, position_ids [B, T], attention_mask; gives last_hidden_state."""
+        return model.model
 
-    def head(self, model: PreTrainedModel) -> nn.Linear: ...
+    def head(self, model: Any) -> nn.Linear:
+        return model.lm_head
 
-    def audio_encoder(self, model: PreTrainedModel) -> Any: ...
+    def audio_encoder(self, model: Any) -> Any:
+        return nn.Module()
 
-    def projector(self, model: PreTrainedModel) -> Sequence[nn.Module]:
-        """The modules between the audio encoder's last norm and the decoder."""
-        ...
+    def projector(self, model: Any) -> Sequence[nn.Module]:
+        """Return the modules between the audio encoder's last norm and the decoder."""
+        return []
 
-    def tokens(self, model: PreTrainedModel, frames: int) -> int:
-        """How many audio tokens a clip of `frames` mel frames becomes."""
-        ...
+    def tokens(self, model: Any, frames: int) -> int:
+        """Return how many audio tokens a clip of `frames` mel frames becomes."""
+        raise ValueError(f"{self.name} reads no audio")
 
-    def encode_audio(self, model: PreTrainedModel, mels: Sequence[Tensor]) -> list[Tensor]:
-        """The audio encoder's output without the projector: one [tokens, D] per clip of [mel bins, frames]."""
-        ...
+    def encode_audio(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
+        """Return the audio encoder's output before the projector: one [tokens, D] per clip of [mel bins, frames]."""
+        raise ValueError(f"{self.name} reads no audio")
 
-    def project(self, model: PreTrainedModel, encoder_output: Tensor) -> Tensor:
+    def project(self, model: Any, encoder_output: Tensor) -> Tensor:
         """[tokens, D] -> [tokens, H]."""
-        ...
+        raise ValueError(f"{self.name} reads no audio")

@@ -1,13 +1,13 @@
-"""Whisper's decoder over the rows that decoder-only models get: audio placeholders, then text.
+"""Whisper's decoder over the input of decoder-only models: audio placeholders, then text.
 
 An encoder-decoder model reads audio by cross-attention, not as a part of its text. To share packing, prompts that are
 encoded once for a group, engines and losses with the other families, its prompts begin with audio placeholders too. The
-rows of these placeholders carry the encoder's output. They are no input of the decoder's layers: they are its *memory*,
-the keys and values of cross-attention, and text positions do not count them. A row of text attends to the text before
-it in its span and its parent, and to all memory of both.
+placeholders carry the encoder's output. They are no input of the decoder's layers: they are its *memory*, the keys and
+values of cross-attention, and text positions do not count them. A token of text attends to the text before it in its
+span and its parent, and to all memory of both.
 
-Shapes: T rows of a packed batch, R prompts, B rollouts, S rows of padded prompts, L positions of text, M rows of a
-memory, H model width, D head width.
+Shapes: T positions of a packed batch, R prompts, B rollouts, S positions of padded prompts, L positions of text, M
+positions of a memory, H model width, D head width.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Memory = Callable[[Tensor], Tensor]
 
 
 class CrossAttentionDecoder(WhisperDecoder):
-    """A `WhisperDecoder` that also takes packed rows (`spans`) and prompts with a `CrossAttentionCache`.
+    """A `WhisperDecoder` that also takes packed batches (`spans`) and prompts with a `CrossAttentionCache`.
 
     With neither it is the decoder of transformers.
     """
@@ -48,24 +48,24 @@ class CrossAttentionDecoder(WhisperDecoder):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Any = None,
-        audio_rows: Tensor | None = None,
+        is_audio: Tensor | None = None,
         spans: Spans | None = None,
         attention: Attention = "auto",
         trained_audio: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """`audio_rows` is true where a row is memory: [T] with `spans`, on the CPU; [R, S] in prompts, which are padded
-        on the left and masked by `attention_mask` [R, S]; None for rows of text. Rows of memory give zeros. Where not
+        """`is_audio` is true at memory: [T] with `spans`, on the CPU; [R, S] in prompts, which are padded on the left
+        and masked by `attention_mask` [R, S]; None for text alone. Positions of memory give zeros. Without
         `trained_audio` no gradient of them is computed."""
         if spans is not None:
-            assert inputs_embeds is not None and audio_rows is not None
-            hidden = self._packed(inputs_embeds[0], audio_rows, spans, attention, trained_audio)
+            assert inputs_embeds is not None and is_audio is not None
+            hidden = self._packed(inputs_embeds[0], is_audio, spans, attention, trained_audio)
             return BaseModelOutput(last_hidden_state=hidden[None])
         if isinstance(past_key_values, CrossAttentionCache):
             assert inputs_embeds is not None
-            if audio_rows is not None:
+            if is_audio is not None:
                 assert attention_mask is not None
-                inputs_embeds = past_key_values.begin(self, inputs_embeds, attention_mask.bool(), audio_rows)
+                inputs_embeds = past_key_values.begin(self, inputs_embeds, attention_mask.bool(), is_audio)
             return BaseModelOutput(last_hidden_state=self._cached(inputs_embeds, past_key_values))
         return super().forward(
             input_ids,
@@ -77,16 +77,16 @@ class CrossAttentionDecoder(WhisperDecoder):
         )
 
     def _packed(
-        self, rows_TH: Tensor, audio_rows: Tensor, spans: Spans, attention: Attention, trained_audio: bool
+        self, embeds_TH: Tensor, is_audio: Tensor, spans: Spans, attention: Attention, trained_audio: bool
     ) -> Tensor:
-        texts = [0, *accumulate((~audio_rows).long().tolist())]  # rows of text before each row
+        texts = [0, *accumulate((~is_audio).long().tolist())]  # tokens of text before each position
         text_spans = [(texts[a], texts[b], texts[c], texts[d]) for a, b, c, d in spans]
         places = torch.cat([torch.arange(d - c, d - c + b - a) for a, b, c, d in text_spans])
-        text_rows, memory_rows = (rows.nonzero()[:, 0].to(rows_TH.device) for rows in (~audio_rows, audio_rows))
-        memory_lengths, reader_lengths = memories_of(audio_rows, spans)
-        memory = (rows_TH if trained_audio else rows_TH.detach())[memory_rows][None]
+        text_places, memory_places = (mask.nonzero()[:, 0].to(embeds_TH.device) for mask in (~is_audio, is_audio))
+        memory_lengths, reader_lengths = memories_of(is_audio, spans)
+        memory = (embeds_TH if trained_audio else embeds_TH.detach())[memory_places][None]
         self._check_length(int(places.max()) + 1 if len(places) else 0)
-        hidden = (rows_TH[text_rows] + self.embed_positions.weight[places.to(rows_TH.device)])[None]
+        hidden = (embeds_TH[text_places] + self.embed_positions.weight[places.to(embeds_TH.device)])[None]
 
         attend = packed_attention(self, text_spans, attention, hidden)
         segments = Segments.of_lengths(reader_lengths, memory_lengths, False, hidden.device)
@@ -103,17 +103,17 @@ class CrossAttentionDecoder(WhisperDecoder):
 
             hidden = self._layer(layer, hidden, self_attention, read)
         text_LH = self.layer_norm(hidden)[0]
-        return text_LH.new_zeros(len(rows_TH), text_LH.shape[1]).index_copy(0, text_rows, text_LH)
+        return text_LH.new_zeros(len(embeds_TH), text_LH.shape[1]).index_copy(0, text_places, text_LH)
 
-    def _cached(self, rows_BLH: Tensor, cache: CrossAttentionCache) -> Tensor:
-        before, new = cache.get_seq_length(), rows_BLH.shape[1]
+    def _cached(self, embeds_BLH: Tensor, cache: CrossAttentionCache) -> Tensor:
+        before, new = cache.get_seq_length(), embeds_BLH.shape[1]
         padding = cache.padding
-        places = torch.arange(before, before + new, device=rows_BLH.device)
+        places = torch.arange(before, before + new, device=embeds_BLH.device)
         positions = (places - padding[:, None]).clamp(min=0)
-        if before + new > self.max_target_positions:  # only then it is worth to wait for the device
+        if before + new > self.max_target_positions:  # only then is it worth waiting for the device
             self._check_length(int(positions.max()) + 1)
-        hidden = rows_BLH + self.embed_positions.weight[positions]
-        seen = torch.arange(before + new, device=rows_BLH.device)
+        hidden = embeds_BLH + self.embed_positions.weight[positions]
+        seen = torch.arange(before + new, device=embeds_BLH.device)
         visible = (seen <= places[:, None]) & (seen >= padding[:, None, None])
         visible = (visible | (seen == places[:, None]))[:, None]  # padding sees itself: a row without keys gives NaN
         for layer, texts, memory in zip(self.layers, cache.text_layers, cache.memory_layers, strict=True):
@@ -154,15 +154,15 @@ def _heads(attention: Any, x: Tensor) -> Tensor:
 
 
 def memory_keys(layer: Any, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values [B, heads, M, D] of a memory [B, M, H] for a layer's cross-attention."""
+    """Return keys and values [B, heads, M, D] of a memory [B, M, H] for a layer's cross-attention."""
     cross = layer.encoder_attn
     return _heads(cross, cross.k_proj(memory)), _heads(cross, cross.v_proj(memory))
 
 
-def memories_of(audio_rows: Tensor, spans: Spans) -> tuple[list[int], list[int]]:
-    """How many rows each memory has, and how many rows of text read it: those of its span and of all its children,
-    which follow it. audio_rows: [T] bool."""
-    audio = [0, *accumulate(audio_rows.long().tolist())]
+def memories_of(is_audio: Tensor, spans: Spans) -> tuple[list[int], list[int]]:
+    """Count the positions of each memory and the tokens of text that read it: those of its span and of all its
+    children, which follow it. is_audio: [T] bool."""
+    audio = [0, *accumulate(is_audio.long().tolist())]
     memories, readers = [], []
     for first, end, _, below in spans:
         size = audio[end] - audio[first]
@@ -196,20 +196,19 @@ class CrossAttentionCache(DynamicCache):
 
     @property
     def padding(self) -> Tensor:
-        """[B] how many positions of padding stand before the text of each rollout."""
+        """Return [B]: the positions of padding before the text of each rollout."""
         return self.memory_layers[0].padding
 
-    def begin(self, decoder: CrossAttentionDecoder, rows_RSH: Tensor, mask: Tensor, audio_rows: Tensor) -> Tensor:
-        """Keep the memory of prompts whose audio stands before their text. Returns the text [R, L, H], padded on the
-        left."""
-        text = mask & ~audio_rows.to(mask.device)
+    def begin(self, decoder: CrossAttentionDecoder, embeds_RSH: Tensor, mask: Tensor, is_audio: Tensor) -> Tensor:
+        """Keep the memory of prompts that begin with audio. Returns the text [R, L, H], padded on the left."""
+        text = mask & ~is_audio.to(mask.device)
         lengths = text.sum(1)
         longest = int(lengths.max())
-        memories = [rows[audio] for rows, audio in zip(rows_RSH, audio_rows.to(rows_RSH.device), strict=True)]
+        memories = [embeds[audio] for embeds, audio in zip(embeds_RSH, is_audio.to(embeds_RSH.device), strict=True)]
         for layer in decoder.layers:
             pairs = [memory_keys(layer, m[None]) for m in memories]
             self.layers.append(MemoryLayer(pairs, longest - lengths))
-        return rows_RSH[:, -longest:]
+        return embeds_RSH[:, -longest:]
 
 
 class MemoryLayer(DynamicLayer):
@@ -222,7 +221,7 @@ class MemoryLayer(DynamicLayer):
         self._prompts = list(range(len(pairs)))  # of each rollout, ascending
 
     def read(self, query: Tensor) -> Tensor:
-        """query [B, heads, L, D]: the rollouts of a prompt are further queries of one attention to its memory."""
+        """Attend with query [B, heads, L, D]: a prompt's rollouts are further queries of one attention."""
         pieces = []
         for prompt, (keys, values) in enumerate(self._pairs):
             rows = [b for b, p in enumerate(self._prompts) if p == prompt]

@@ -18,9 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from audiorl.audio import AudioClip
-from audiorl.models.loading import read_tensors
 from audiorl.models.policy import AudioPolicy
-from audiorl.models.weights import copy_weights
+from audiorl.models.weights import copy_weights, read_tensors
 
 WEIGHTS = "ctc.safetensors"
 BLANK = "ctc.blank"

@@ -91,7 +91,7 @@ def _answer(policy: AudioPolicy, text: str, speech: tuple[AudioClip, ...], opene
         raise ValueError("speech to learn from, but the model writes text only; dualize it")
     if opened and len(written):
         raise ValueError("an answer that is to be spoken has no text before its speech; leave the target out")
-    rows = layout.rows(torch.cat([policy.codes(clip) for clip in speech], 1))
+    rows = layout.tokens(torch.cat([policy.codes(clip) for clip in speech], 1))
     before = nothing if opened else torch.cat([written, torch.tensor([layout.begin_id])])
     after = nothing if opened else end
     ids = torch.cat([before, rows.ids, after])

@@ -16,11 +16,11 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from audiorl.config import ModelConfig
 from audiorl.models.checkpoints import load_policy
-from audiorl.models.loading import SPEECH_OUTPUT
 from audiorl.models.lora import NON_LORA_WEIGHTS, is_adapter
 from audiorl.models.model_card import model_card, public_name
 from audiorl.models.saving import BASE_KEY
 from audiorl.models.value import HEAD_FILE
+from audiorl.models.weights import SPEECH_OUTPUT
 
 SPEECH_FILE = "speech-output.safetensors"
 SPEAKERS = "spk_dict.pt"

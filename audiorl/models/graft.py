@@ -34,12 +34,12 @@ from transformers import (
 )
 
 from audiorl.config import ModelConfig
-from audiorl.models.checkpoints import TEXT_MODEL_TYPES
+from audiorl.models.families import TEXT_MODEL_TYPES
 from audiorl.models.families.qwen2_audio import Qwen2Audio
 from audiorl.models.families.qwen_omni import QwenOmni
-from audiorl.models.loading import naming_damage, quietly
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.tiny import SPECIAL
+from audiorl.models.weights import naming_damage, silent_transformers
 
 Family = Literal["qwen2.5-omni", "qwen2-audio"]
 SAMPLE_RATE, HOP = 16_000, 160
@@ -114,7 +114,7 @@ def read_text_model(llm: str | Path, family: Family, dtype: str) -> tuple[PreTra
             f"--llm {llm}: its tokenizer has no chat template, so this is a base model that answers no questions; "
             "give an instruction-tuned model"
         )
-    with quietly(), naming_damage(llm):
+    with silent_transformers(), naming_damage(llm):
         text: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             place, dtype="auto" if dtype == "auto" else getattr(torch, dtype), **options
         )
@@ -238,7 +238,7 @@ def read_encoder(encoder: str | Path) -> tuple[WhisperFeatureExtractor, nn.Modul
             f"--encoder {encoder}: preprocessor_config.json pads to {extractor.nb_max_frames} frames and the encoder "
             f"takes {2 * config.max_source_positions}; do they belong together?"
         )
-    with quietly(), naming_damage(encoder):
+    with silent_transformers(), naming_damage(encoder):
         whisper: nn.Module = WhisperModel.from_pretrained(str(encoder), dtype=torch.float32).encoder
     return extractor, whisper
 
@@ -344,7 +344,7 @@ def _omni(
         user_token_id=tokens["<|im_start|>"],
         tie_word_embeddings=sizes["tie_word_embeddings"],
     )
-    with quietly():
+    with silent_transformers():
         return Qwen2_5OmniThinkerForConditionalGeneration(config)
 
 
@@ -364,5 +364,5 @@ def _qwen2_audio(
         audio_token_index=tokens["<|AUDIO|>"],
         tie_word_embeddings=False,
     )
-    with quietly():
+    with silent_transformers():
         return Qwen2AudioForConditionalGeneration(config)

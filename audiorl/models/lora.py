@@ -1,10 +1,13 @@
-"""Low-rank adapters on a policy's decoder (LoRA, arXiv 2106.09685), by peft."""
+"""Low-rank adapters on a policy's decoder (LoRA, arXiv 2106.09685), by peft.
+
+Functions take the model, its adapter and `weight_name` (`Backbone.weight_name`), never the policy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -12,10 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from audiorl.config import LoraConfig
-from audiorl.models.loading import check_finite_weights, naming_damage, read_tensors
-
-if TYPE_CHECKING:
-    from audiorl.models.policy import AudioPolicy
+from audiorl.models.weights import check_finite_weights, naming_damage, read_tensors
 
 NON_LORA_WEIGHTS = "trained.safetensors"
 """In an adapter's folder: what was trained and is not in the adapter, such as the audio projector."""
@@ -45,17 +45,17 @@ def add_lora(model: PreTrainedModel, decoder: nn.Module, config: LoraConfig) -> 
 
 
 def is_adapter(path: str | Path) -> bool:
-    """Whether a folder holds an adapter and not a whole model."""
+    """Tell an adapter's folder from a whole model's."""
     return (Path(path) / "adapter_config.json").is_file()
 
 
 def adapted_model(path: str | Path) -> str | None:
-    """The folder or hub id of the model that an adapter folder belongs to; None where there is no adapter."""
+    """Return the folder or hub id of an adapter folder's base model; None where there is no adapter."""
     return str(adapter_config(Path(path)).base_model_name_or_path) if is_adapter(path) else None
 
 
 def adapter_config(folder: Path) -> Any:
-    """peft's configuration of a saved adapter. Raises ValueError where it names no base model."""
+    """Read peft's configuration of a saved adapter. Raises ValueError where it names no base model."""
     from peft import PeftConfig
 
     with naming_damage(folder / "adapter_config.json"):
@@ -65,28 +65,33 @@ def adapter_config(folder: Path) -> Any:
     return config
 
 
-def save_adapter(policy: AudioPolicy, folder: Path) -> None:
-    """The adapter, and in a file of its own what else was trained."""
-    policy.adapter.save_pretrained(str(folder))
-    others = {name: p.detach().contiguous() for name, p in policy.trainable().items() if ".lora_" not in name}
+def save_adapter(adapter: Any, trained: Mapping[str, Tensor], folder: Path) -> None:
+    """Write the adapter, and in a file of its own what else of the `trained` weights is not part of it."""
+    adapter.save_pretrained(str(folder))
+    others = {name: p.detach().contiguous() for name, p in trained.items() if ".lora_" not in name}
     if others:
         save_file(others, folder / NON_LORA_WEIGHTS)
 
 
-def saved_adapter(folder: Path, policy: AudioPolicy) -> Iterator[tuple[str, Tensor]]:
-    """The trained weights in an adapter's folder, on the CPU, by `weight_name`: matrices, then what else was trained.
+def saved_adapter(folder: Path, weight_name: Callable[[str], str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the trained weights in an adapter's folder, on the CPU: matrices, then what else was trained.
 
     Raises ValueError where they are damaged.
     """
     for name, tensor in _saved_matrices(folder, "cpu").items():
         module, _, last = name.removeprefix(_PEFT).removesuffix(".weight").rpartition(".")
-        yield f"{policy.backbone.weight_name(module)}.{last}.default.weight", tensor
-    if (folder / NON_LORA_WEIGHTS).exists():
-        yield from read_tensors(folder / NON_LORA_WEIGHTS).items()
+        yield f"{weight_name(module)}.{last}.default.weight", tensor
+    yield from other_weights(folder).items()
+
+
+def other_weights(folder: Path) -> dict[str, Tensor]:
+    """Read what was trained besides the adapter in this folder."""
+    path = folder / NON_LORA_WEIGHTS
+    return read_tensors(path) if path.exists() else {}
 
 
 def _saved_matrices(folder: Path, device: str) -> dict[str, Tensor]:
-    """By peft's names."""
+    """Read an adapter's matrices by peft's names."""
     from peft.utils import load_peft_weights
 
     with naming_damage(folder):
@@ -95,41 +100,30 @@ def _saved_matrices(folder: Path, device: str) -> dict[str, Tensor]:
     return weights
 
 
-def read_adapter(folder: Path, policy: AudioPolicy) -> None:
-    """Copy a saved adapter into the policy's. Raises ValueError where it is damaged or of another shape."""
+def read_adapter(folder: Path, model: nn.Module, adapter: Any, weight_name: Callable[[str], str]) -> None:
+    """Copy the matrices of a saved adapter into the model's. Raises ValueError for damage and another shape."""
     from peft.utils import set_peft_model_state_dict
 
-    weights = _saved_matrices(folder, str(policy.device))
-    weight_name = policy.backbone.weight_name
-    modules = {weight_name(name): name for name, _ in policy.model.named_modules()}
+    weights = _saved_matrices(folder, str(next(model.parameters()).device))
+    modules = {weight_name(name): name for name, _ in model.named_modules()}
     renamed = {}  # peft saves the names in transformers' model, which may be of another release here
     for name, tensor in weights.items():
         module, _, last = name.removeprefix(_PEFT).rpartition(".")
         renamed[f"{_PEFT}{modules.get(weight_name(module), module)}.{last}"] = tensor
     try:
-        unknown = set_peft_model_state_dict(policy.adapter, renamed).unexpected_keys
+        unknown = set_peft_model_state_dict(adapter, renamed).unexpected_keys
     except RuntimeError as error:
         raise ValueError(f"{folder}: the adapter has another shape than the model: {error}") from error
     if unknown:
         raise ValueError(f"{folder}: adapter weight {unknown[0]!r} is not in this model; was it saved by another one?")
-    if (folder / NON_LORA_WEIGHTS).exists():
-        policy.load_weights(read_tensors(folder / NON_LORA_WEIGHTS), str(folder / NON_LORA_WEIGHTS))
-    policy.weights_changed()
-
-
-def adapter_weights(policy: AudioPolicy) -> Iterator[tuple[str, Tensor]]:
-    """The adapter's matrices, frozen ones too, and what else is trained, by `weight_name`."""
-    for name, p in policy.parameters_by_name().items():
-        if ".lora_" in name or p.requires_grad:
-            yield name, p.detach()
 
 
 def merged_weights(
-    policy: AudioPolicy, wanted: Callable[[nn.Parameter], bool] = lambda p: True
+    model: nn.Module, weight_name: Callable[[str], str], wanted: Callable[[nn.Parameter], bool]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The `wanted` weights of a policy with an adapter by the base model's `weight_name`s, merged one at a time."""
-    modules = dict(policy.model.named_modules())
-    for name, p in policy.model.named_parameters():
+    """Yield the `wanted` weights of a model with an adapter by the base model's names, merged one at a time."""
+    modules = dict(model.named_modules())
+    for name, p in model.named_parameters():
         if ".lora_" in name or not wanted(p):
             continue
         weight = p.detach()
@@ -137,4 +131,4 @@ def merged_weights(
         if module and name.endswith(".weight"):
             with torch.no_grad():
                 weight = weight + modules[module].get_delta_weight("default").to(p.dtype)
-        yield policy.backbone.weight_name(name.replace(".base_layer.", ".")), weight
+        yield weight_name(name.replace(".base_layer.", ".")), weight

@@ -1,20 +1,21 @@
 """The policy: one transformers model with its tokenizer, and its forward pass over packed batches.
 
-What differs between model families is a `Backbone`. Clips go through `audio_encoder.py`, messages through `prompts.py`;
-adapters, files and the reference policy have modules of their own.
+A `Backbone` holds the differences between model families. Clips go through `audio_encoder.py`, messages through
+`prompts.py`.
 
-A model that speaks also has a `FrameLayout`: its decoder embeds and routes frames (`dual_ffn.py`), its `audio_lm_head`
+A model that speaks also has a `FrameLayout`: its decoder embeds and routes frames (`speech.py`), its `audio_lm_head`
 writes their codes, and a codec turns clips into codes.
 
-Shapes: T rows of a packed batch, N sampled rows, H decoder width, Q codebooks.
+Shapes: T tokens of a packed batch, N sampled tokens, H decoder width, Q codebooks.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -29,19 +30,14 @@ from audiorl.algos.logprobs import IGNORE, fused_codebook_logprobs, fused_logpro
 from audiorl.algos.packing import attention_mask
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models.attention import mask_argument, packed_arguments, set_attention, spans_of, takes_segments
-from audiorl.models.audio_encoder import AudioEncoder
+from audiorl.models.attention import autocast, mask_argument, packed_arguments, set_attention, spans_of, takes_segments
+from audiorl.models.audio_encoder import AudioEncoder, ClipCodes
 from audiorl.models.backbone import Backbone
-from audiorl.models.clip_codes import ClipCodes
 from audiorl.models.cross_attention import CrossAttentionCache, CrossAttentionDecoder
-from audiorl.models.dual_ffn import Routing
-from audiorl.models.lora import add_lora
-from audiorl.models.precision import autocast
-from audiorl.models.prompts import Prompt, encode_chunk, encode_prompt
-from audiorl.models.reference import Reference
-from audiorl.models.saving import Source, save_policy
-from audiorl.models.speech import CODEC_KEY, FrameLayout
-from audiorl.models.vision import remove_vision
+from audiorl.models.lora import add_lora, save_adapter
+from audiorl.models.prompts import Prompt, PromptEncoder
+from audiorl.models.saving import ModelSource, remove_vision, save_processor
+from audiorl.models.speech import CODEC_KEY, FrameLayout, Routing, add_branch, add_speech_tokens, init_branch
 from audiorl.models.weights import Weights, copy_weights
 from audiorl.types import Sample
 from tokenizers_audio.protocol import AudioTokenizer
@@ -75,10 +71,10 @@ class AudioPolicy(nn.Module):
         self.audio = AudioEncoder(model, extractor, backbone, self.config)
         set_attention(backbone.decoder(model), self.config.attention)
         self.clip_codes: ClipCodes | None = None
-        self.source = Source(copied=remove_vision(model))
+        self.source = ModelSource(copied=remove_vision(model))
         self._set_trainable()
 
-    # -- what is trained -------------------------------------------------------------------------------------------
+    # -- trained weights -------------------------------------------------------------------------------------------
 
     def _set_trainable(self) -> None:
         """Freeze everything that no text-and-audio loss can reach, then what the config wants frozen."""
@@ -121,24 +117,33 @@ class AudioPolicy(nn.Module):
         return self.backbone.head(self.model).weight.device
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
-        """All parameters of the model; for the names see `Backbone.weight_name`."""
+        """Return all parameters of the model; for the names see `Backbone.weight_name`."""
         return {self.backbone.weight_name(name): p for name, p in self.model.named_parameters()}
 
     def trainable(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.parameters_by_name().items() if p.requires_grad}
 
     def has_fresh_adapter(self) -> bool:
-        """Whether there is an adapter that does not change the model yet: all its B matrices are zero."""
+        """Tell if there is an adapter that does not change the model yet: all its B matrices are zero."""
         if self.adapter is None:
             return False
         return not any(bool(p.any()) for name, p in self.model.named_parameters() if ".lora_B." in name)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The trained weights by name, by reference."""
+        """Return the trained weights by name, by reference."""
         return {name: p.detach() for name, p in self.trainable().items()}
 
+    def load_weights(self, weights: Weights, where: str = "weights") -> None:
+        """Copy `weights` into the parameters of the same name, in place."""
+        copy_weights(self.parameters_by_name(), weights, where)
+        self.weights_changed()
+
+    def weights_changed(self) -> None:
+        """Drop what was computed with the old weights; call after every update."""
+        self.audio.weights_changed()
+
     def copy(self) -> AudioPolicy:
-        """The policy as it is now. Trained weights are copied; what is never trained is shared."""
+        """Copy the policy as it is now: trained weights are copied, frozen ones shared."""
         shared: dict[int, Any] = {id(p): p for p in self.model.parameters() if not p.requires_grad}
         if self.config.audio != "full":
             shared[id(self.audio.cache)] = self.audio.cache  # the output of an encoder that both share
@@ -148,7 +153,7 @@ class AudioPolicy(nn.Module):
         return {id(x): x for x in (self.tokenizer, self.extractor, self.backbone, self.clip_codes, self.audio.mels)}
 
     def skeleton(self, hollow: Collection[nn.Parameter]) -> AudioPolicy:
-        """A copy that shares all weights but the `hollow` ones: these are on meta, to be filled before it is saved."""
+        """Copy the policy, sharing all weights but the `hollow` ones: these are on meta, to be filled before saving."""
         weights: dict[int, Any] = {id(p): p for p in self.model.parameters()}
         for p in hollow:
             weights[id(p)] = nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
@@ -156,22 +161,43 @@ class AudioPolicy(nn.Module):
         return copy.deepcopy(self, weights | self._never_copied())
 
     def reference(self) -> Reference:
-        """A frozen copy of the policy as it is now, sharing every weight that is not trained."""
+        """Return a frozen copy of the policy as it is now, sharing every weight that is not trained."""
         return Reference(self)
 
-    # -- what is read ----------------------------------------------------------------------------------------------
+    def save(self, folder: str | Path) -> None:
+        """Write a Hugging Face model folder in safetensors; with LoRA, an adapter folder that names its base model.
+
+        The thinker of an Omni model is saved in the layout of the whole model with `enable_audio_output` false, without
+        its talker, which `audiorl.models.export` puts back. Its vision tower, which is not loaded, is copied from the
+        files that the policy was loaded from.
+        """
+        folder = Path(folder)
+        if not torch.cuda.is_available():  # transformers imports DeepSpeed here if it can, which would warn of no GPU
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        if self.adapter is None:
+            self.backbone.save_model(self.model, str(folder), self.source)
+        else:
+            save_adapter(self.adapter, self.trainable(), folder)
+        template, class_names = self.backbone.chat_template(), self.backbone.processor_files
+        save_processor(folder, self.tokenizer, self.extractor, self.source.files, template, class_names)
+
+    # -- prompts and audio -----------------------------------------------------------------------------------------
+
+    def _prompts(self) -> PromptEncoder:
+        positions = getattr(self.backbone.decoder(self.model).config, "max_position_embeddings", None)
+        return PromptEncoder(self.tokenizer, self.backbone, self.audio, self.speech, self.codes, positions)
 
     def prompt(self, sample: Sample) -> Prompt:
-        """The sample's messages as the model reads them; see `encode_prompt`."""
-        return encode_prompt(self, sample)
+        """Return the sample's messages as the model reads them; see `PromptEncoder.encode`."""
+        return self._prompts().encode(sample)
 
     def prompt_ids(self, sample: Sample) -> Tensor:
-        """[P] int64: `prompt` without its codes."""
+        """Return [P] int64: `prompt` without its codes."""
         return self.prompt(sample).ids
 
     def chunk_ids(self, clip: AudioClip) -> Tensor:
-        """[P] int64: a chunk of a stream with its delimiters; see `encode_chunk`."""
-        return encode_chunk(self, clip)
+        """Return [P] int64: a chunk of a stream with its delimiters."""
+        return self._prompts().encode_chunk(clip)
 
     @property
     def end_id(self) -> int:
@@ -179,32 +205,23 @@ class AudioPolicy(nn.Module):
         return int(self.tokenizer.get_added_vocab().get("<|im_end|>", self.tokenizer.eos_token_id))
 
     def decode(self, ids: Sequence[int] | Tensor) -> str:
-        """Text without special tokens and without the backbone's `answer_prefix`."""
+        """Return text without special tokens and without the backbone's `answer_prefix`."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text.removeprefix(self.backbone.answer_prefix)
 
     def encode_audio(self, clips: Sequence[AudioClip]) -> list[Tensor]:
-        """One [tokens, H] per clip, as the decoder receives it; differentiable where the config trains it."""
+        """Return one [tokens, H] per clip, as the decoder receives it; differentiable where the config trains it."""
         return self.audio.encode(clips)
 
     def encode_audio_once(self) -> AbstractContextManager[None]:
-        """Around the passes of one update; see `AudioEncoder.once`."""
+        """Encode each clip once in the passes of one update; see `AudioEncoder.once`."""
         return self.audio.once()
-
-    def weights_changed(self) -> None:
-        """Call after every update of the weights: drops what was computed with the old ones."""
-        self.audio.weights_changed()
 
     # -- speech ----------------------------------------------------------------------------------------------------
 
-    def set_speech(self, layout: FrameLayout) -> None:
-        """The model has become one that speaks: its weights and its tokenizer have changed."""
-        self.speech = layout
-        self._set_trainable()
-
     @property
     def code_head(self) -> nn.Linear:
-        """The head of Q·size rows, one codebook after the other, that writes frames."""
+        """The head of Q·size outputs, one codebook after the other, that writes frames."""
         return self.model.audio_lm_head
 
     @property
@@ -212,7 +229,7 @@ class AudioPolicy(nn.Module):
         return None if self.clip_codes is None else self.clip_codes.codec
 
     def set_codec(self, codec: AudioTokenizer) -> None:
-        """The codec of the model's codes, which moves to the model's device. The first one is recorded in its config.
+        """Set the codec of the model's codes, which moves to the model's device. The first is recorded in its config.
 
         Raises ValueError for a model that writes text only, for another geometry and for a codec of another identity.
         """
@@ -231,19 +248,18 @@ class AudioPolicy(nn.Module):
         self.clip_codes = ClipCodes(codec, self.config.audio_cache_mb * 2**20)
 
     def keep_codes(self, codes: Mapping[str, Tensor]) -> None:
-        """Codes [Q, F] of this codec by `AudioClip.key`, such as `CodeShards`: these clips are not encoded again.
+        """Take codes [Q, F] of this codec by `AudioClip.key`, such as `CodeShards`: these clips are not encoded again.
 
-        They take the place of the codes that an earlier call gave.
+        They replace the codes that an earlier call gave.
         """
-        assert self.clip_codes is not None, "set_codec first"
-        self.clip_codes.precomputed = codes
+        self._clip_codes().precomputed = codes
 
     def codes(self, clip: AudioClip) -> Tensor:
-        """[Q, F] int64: the clip in the codec's codes. Each clip is encoded once."""
+        """Return [Q, F] int64: the clip in the codec's codes. Each clip is encoded once."""
         return self._clip_codes().codes(clip)
 
     def encode_clips(self, clips: Iterable[AudioClip]) -> None:
-        """Encode clips that will be read often, those of equal length together, which is faster than one by one."""
+        """Encode clips in the codec's codes that will be read often; see `ClipCodes.encode_all`."""
         self._clip_codes().encode_all(clips)
 
     def _clip_codes(self) -> ClipCodes:
@@ -251,62 +267,67 @@ class AudioPolicy(nn.Module):
             raise ValueError("the model reads and writes codes but has no codec yet: tokenizers_audio.load, set_codec")
         return self.clip_codes
 
-    # -- forward ---------------------------------------------------------------------------------------------------
+    # -- inputs of the decoder -------------------------------------------------------------------------------------
 
     def embed(
         self, ids: Tensor, clips: Sequence[AudioClip], sampled: Tensor | None = None, codes: Tensor | None = None
     ) -> Tensor:
-        """[T, H] for ids [T]: token embeddings, at the audio placeholders those of the clips.
+        """Return [T, H] for ids [T]: token embeddings, at the audio placeholders those of the clips.
 
-        Where `sampled` [T] is true the policy wrote a placeholder itself: a token like any other. Rows with `codes`
-        [T, Q] of 0 or more are frames. Raises ValueError where placeholders and clips do not match.
+        Where `sampled` [T] is true the policy wrote a placeholder itself: a token like any other. Positions with
+        `codes` [T, Q] of 0 or more are frames. Raises ValueError where placeholders and clips do not match.
         """
-        embeds = self.embed_rows(ids, codes)
+        embeds = self.embed_tokens(ids, codes)
         if clips:
             audio = self.encode_audio(clips)
-            rows = self.audio_rows(ids, sampled)
-            _check_placeholders(rows, [len(a) for a in audio])
-            embeds = embeds.masked_scatter(rows[:, None].to(self.device), torch.cat(audio).to(embeds.dtype))
+            is_audio = self.is_audio(ids, sampled)
+            _check_placeholders(is_audio, [len(a) for a in audio])
+            embeds = embeds.masked_scatter(is_audio[:, None].to(self.device), torch.cat(audio).to(embeds.dtype))
         return embeds
 
-    def audio_rows(self, ids: Tensor, sampled: Tensor | None = None) -> Tensor:
-        """[...] bool: where ids [...] are audio placeholders that the policy did not sample itself."""
-        rows = ids == self.audio_token_id
-        return rows if sampled is None else rows & ~sampled.to(rows.device)
+    def is_audio(self, ids: Tensor, sampled: Tensor | None = None) -> Tensor:
+        """Return [...] bool: where ids [...] are audio placeholders that the policy did not sample itself."""
+        is_audio = ids == self.audio_token_id
+        return is_audio if sampled is None else is_audio & ~sampled.to(is_audio.device)
 
-    def new_cache(self) -> DynamicCache:
-        """An empty key-value cache for prompts and what is generated after them."""
-        decoder = self.backbone.decoder(self.model)
-        if isinstance(decoder, CrossAttentionDecoder):
-            return CrossAttentionCache(len(decoder.layers))
-        return DynamicCache(config=decoder.config)
-
-    def read_by_decoder(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
-        """The decoder's further arguments for prompts padded on the left: where they are audio, if it must know."""
-        if not isinstance(self.backbone.decoder(self.model), CrossAttentionDecoder):
-            return {}
-        rows = [self.audio_rows(p.ids) for p in prompts]
-        longest = max(map(len, rows))
-        return {"audio_rows": torch.stack([nn.functional.pad(r, (longest - len(r), 0)) for r in rows])}
-
-    def embed_rows(self, ids: Tensor, codes: Tensor | None) -> Tensor:
-        """[..., H]: embeddings of ids [...], or of codes [..., Q] where these are not -1."""
+    def embed_tokens(self, ids: Tensor, codes: Tensor | None) -> Tensor:
+        """Return [..., H]: embeddings of ids [...], or of codes [..., Q] where these are not -1."""
         decoder = self.backbone.decoder(self.model)
         embeds = decoder.get_input_embeddings()(ids.to(self.device))
         if codes is None:
             return embeds
         flat = codes.flatten(0, -2)
-        rows = (flat[:, 0] >= 0).nonzero()[:, 0]
-        frames = decoder.embed_audio_tokens(flat[rows].to(self.device))
-        return embeds.flatten(0, -2).index_copy(0, rows.to(self.device), frames.to(embeds.dtype)).view_as(embeds)
+        places = (flat[:, 0] >= 0).nonzero()[:, 0]
+        frames = decoder.embed_audio_tokens(flat[places].to(self.device))
+        return embeds.flatten(0, -2).index_copy(0, places.to(self.device), frames.to(embeds.dtype)).view_as(embeds)
 
-    def routed(self, codes: Tensor | None) -> dict[str, Any]:
-        """The decoder's further arguments for inputs with codes [..., Q] (None: all text)."""
+    def new_cache(self) -> DynamicCache:
+        """Return an empty key-value cache for prompts and what is generated after them."""
+        decoder = self.backbone.decoder(self.model)
+        if isinstance(decoder, CrossAttentionDecoder):
+            return CrossAttentionCache(len(decoder.layers))
+        return DynamicCache(config=decoder.config)
+
+    def cross_attention_kwargs(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """Return arguments of an encoder-decoder for prompts padded on the left: which positions are audio."""
+        if not isinstance(self.backbone.decoder(self.model), CrossAttentionDecoder):
+            return {}
+        masks = [self.is_audio(p.ids) for p in prompts]
+        longest = max(map(len, masks))
+        return {"is_audio": torch.stack([nn.functional.pad(m, (longest - len(m), 0)) for m in masks])}
+
+    def routing_kwargs(self, codes: Tensor | None) -> dict[str, Any]:
+        """Return arguments of a decoder that speaks for inputs with codes [..., Q] (None: all text)."""
         if self.speech is None:
             if codes is not None:
                 raise ValueError("there are frames among the tokens, but the model writes text only; dualize it")
             return {}
-        return {"routing": Routing.TEXT if codes is None else Routing.of(codes[..., 0] >= 0, self.device)}
+        return {"routing": Routing.TEXT if codes is None else Routing.from_mask(codes[..., 0] >= 0, self.device)}
+
+    # -- forward ---------------------------------------------------------------------------------------------------
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return autocast(self.config, self.device)
 
     def forward(
         self,
@@ -315,12 +336,12 @@ class AudioPolicy(nn.Module):
         value_head: nn.Module | None = None,
         audio_temperature: float | None = None,
     ) -> PolicyOutput:
-        """Log-probs and entropies of the sampled tokens [N]; with a `value_head` also V of the state before each.
+        """Return log-probs and entropies of the sampled tokens [N]; with a `value_head` V of the state before each.
 
         `temperature` divides the logits, as in sampling; `audio_temperature` those of codes (None: the same).
         """
         with self.autocast():
-            hidden_NH = self.before_sampled(batch)
+            hidden_NH = self.predicting_hidden(batch)
             targets_N = batch.ids[batch.loss_mask]
             logprobs_NQ = None
             if batch.codes is None:
@@ -337,7 +358,7 @@ class AudioPolicy(nn.Module):
     def _text_and_frames(
         self, hidden_NH: Tensor, targets_N: Tensor, batch: PackedBatch, temperature: float, audio_temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs [N, Q] by code, a text token's in column 0, and entropies [N], of a frame summed over its codes."""
+        """Log-probs [N, Q] by code, a text token's in column 0, and entropies [N], summed over a frame's codes."""
         assert batch.codes is not None and batch.code_mask is not None and self.speech is not None
         codes_NQ, code_mask_NQ = batch.codes[batch.loss_mask], batch.code_mask[batch.loss_mask]
         is_frame = codes_NQ[:, 0] >= 0
@@ -356,7 +377,7 @@ class AudioPolicy(nn.Module):
             logprobs_NQ = logprobs_NQ.index_copy(0, text, columns)
             entropy_N = entropy_N.index_copy(0, text, entropy)
         if len(frames):
-            weight = self.speech.offered_head(self.code_head.weight)
+            weight = self.speech.head_without_bos(self.code_head.weight)
             logprobs, entropy = fused_codebook_logprobs(
                 hidden_NH[frames], weight, targets_FQ, self.speech.codebooks, audio_temperature
             )
@@ -364,21 +385,19 @@ class AudioPolicy(nn.Module):
             entropy_N = entropy_N.index_copy(0, frames, entropy.sum(1))
         return logprobs_NQ, entropy_N
 
-    def before_sampled(self, batch: PackedBatch) -> Tensor:
-        """The hidden states [N, H] that predict the sampled tokens."""
+    def predicting_hidden(self, batch: PackedBatch) -> Tensor:
+        """Return the hidden states [N, H] that predict the sampled tokens."""
         return self.hidden(batch)[batch.predecessor[batch.loss_mask].to(self.device)]
 
     def hidden(self, batch: PackedBatch) -> Tensor:
-        """The decoder's last hidden states [T, H] of a packed batch."""
-        decoder, routed = self.backbone.decoder(self.model), self.routed(batch.codes)
+        """Return the decoder's last hidden states [T, H] of a packed batch."""
+        decoder, routing = self.backbone.decoder(self.model), self.routing_kwargs(batch.codes)
         embeds_TH = self.embed(batch.ids, batch.audio, batch.loss_mask, batch.codes)
         if isinstance(decoder, CrossAttentionDecoder):
-            spans = spans_of(batch.span_ids, batch.span_parents)
-            rows = self.audio_rows(batch.ids, batch.loss_mask)
             return decoder(
                 inputs_embeds=embeds_TH[None],
-                audio_rows=rows,
-                spans=spans,
+                is_audio=self.is_audio(batch.ids, batch.loss_mask),
+                spans=spans_of(batch.span_ids, batch.span_parents),
                 attention=self.config.attention,
                 trained_audio=self.config.audio != "frozen",
             ).last_hidden_state[0]
@@ -392,30 +411,70 @@ class AudioPolicy(nn.Module):
             inputs_embeds=embeds_TH[None],
             position_ids=batch.position_ids[None].to(self.device),
             use_cache=False,
-            **routed,
+            **routing,
             **attention,
         )
         return out.last_hidden_state[0]
 
-    def autocast(self) -> AbstractContextManager[object]:
-        return autocast(self.config, self.device)
 
-    # -- weights ---------------------------------------------------------------------------------------------------
+class Reference:
+    """A frozen copy of a policy as it was when this was made, for the KL. Weights that are never trained are shared.
 
-    def save(self, folder: str | Path) -> None:
-        """A Hugging Face model folder, or with LoRA an adapter folder that names its base model; see `save_policy`."""
-        save_policy(self, folder)
+    No copy is made where the reference is the base model below the policy's adapter: with `base`, or when the adapter
+    does not change the model yet. The adapter is then switched off for the forward pass.
+    """
 
-    def load_weights(self, weights: Weights, where: str = "weights") -> None:
-        """Copy `weights` into the parameters of the same name, in place."""
-        copy_weights(self.parameters_by_name(), weights, where)
-        self.weights_changed()
+    def __init__(self, policy: AudioPolicy, base: bool = False):
+        self.is_base = base or (policy.has_fresh_adapter() and policy.config.audio == "frozen")
+        """The reference is the model below the policy's adapter."""
+        self.runs_on = policy if self.is_base else policy.copy()
+        """The frozen copy, or the policy whose adapter is switched off: with the reference's tokenizer and head."""
+        if not self.is_base:
+            self.runs_on.requires_grad_(False)
+
+    @property
+    def policy(self) -> AudioPolicy:
+        """The frozen copy. Raises ValueError where there is none."""
+        if self.is_base:
+            raise ValueError("this reference is the model below an adapter, not a policy of its own")
+        return self.runs_on
+
+    @torch.no_grad()
+    def forward(
+        self, batch: PackedBatch, temperature: float = 1.0, audio_temperature: float | None = None
+    ) -> PolicyOutput:
+        """See `AudioPolicy.forward`."""
+        with self.runs_on.adapter.disable_adapter() if self.is_base else nullcontext():
+            return self.runs_on.forward(batch, temperature, audio_temperature=audio_temperature)
 
 
-def _check_placeholders(rows: Tensor, lengths: Sequence[int]) -> None:
-    """Every run of placeholders in `rows` [T] bool is filled by whole clips: audio cannot slip into another prompt."""
-    ends = rows & ~torch.cat([rows[1:], rows.new_zeros(1)])
-    runs = rows.cumsum(0)[ends].tolist()
+def dualize(policy: AudioPolicy, codebooks: int, codebook_size: int, seed: int = 0) -> AudioPolicy:
+    """Teach `policy` to write `codebooks` of `codebook_size` codes (those of its codec), in place.
+
+    Every layer gets norms and a feed-forward block for frames that begin as copies of the text's; the embeddings of
+    codes and the head that writes them begin random, fixed by `seed`. Speech begins, continues and ends with reserved
+    tokens that the tokenizer has, or with new ones. For a batch without frames results stay the same bit for bit.
+    Decoders of Llama, Qwen2, Qwen3 and Qwen2.5-Omni's thinker can be dualized, with or without an audio encoder.
+    """
+    if policy.speech is not None:
+        raise ValueError("the model speaks already")
+    if policy.adapter is not None:
+        raise ValueError("the model has a low-rank adapter: dualize its base, save that, and load it with an adapter")
+    begin, frame, end = add_speech_tokens(policy.model, policy.backbone, policy.tokenizer)
+    size = codebook_size + 2
+    layout = FrameLayout(codebooks, size, size - 2, size - 1, begin, frame, frame, end)
+    decoder = policy.backbone.decoder(policy.model)
+    add_branch(policy.model, decoder, layout)
+    init_branch(policy.model, decoder, seed)
+    policy.speech = layout
+    policy._set_trainable()
+    return policy
+
+
+def _check_placeholders(is_audio: Tensor, lengths: Sequence[int]) -> None:
+    """Check that whole clips fill every run of placeholders [T]: audio cannot slip into another prompt."""
+    ends = is_audio & ~torch.cat([is_audio[1:], is_audio.new_zeros(1)])
+    runs = is_audio.cumsum(0)[ends].tolist()
     clips = list(accumulate(lengths))
     if (runs[-1:] or [0]) != (clips[-1:] or [0]) or not set(runs) <= set(clips):
         raise ValueError(
@@ -424,7 +483,7 @@ def _check_placeholders(rows: Tensor, lengths: Sequence[int]) -> None:
 
 
 def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Every token that ends a turn: the tokenizer's, the generation config's, and ChatML's <|im_end|>."""
+    """Return every token that ends a turn: the tokenizer's, the generation config's, and ChatML's <|im_end|>."""
     configured = model.generation_config.eos_token_id if model.generation_config else None
     listed = configured if isinstance(configured, list) else [configured]
     if not all(token is None or type(token) is int for token in listed):

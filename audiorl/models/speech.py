@@ -1,24 +1,35 @@
-"""Frames of codes among the tokens of a model that speaks.
+"""Models that speak: frames of codes among tokens, and a second feed-forward branch of the decoder for them.
 
-Shapes: N rows, Q codebooks, F frames of codes. A codec's frames [Q, F] are F + Q + 1 rows of the delay pattern
-(`tokenizers_audio.delay`), in which codebook k is delayed by k rows.
+Shapes: B, L batch and length, T = B·L positions, H decoder width, N tokens and frames of a speech, Q codebooks, F codec
+frames. A codec's frames [Q, F] are F + Q + 1 frames of the delay pattern (`tokenizers_audio.delay`), in which codebook
+k is delayed by k frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from audiorl.models.backbone import Backbone
 from tokenizers_audio.delay import deinterleave, interleave, sampled_codes_mask
 from tokenizers_audio.protocol import AudioTokenizer
 
-CONFIG_KEY = "audiorl_speech"
+LAYOUT_KEY = "audiorl_speech"
 """The key of a dualized model's config.json that holds its `FrameLayout`."""
 CODEC_KEY = "audiorl_codec"
 """The key that holds the identity of the codec that its codes belong to."""
+DUALIZABLE = ("llama", "qwen2", "qwen3", "qwen2_5_omni_text")
+"""Decoders whose layers are norm, attention, norm, feed-forward, with nothing in between."""
+_TOKENS = ("<|speech_bos|>", "<|speech|>", "<|speech_eos|>")
 
 
 @dataclass(frozen=True)
@@ -54,8 +65,8 @@ class FrameLayout:
                 f"{self.codebooks} of {self.size - 2}; they do not belong together"
             )
 
-    def rows(self, codes: Tensor) -> Rows:
-        """Speech [Q, F] as its frames and `end_id`; the caller writes `begin_id` before it.
+    def tokens(self, codes: Tensor) -> SpeechTokens:
+        """Lay speech [Q, F] out as its frames and `end_id`; the caller writes `begin_id` before it.
 
         Raises ValueError for another number of codebooks and for codes out of range.
         """
@@ -66,29 +77,29 @@ class FrameLayout:
                 f"codes reach from {int(codes.min())} to {int(codes.max())}; the model's are 0 to {self.size - 3}"
             )
         frames = interleave(codes.long().cpu(), self.bos, self.eos)
-        nothing = torch.full((1, self.codebooks), -1)
-        return Rows(
+        no_codes = torch.full((1, self.codebooks), -1)
+        return SpeechTokens(
             ids=torch.cat([self.ids(frames), torch.tensor([self.end_id])]),
-            codes=torch.cat([frames, nothing]),
-            code_mask=torch.cat([sampled_codes_mask(frames, self.bos, self.eos), nothing >= 0]),
+            codes=torch.cat([frames, no_codes]),
+            code_mask=torch.cat([sampled_codes_mask(frames, self.bos, self.eos), no_codes >= 0]),
         )
 
     def ids(self, frames: Tensor) -> Tensor:
-        """The ids [N] of frames [N, Q]."""
+        """Return the ids [N] of frames [N, Q]."""
         return torch.where((frames == self.eos).any(-1), self.delay_id, self.frame_id)
 
-    def offered(self, values: Tensor, dim: int = 0) -> Tensor:
-        """`values` without BOS along `dim`, which runs over codes: no sampler may choose it."""
+    def without_bos(self, values: Tensor, dim: int = 0) -> Tensor:
+        """Drop BOS from `values` along `dim`, which runs over codes: no sampler may choose it."""
         return torch.cat(
             [values.narrow(dim, 0, self.bos), values.narrow(dim, self.bos + 1, self.size - self.bos - 1)], dim
         )
 
-    def offered_head(self, weight: Tensor) -> Tensor:
-        """[Q·size, H] -> [Q·(size - 1), H], the rows of codes that a sampler may choose."""
-        return self.offered(weight.view(self.codebooks, self.size, -1), 1).flatten(0, 1)
+    def head_without_bos(self, weight: Tensor) -> Tensor:
+        """[Q·size, H] -> [Q·(size - 1), H], the weights of codes that a sampler may choose."""
+        return self.without_bos(weight.view(self.codebooks, self.size, -1), 1).flatten(0, 1)
 
-    def spoken(self, codes: Tensor) -> list[Tensor]:
-        """The complete frames [Q, F] of each speech in rows [N, Q] that are -1 where a row is no frame."""
+    def speeches(self, codes: Tensor) -> list[Tensor]:
+        """Return the complete frames [Q, F] of each speech in codes [N, Q], which are -1 where there is no frame."""
         is_frame = codes[:, 0] >= 0
         edges = torch.diff(
             is_frame.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int)
@@ -98,21 +109,194 @@ class FrameLayout:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of a stream of tokens and frames: ids [N], codes [N, Q] (-1 where a row is no frame), code_mask [N, Q]."""
+class SpeechTokens:
+    """Tokens and frames of a speech: ids [N], codes [N, Q] (-1 where there is no frame), code_mask [N, Q]."""
 
     ids: Tensor
     codes: Tensor
     code_mask: Tensor
 
 
-def padded_codes(codes: Sequence[Tensor | None], lengths: Sequence[int], left: bool = False) -> Tensor | None:
-    """Codes [L, Q] of rows of `lengths` as [B, longest, Q], -1 where there is no frame; None without any frame."""
+def pad_codes(codes: Sequence[Tensor | None], lengths: Sequence[int], left: bool = False) -> Tensor | None:
+    """Pad codes [L, Q] of prompts of `lengths` to [B, longest, Q], -1 where there is no frame; None without any."""
     width = next((c.shape[1] for c in codes if c is not None), None)
     if width is None:
         return None
     padded = torch.full((len(codes), max(lengths), width), -1)
-    for row, c, length in zip(padded, codes, lengths, strict=True):
+    for out, c, length in zip(padded, codes, lengths, strict=True):
         if c is not None:
-            row[len(row) - length if left else 0 :][:length] = c
+            out[len(out) - length if left else 0 :][:length] = c
     return padded
+
+
+# -- DualFFN -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """Which positions of a batch are text and which are frames: a permutation that puts the text in front.
+
+    Each branch then works on a slice; a batch of one kind goes straight through its branch. `frame` [T] bool. `order`
+    [T] lists the text positions, then the frames; `place` [T] is its inverse. All three are None where all positions
+    are of one kind.
+    """
+
+    texts: int
+    frames: int
+    frame: Tensor | None = None
+    order: Tensor | None = None
+    place: Tensor | None = None
+
+    TEXT: ClassVar[Routing]
+    FRAMES: ClassVar[Routing]
+
+    @staticmethod
+    def from_mask(frame: Tensor, device: torch.device) -> Routing:
+        """Make it from a mask of any shape, on the CPU: a GPU is not waited for."""
+        flat = frame.reshape(-1)
+        frames = int(flat.sum())
+        if not frames:
+            return Routing.TEXT
+        if frames == len(flat):
+            return Routing.FRAMES
+        order = torch.argsort(flat.int(), stable=True)
+        place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        return Routing(len(flat) - frames, frames, flat.to(device), order.to(device), place.to(device))
+
+
+Routing.TEXT = Routing(1, 0)
+Routing.FRAMES = Routing(0, 1)
+
+
+class DualLayer(GradientCheckpointingLayer):
+    """A decoder layer with a second branch for frames (DualFFN of Higgs Audio V2); attention is shared.
+
+    Its parts have the names that Higgs checkpoints give them. Without `routing` all positions are text, as for the
+    layer that it was made from.
+    """
+
+    def __init__(self, layer: Any, input_layernorm: nn.Module, post_attention_layernorm: nn.Module, mlp: nn.Module):
+        """`layer` gives attention and the text branch, the others are the branch for frames."""
+        super().__init__()
+        self.self_attn = layer.self_attn
+        self.input_layernorm = layer.input_layernorm
+        self.post_attention_layernorm = layer.post_attention_layernorm
+        self.mlp = layer.mlp
+        self.audio_input_layernorm = input_layernorm
+        self.audio_post_attention_layernorm = post_attention_layernorm
+        self.audio_mlp = mlp
+
+    def forward(self, hidden_states: Tensor, routing: Routing | None = None, **kwargs: Any) -> Tensor:
+        """[B, L, H] -> [B, L, H]. The further arguments of transformers' model are for the attention."""
+        if routing is None and "audio_token_mask" in kwargs:
+            raise ValueError("this Higgs model is routed: call it through its policy, which says what is a frame")
+        kwargs.pop("audio_token_mask", None)  # made by comparing embeddings, which cannot tell
+        if routing is None or not routing.frames:
+            norm, between, block = self.input_layernorm, self.post_attention_layernorm, self.mlp
+        elif not routing.texts:
+            norm, between = self.audio_input_layernorm, self.audio_post_attention_layernorm
+            block = self.audio_mlp
+        else:
+            return self._mixed(hidden_states, routing, kwargs)
+        attended, _ = self.self_attn(hidden_states=norm(hidden_states), **kwargs)
+        hidden_states = hidden_states + attended
+        return hidden_states + block(between(hidden_states))
+
+    def _mixed(self, hidden: Tensor, routing: Routing, kwargs: dict[str, Any]) -> Tensor:
+        assert routing.frame is not None and routing.order is not None and routing.place is not None
+        frame = routing.frame.view(*hidden.shape[:-1], 1)
+        normed = _rms_norm(hidden, self.input_layernorm, self.audio_input_layernorm, frame)
+        attended, _ = self.self_attn(hidden_states=normed, **kwargs)
+        hidden = hidden + attended
+        in_order = _Permute.apply(hidden.reshape(-1, hidden.shape[-1]), routing.order, routing.place)
+        text, frames = in_order.split([routing.texts, routing.frames])
+        text = self.mlp(self.post_attention_layernorm(text))
+        frames = self.audio_mlp(self.audio_post_attention_layernorm(frames))
+        out = _Permute.apply(torch.cat([text, frames]), routing.place, routing.order)
+        return hidden + out.view_as(hidden)
+
+
+def _rms_norm(x: Tensor, text: Any, audio: Any, frame: Tensor) -> Tensor:
+    """Root mean square norm of x [..., H] (arXiv 1910.07467), the weight chosen by `frame` [..., 1]."""
+    exact = x.float()
+    exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + text.variance_epsilon)
+    return torch.where(frame, audio.weight, text.weight) * exact.to(x.dtype)
+
+
+class _Permute(torch.autograd.Function):
+    """x[order]; the gradient goes back through the inverse, `place`, where indexing would scatter and add."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        return x.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class CodeEmbedding(nn.Module):
+    """Codes [..., Q] -> [..., H], summed over codebooks. Named as in Higgs: one table, a codebook after the other."""
+
+    def __init__(self, codebooks: int, size: int, width: int):
+        super().__init__()
+        self.embed_audio_tokens = nn.Embedding(codebooks * size, width)
+        self.size = size
+
+    def forward(self, codes: Tensor) -> Tensor:
+        offsets = torch.arange(codes.shape[-1], device=codes.device) * self.size
+        summed: Tensor = self.embed_audio_tokens(codes + offsets).sum(-2)
+        return summed
+
+
+def add_branch(model: Any, decoder: Any, layout: FrameLayout) -> None:
+    """Put dual layers, code embeddings and a code head into `model`. Raises ValueError where it cannot."""
+    kind = decoder.config.model_type
+    if kind not in DUALIZABLE:
+        raise ValueError(f"a decoder of type {kind!r} cannot be dualized; those of {', '.join(DUALIZABLE)} can")
+    for i, layer in enumerate(decoder.layers):
+        parts = (layer.input_layernorm, layer.post_attention_layernorm, layer.mlp)
+        decoder.layers[i] = DualLayer(layer, *(copy.deepcopy(part) for part in parts))
+    weight = decoder.get_input_embeddings().weight
+    with torch.random.fork_rng(devices=[]), torch.device(weight.device):
+        decoder.embed_audio_tokens = CodeEmbedding(layout.codebooks, layout.size, weight.shape[1]).to(weight.dtype)
+        model.audio_lm_head = nn.Linear(weight.shape[1], layout.codebooks * layout.size, bias=False).to(weight.dtype)
+    setattr(model.config, LAYOUT_KEY, dataclasses.asdict(layout))
+
+
+def branch_builder(backbone: Backbone, layout: FrameLayout | None) -> Callable[[Any], None] | None:
+    """Return the `build` of `load_model` for a model that speaks as `layout` says."""
+    if layout is None:
+        return None
+    return lambda model: add_branch(model, backbone.decoder(model), layout)
+
+
+@torch.no_grad()
+def init_branch(model: Any, decoder: Any, seed: int) -> None:
+    """Give code embeddings and code head random weights that are fixed by `seed`."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = decoder.get_input_embeddings().weight
+    codes, head = decoder.embed_audio_tokens.embed_audio_tokens.weight, model.audio_lm_head.weight
+    # A frame is a sum over codebooks: on average as long as the embedding of a token.
+    scale = float(tokens.float().pow(2).mean().sqrt()) / (head.shape[0] / decoder.embed_audio_tokens.size) ** 0.5
+    for weight, std in ((codes, scale), (head, float(decoder.config.initializer_range))):
+        weight.copy_(torch.randn(weight.shape, generator=generator) * std)
+
+
+@torch.no_grad()
+def add_speech_tokens(model: Any, backbone: Backbone, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the ids that open speech, stand for a frame and close it: reserved tokens, or new ones."""
+    numbered = {t: re.fullmatch(r"<\|reserved_special_token_(\d+)\|>", t) for t in tokenizer.get_added_vocab()}
+    reserved = sorted((int(match[1]), t) for t, match in numbered.items() if match)
+    if len(reserved) >= len(_TOKENS):
+        return tuple(int(tokenizer.convert_tokens_to_ids(t)) for _, t in reserved[-len(_TOKENS) :])
+    tokenizer.add_tokens(list(_TOKENS), special_tokens=True)
+    ids = tuple(int(tokenizer.convert_tokens_to_ids(t)) for t in _TOKENS)
+    decoder = backbone.decoder(model)
+    known = decoder.get_input_embeddings().weight.shape[0]
+    if max(ids) >= known:  # large models have embeddings to spare
+        model.resize_token_embeddings(max(ids) + 1, mean_resizing=False)
+        for weight in (decoder.get_input_embeddings().weight, backbone.head(model).weight):
+            weight[known:] = weight[:known].mean(0)
+    return ids

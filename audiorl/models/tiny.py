@@ -1,12 +1,21 @@
-"""The tokenizers of the tiny models: those of Qwen and Higgs, class and special tokens, over a small byte-level BPE."""
+"""Parts of the families' `tiny` models: tokenizers of the real classes over a small byte-level BPE, sizes, weights."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from typing import Any
 
+import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer, WhisperTokenizer
+from transformers import (
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
+    WhisperFeatureExtractor,
+    WhisperTokenizer,
+)
 
 SPECIAL = {
     "image_token": "<|IMAGE|>",
@@ -40,25 +49,15 @@ WHISPER_SPECIAL = (
 )
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 """Plain text that a tiny model should not have to spell."""
-ALWAYS = (
-    "system\nYou are a helpful assistant.",
-    "user\n",
-    "assistant\n",
-    "Audio 1: ",
-)
+ALWAYS = ("system\nYou are a helpful assistant.", "user\n", "assistant\n", "Audio 1: ")
 
 
 def tiny_tokenizer(texts: Iterable[str], vocab_size: int) -> Qwen2Tokenizer:
-    """Byte-level BPE of at most `vocab_size` entries (256 bytes included) plus Qwen's special tokens."""
-    blank = Qwen2Tokenizer(vocab={}, merges=[])
-    backend = blank.backend_tokenizer
-    _train(backend, texts, vocab_size)
-    import json
-
-    trained = json.loads(backend.to_str())["model"]
+    """Train a byte-level BPE of at most `vocab_size` entries (256 bytes included) with Qwen's special tokens."""
+    vocab, merges = _train(Qwen2Tokenizer(vocab={}, merges=[]).backend_tokenizer, texts, vocab_size)
     tokenizer = Qwen2Tokenizer(
-        vocab=trained["vocab"],
-        merges=[tuple(m) if not isinstance(m, str) else tuple(m.split(" ")) for m in trained["merges"]],
+        vocab=vocab,
+        merges=merges,
         unk_token="<|endoftext|>",
         pad_token="<|endoftext|>",
         eos_token="<|im_end|>",
@@ -70,7 +69,7 @@ def tiny_tokenizer(texts: Iterable[str], vocab_size: int) -> Qwen2Tokenizer:
 
 
 def tiny_llama_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of at most `vocab_size` entries plus Llama 3's special tokens, as Higgs uses them."""
+    """Train a byte-level BPE of at most `vocab_size` entries with Llama 3's special tokens, as Higgs uses them."""
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -87,19 +86,48 @@ def tiny_llama_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTok
 
 
 def tiny_whisper_tokenizer(texts: Iterable[str], vocab_size: int) -> WhisperTokenizer:
-    """Byte-level BPE of at most `vocab_size` entries plus the special tokens of a multilingual Whisper."""
-    import json
-
-    backend = WhisperTokenizer(vocab={}, merges=[]).backend_tokenizer
-    _train(backend, texts, vocab_size)
-    trained = json.loads(backend.to_str())["model"]
-    tokenizer = WhisperTokenizer(vocab=trained["vocab"], merges=[tuple(m) for m in trained["merges"]])
+    """Train a byte-level BPE of at most `vocab_size` entries with the special tokens of a multilingual Whisper."""
+    vocab, merges = _train(WhisperTokenizer(vocab={}, merges=[]).backend_tokenizer, texts, vocab_size)
+    tokenizer = WhisperTokenizer(vocab=vocab, merges=merges)
     tokenizer.add_tokens(list(WHISPER_SPECIAL), special_tokens=True)
     return tokenizer
 
 
-def _train(backend: Tokenizer, texts: Iterable[str], vocab_size: int) -> None:
+def _train(backend: Tokenizer, texts: Iterable[str], vocab_size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Train `backend` in place. Returns its vocabulary and merges."""
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     backend.train_from_iterator([*texts, *(text for text in ALWAYS for _ in range(1000))], trainer)
+    trained = json.loads(backend.to_str())["model"]
+    pairs = (m.split(" ") if isinstance(m, str) else m for m in trained["merges"])
+    return trained["vocab"], [(left, right) for left, right in pairs]
+
+
+def tiny_decoder_sizes(tokenizer: PreTrainedTokenizerBase, hidden: int, layers: int, positions: int) -> dict[str, Any]:
+    """Return the config of a Llama-like decoder with 4 heads and 2 key-value heads."""
+    return dict(
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=positions,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def tiny_extractor(seconds: int = 30) -> WhisperFeatureExtractor:
+    """Return Whisper's feature extractor for windows of so many seconds."""
+    return WhisperFeatureExtractor(feature_size=80, n_fft=400, hop_length=160, chunk_length=seconds)
+
+
+def seeded(model_class: Any, config: Any, seed: int, **options: Any) -> Any:
+    """Make a model with random weights that depend on `seed` only."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return model_class(config, **options)

@@ -18,7 +18,7 @@ from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import ModelConfig
 from audiorl.models import AudioPolicy, load_policy, load_weights
 from audiorl.models.examples import Example, experience
-from audiorl.models.loading import read_tensors
+from audiorl.models.weights import read_tensors
 from tokenizers_audio import AudioTokenizer
 
 HEAD_FILE = "value_head.safetensors"
@@ -61,7 +61,7 @@ class ValueModel(nn.Module):
     def forward(self, batch: PackedBatch) -> Tensor:
         """V of the state before each sampled token, [N]."""
         with self.trunk.autocast():
-            hidden = self.trunk.before_sampled(batch)
+            hidden = self.trunk.predicting_hidden(batch)
         return self.head(hidden)
 
     def scores(self, batch: PackedBatch) -> Tensor:

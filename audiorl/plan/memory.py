@@ -1,77 +1,663 @@
 """How much GPU memory a run needs, by part and by phase of a step, from arithmetic alone.
 
 Model states follow ZeRO (Rajbhandari et al., arXiv 1910.02054): with Ψ trained weights on N ranks in a 16-bit dtype,
-weights 2Ψ, gradients 2Ψ, and 12Ψ for AdamW (Loshchilov and Hutter, arXiv 1711.05101): two moments and a master copy in
-float32. Stage 1 divides the last by N, stage 2 also the gradients, stage 3 also the weights, here while a backward pass
-runs: between updates every rank holds them whole (`audiorl.train.optim.zero`). A step needs the gradients in
-float32 for a
-moment, 4Ψ / N. AdamW without master weights keeps two moments in the dtype of the weights, and torch's default form
-makes one temporary copy of a moment in a step. Frozen weights have neither gradients nor moments. An optimizer on the
-CPU (ZeRO-Offload, arXiv 2101.06840) leaves weights and a bucket of gradients on the GPU.
+weights 2Ψ, gradients 2Ψ, and 12Ψ for AdamW (arXiv 1711.05101): two moments and a master copy in float32. Stage 1
+divides the last by N, stage 2 also the gradients, stage 3 and FSDP also the weights, here while a backward pass runs:
+between updates every rank holds them whole. A step needs the gradients in float32 for a moment; AdamW without master
+weights makes one temporary copy of a moment. An optimizer on the CPU (ZeRO-Offload, arXiv 2101.06840) leaves weights
+and a bucket of gradients on the GPU. An engine takes a fraction of the GPU: what its weights and its workspace leave of
+it is its key-value cache (arXiv 2309.06180). Numbers that cannot be computed are fields of `Assumptions`.
 
-Activations and logits are `audiorl.plan.activations`, counts of weights `audiorl.plan.sizes`. An engine takes a
-fraction of the GPU: what its weights and its workspace leave of it is its key-value cache (arXiv 2309.06180).
+Activations are counted as by Korthikanti et al. (arXiv 2205.05198), for the layers that audiorl trains; tests hold them
+against what `torch.autograd.graph.saved_tensors_hooks` sees. Symbols: T tokens of a packed row, H decoder width, I
+feed-forward width, A = heads x head width, K the same of keys, c bytes of a number in the compute dtype. A layer whose
+weights are trained keeps, per token:
 
-A step has five phases; what they hold together is the column of a table, and the largest column decides:
+    norms       x in float32, the normed x, and its product with the weight, twice     2 (4 + 2c) H
+    attention   queries, keys, values, the output                                      2c (A + K)
+    softmax     its logarithmic sum, float32                                           4 x heads
+    gated FFN   gate, its activation, up, their product                                4c I
 
-    generate   the engine generates; colocated trainers keep their states, but no gradients
-    score      log-probs of the reference, of the old policy, and values, without gradients
-    backward   activations of a micro-batch, logits, gradients
-    step       the optimizer; activations are gone
-    sync       weights on their way to the engine
-
-Numbers that cannot be computed are fields of `Assumptions`.
+Under autocast every linear keeps its own cast of its input. With adapters a frozen weight does not keep its input, but
+an adapter does, cast to the adapter's dtype where that is another one.
 """
 
 from __future__ import annotations
 
-from audiorl.plan.engine import engine_parts, host_bytes
-from audiorl.plan.layout import Layout, critics_layout
-from audiorl.plan.parts import GPU, Plan, gpu_of, with_overhead
-from audiorl.plan.sizes import Size
-from audiorl.plan.trainer import critic_parts, reference_parts, trainer_parts
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config.distributed import RuntimeConfig
+from audiorl.plan.models import ModelSize, Shape, Tower, size_of
+
+GIB = 2**30
+BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
+ALL = ("generate", "score", "backward", "step", "sync")
+"""Phases of a step: the engine generates; log-probs and values without gradients; backward passes; the optimizer;
+weights on their way to the engine. The phase that needs most decides."""
+_ZERO_BUCKET, _ZERO_LIVE = 500_000_000, 1_000_000_000
+"""Gradients that ZeRO reduces at once, and weights that stage 3 keeps gathered (DeepSpeed's defaults), in numbers."""
+_LOGITS_CHUNK, _LOGITS_KEEP = 2**26, 2**31
+"""Logits worked on at once, and bytes kept for the backward pass (defaults of `fused_logprobs`)."""
+ATTENTION = {"auto": "varlen", "varlen": "varlen", "flex": "varlen", "sdpa": "span", "eager": "mask"}
+"""What the kernel of each `ModelConfig.attention` keeps of a packed row on a GPU."""
 
 
-def make_plan(size: Size, layout: Layout) -> Plan:
-    """What a run of this size and layout puts on its GPUs. Raises ValueError where they do not go together."""
-    _check_model(size, layout)
-    engine, cache = engine_parts(size, layout)
-    trainer = trainer_parts(size, layout)
-    gpus: tuple[GPU, ...]
-    if layout.placement == "dedicated":
-        separate = with_overhead(engine, layout, "engine", processes=1, ranks=layout.tensor_parallel)
-        trainer += [part for part in engine if part.name == "weight sync"]  # one sends, the other receives
-        gpus = (
-            gpu_of("trainer", layout.trainers, layout, with_overhead(trainer, layout, "trainer", 1, layout.trainers)),
-            gpu_of("engine", layout.engine_gpus, layout, separate, cache),
-        )
+@dataclass(frozen=True)
+class Assumptions:
+    """Numbers that depend on drivers, libraries and settings, not on the model. Measure yours and set them."""
+
+    context_gib: float = 0.6
+    """CUDA context and libraries of one process."""
+    nccl_gib: float = 0.5
+    """Communication buffers, with more than one rank."""
+    fragmentation: float = 0.05
+    """Of what the trainer allocates, lost between allocations."""
+    engine_workspace_gib: float = 2.0
+    """An engine's activations and captured graphs."""
+    engine_asleep_gib: float = 1.5
+    """What a sleeping engine does not give back."""
+    sync_bucket_mib: int = 512
+    """Weights sent to an engine at a time, at least the largest tensor."""
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """A run's options, with the defaults of the recipes, and what a plan must know besides."""
+
+    runtime: RuntimeConfig = RuntimeConfig()
+    model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing=True)
+    """A dtype of auto counts as bfloat16, the type of the released checkpoints."""
+    rl: RLConfig = RLConfig()
+    optim: OptimConfig = OptimConfig()
+    """`master_weights` counts."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Every response is counted as `max_new_tokens` long."""
+
+    gpu_gib: float = 80.0
+    """Memory of one GPU, GiB."""
+    gpus_per_node: int = 8
+    """GPUs of one machine; counts where the run has more."""
+    prompt_tokens: int = 600
+    """Tokens of a prompt with its audio, of which a second has 12.5 or 25."""
+    clip_seconds: float = 20.0
+    """Length of a prompt's audio, seconds."""
+    clips: int = 8
+    """Clips that a rank encodes in an update; they count where the audio encoder is trained."""
+    speech_share: float = 0.0
+    """Fraction of the sampled tokens that are codec frames, in [0, 1]."""
+    assume: Assumptions = field(default_factory=Assumptions)
+
+    def check(self) -> None:
+        """Raise ValueError for options that contradict each other."""
+        r, model, tokens = self.runtime, self.model, self.prompt_tokens + self.sampling.max_new_tokens
+        r.check()
+        if r.critics:
+            self.rl.check_separate_critic(r.critics)
+        per_node, row, how = self.gpus_per_node, self.rl.micro_batch_tokens, "fsdp" if r.fsdp else f"zero {r.zero}"
+        for name in ("gpu_gib", "gpus_per_node", "prompt_tokens", "clips"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name):g}; it must be above 0")
+        for wrong, message in (
+            (not 0 <= self.speech_share <= 1, f"--speech-share is {self.speech_share}; it must be from 0 to 1"),
+            (
+                self.gpus > per_node and self.gpus % per_node,
+                f"the run has {self.gpus} GPUs, which do not fill nodes of --gpus-per-node {per_node}",
+            ),
+            (
+                r.sharded and r.ranks == 1 and not r.offload,
+                f"--runtime.{how} divides nothing on one trainer GPU; leave it out, or take more GPUs",
+            ),
+            (
+                model.autocast and model.dtype != "float32",
+                f"--model.autocast is for float32 weights, not {model.dtype}; leave it out",
+            ),
+            (self.tensor_parallel > per_node, f"--runtime.engine-gpus {r.engine_gpus}: an engine lies within a node"),
+            (row < tokens, f"--rl.micro-batch-tokens {row} do not hold a prompt and response of {tokens}"),
+        ):
+            if wrong:
+                raise ValueError(message)
+
+    @property
+    def tensor_parallel(self) -> int:
+        """GPUs of one engine."""
+        return 1 if self.runtime.shares_gpus else self.runtime.engine_gpus
+
+    @property
+    def gpus(self) -> int:
+        r = self.runtime
+        return r.ranks + r.references + r.critics + (0 if r.shares_gpus else r.engines * r.engine_gpus)
+
+    @property
+    def reference(self) -> Literal["none", "separate", "lora", "copy"]:
+        """lora: the model below the adapter. copy: a second copy of what is trained."""
+        if not (self.rl.kl_beta or self.rl.distill.from_reference_process):
+            return "none"
+        if self.runtime.references:
+            return "separate"
+        return "lora" if self.model.lora.rank and self.model.audio == "frozen" else "copy"
+
+    @property
+    def critic(self) -> Literal["none", "separate", "shared", "own"]:
+        """shared: a head on the policy. own: a model on every trainer."""
+        if self.rl.advantage != "gae":
+            return "none"
+        return "separate" if self.runtime.critics else "shared" if self.rl.critic.shared else "own"
+
+    def size(self, model: str) -> ModelSize:
+        """Return the parameters of a released model or a model folder under these options."""
+        return size_of(model, self.model)
+
+
+# -- activations -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bytes of a number: `weights` as held, `compute` in matrix products, `adapter` of low-rank weights."""
+
+    weights: int
+    compute: int
+    adapter: int
+
+    @property
+    def residual(self) -> int:
+        """Of what flows from layer to layer."""
+        return max(self.weights, self.compute)
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """One packed row: its tokens, those that are predicted, and what its responses see of their prompts.
+
+    `copied`: the rows that a response sees, summed over responses. `pairs`: (its rows) x (those that it sees), summed.
+    """
+
+    tokens: int
+    predicted: int
+    copied: int = 0
+    pairs: int = 0
+
+
+def packed_row(budget: int, prompt: int, response: int, group: int, share_prompts: bool = True) -> PackedRow:
+    """Fill a row of at most `budget` tokens with responses whose groups share a prompt (or repeat it)."""
+    if not share_prompts:
+        sequences = budget // (prompt + response)
+        return PackedRow(sequences * (prompt + response), sequences * response)
+    whole, rest = divmod(budget, prompt + group * response)
+    more = max(rest - prompt, 0) // response
+    sizes = [group] * whole + [more] * (more > 0)
+    shared = sum(n for n in sizes if n > 1)  # a single response lies behind its prompt, in one span with it
+    seen = shared * (prompt + response)
+    return PackedRow(len(sizes) * prompt + sum(sizes) * response, sum(sizes) * response, seen, seen * response)
+
+
+def layer_bytes(shape: Shape, row: PackedRow, precision: Precision, attention: str) -> float:
+    """Count what one decoder layer keeps of a packed row."""
+    t, c, h, lora = row.tokens, precision.compute, shape.hidden, shape.rank > 0
+    a, k = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    # Under a mask keys are repeated for every query head. Otherwise a response has its own copy of the keys that it
+    # sees, and span by span the pieces of the output are stored in addition to the whole.
+    keys = 2 * t * a if attention == "mask" else 2 * (t + row.copied) * k
+    masks = {"mask": t * t, "span": row.pairs, "varlen": 0}[attention]
+    attended = c * ((3 if attention == "span" else 2) * t * a + keys + masks) + 4 * shape.heads * t
+    normed = 2 * h + (a + k if shape.qk_norm else 0)
+    norms = normed * (4 if lora else 4 + precision.residual)
+    autocast = c != precision.weights
+    if lora:
+        ranks = len(shape.adapted) * shape.rank
+        inputs = c * (sum(shape.adapted) + ranks)
+        if not autocast and precision.adapter != c:  # a copy for each adapter
+            inputs = precision.adapter * (sum(shape.adapted) + ranks)
+        elif not autocast:
+            wide = shape.intermediate * (shape.intermediate in shape.adapted)
+            inputs = c * (min(sum(w == h for w in shape.adapted), 2) * h + wide + ranks)
     else:
-        processes = 2 if layout.engine == "vllm" else 1
-        shared = with_overhead(trainer, layout, "trainer", processes, layout.trainers) + engine
-        gpus = (gpu_of("trainer and engine", layout.trainers, layout, shared, cache),)
-    if layout.reference == "separate":
-        separate = with_overhead(reference_parts(size, layout), layout, "reference", processes=1, ranks=1)
-        gpus += (gpu_of("reference", layout.reference_gpus, layout, separate),)
-    if layout.critic == "separate":
-        critic = critic_parts(size, critics_layout(layout))
-        separate = with_overhead(critic, layout, "critic", processes=1, ranks=layout.critic_gpus)
-        gpus += (gpu_of("critic", layout.critic_gpus, layout, separate),)
-    return Plan(size, layout, gpus, host_bytes(size, layout))
+        inputs = c * h * ((5 if shape.experts == 1 else 4) if autocast else 2)
+    ffn = (3 if lora else 4) * shape.intermediate
+    ffn += (1 if lora else 2) * h * (shape.experts > 1)  # what is gathered for the experts, and weighed
+    ffn += 2 * h * (shape.codes > 0)  # rows sorted by kind and put back
+    return t * (norms + inputs + c * shape.experts * ffn) + attended
 
 
-def _check_model(size: Size, layout: Layout) -> None:
-    shape = size.shape
-    tp = layout.tensor_parallel
-    if layout.engine == "vllm":
-        if shape.heads % tp:
-            raise ValueError(f"--runtime.engine-gpus {tp} does not divide the {shape.heads} attention heads")
-        if shape.kv_heads % tp and tp % shape.kv_heads:
-            raise ValueError(
-                f"--runtime.engine-gpus {tp} and {shape.kv_heads} key-value heads: neither divides the other"
+def decoder_bytes(shape: Shape, row: PackedRow, precision: Precision, attention: str, checkpointing: bool) -> float:
+    """Count what the decoder keeps of a row. With checkpointing (Chen et al., arXiv 1604.06174) the inputs of all
+    layers, and everything of the one that is being computed again."""
+    layer = layer_bytes(shape, row, precision, attention)
+    last_norm = row.tokens * shape.hidden * (4 if shape.rank else 4 + precision.residual)
+    if not checkpointing:
+        return shape.layers * layer + last_norm
+    return shape.layers * row.tokens * shape.hidden * precision.residual + layer + last_norm
+
+
+def logits_bytes(predicted: int, vocabulary: int, c: int, gradient: bool, chunk: int, keep: int) -> float:
+    """Count logits as `audiorl.algos.logprobs` treats them: tiles of `chunk` in float32 and, with a gradient, up to
+    `keep` bytes of logits that wait for it."""
+    logits = predicted * vocabulary
+    return min(logits, chunk) * (c + 8) + (4 * predicted + min(logits * c, keep) if gradient else 0)
+
+
+def tower_bytes(tower: Tower, seconds: float, clips: int, c: int, trained: bool, checkpointing: bool) -> float:
+    """Count an audio encoder's activations. Frozen, it hears one clip at a time and keeps nothing; trained, it keeps
+    every clip of an update, because it is trained once at the end of it.
+
+    A layer keeps per frame two norms' inputs and outputs, queries, keys, values, the attention's output (8 times its
+    width) and the feed-forward block before and after its activation; the two convolutions their inputs and outputs.
+    """
+    frames = max(seconds, tower.window) * tower.frame_rate
+    layer, ends = frames * (8 * tower.hidden + 2 * tower.intermediate), frames * 6 * tower.hidden
+    if not trained:
+        return c * (layer + ends)
+    if checkpointing:
+        return c * (clips * (frames * tower.hidden * tower.layers + ends) + layer)
+    return c * clips * (tower.layers * layer + ends)
+
+
+def kv_bytes_per_token(shape: Shape, number: int, tensor_parallel: int = 1) -> int:
+    """Return 2 x layers x heads of keys x head width x bytes of a number: keys and values of one token. Each of
+    `tensor_parallel` ranks holds its share of the heads, at least one."""
+    return 2 * shape.layers * -(-shape.kv_heads // tensor_parallel) * shape.head_dim * number
+
+
+# -- parts of a GPU ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of one thing in each of the phases, and how they come about."""
+
+    name: str
+    how: str
+    bytes: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Cache:
+    """An engine's key-value cache, of one GPU: bytes of a token there, tokens of a whole engine, and what they hold.
+
+    `sequences` of prompt and response each; `shared` where the group's prompt is stored once (prefix caching).
+    """
+
+    token_bytes: int
+    tokens: int
+    sequences: int
+    shared: int
+
+
+@dataclass(frozen=True)
+class GPU:
+    """What lies on every GPU of one kind."""
+
+    name: str
+    count: int
+    size: float
+    """Bytes that there are."""
+    parts: tuple[Part, ...]
+    cache: Cache | None = None
+
+    @property
+    def totals(self) -> tuple[float, ...]:
+        return tuple(sum(column) for column in zip(*(p.bytes for p in self.parts), strict=True))
+
+    @property
+    def peak(self) -> float:
+        return max(self.totals)
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.size and (self.cache is None or self.cache.sequences >= 1)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What a run puts on its GPUs, and in the CPU memory of each node."""
+
+    size: ModelSize
+    gpus: tuple[GPU, ...]
+    host: float
+
+    @property
+    def fits(self) -> bool:
+        return all(gpu.fits for gpu in self.gpus)
+
+
+def _part(name: str, how: str, size: float, *phases: str) -> Part:
+    return Part(name, how, tuple(size * (phase in (phases or ALL)) for phase in ALL))
+
+
+def _text(number: int) -> str:
+    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
+
+
+def make_plan(size: ModelSize, options: PlanOptions) -> MemoryPlan:
+    """Plan the memory of a run. Raises ValueError for options that contradict each other or the model."""
+    options.check()
+    return _Planner(size, options).plan()
+
+
+class _Planner:
+    def __init__(self, size: ModelSize, options: PlanOptions):
+        self.size, self.options, self.runtime, self.assume = size, options, options.runtime, options.assume
+        weights = BYTES[options.model.dtype]
+        # peft holds adapters of a 16-bit model in float32; DeepSpeed casts everything to the model's dtype.
+        self.precision = Precision(
+            weights, 2 if options.model.autocast else weights, weights if self.runtime.zero else 4
+        )
+        self.master = (options.optim.master_weights or self.runtime.zero > 0) and weights < 4
+        self.held = self._weight_bytes(size.total - size.adapters)
+        self.copied = self._weight_bytes(size.trained)
+        self.sends_adapter = (
+            size.shape.rank > 0 and self.runtime.engine == "vllm" and self.runtime.engine_lora != "merged"
+        )
+        self.number = self.precision.compute
+        """Bytes of a number in an engine."""
+
+    def _weight_bytes(self, weights: int) -> float:
+        return weights * self.precision.weights + self.size.adapters * self.precision.adapter
+
+    def plan(self) -> MemoryPlan:
+        r, ranks = self.runtime, self.runtime.ranks
+        self._check_model()
+        engine, cache = self.engine()
+        trainer = self.trainer()
+        if r.shares_gpus:
+            shared = self._with_overhead(trainer, "trainer", ranks, 2 if r.engine == "vllm" else 1) + engine
+            gpus = [self._gpu("trainer and engine", ranks, shared, cache)]
+        else:
+            trainer += [part for part in engine if part.name == "weight sync"]  # one sends, the other receives
+            engine = self._with_overhead(engine, "engine", self.options.tensor_parallel)
+            gpus = [
+                self._gpu("trainer", ranks, self._with_overhead(trainer, "trainer", ranks)),
+                self._gpu("engine", r.engines * r.engine_gpus, engine, cache),
+            ]
+        if self.options.reference == "separate":
+            gpus.append(self._gpu("reference", r.references, self._with_overhead(self.reference(), "reference", 1)))
+        if r.critics:
+            gpus.append(self._gpu("critic", r.critics, self._with_overhead(self.critic(), "critic", r.critics)))
+        return MemoryPlan(self.size, tuple(gpus), self.host())
+
+    def _check_model(self) -> None:
+        shape, tp = self.size.shape, self.options.tensor_parallel
+        if self.runtime.engine == "vllm":
+            if shape.heads % tp:
+                raise ValueError(f"--runtime.engine-gpus {tp} does not divide the {shape.heads} attention heads")
+            if shape.kv_heads % tp and tp % shape.kv_heads:
+                raise ValueError(
+                    f"--runtime.engine-gpus {tp} and {shape.kv_heads} key-value heads: neither divides the other"
+                )
+            if shape.codes:
+                raise ValueError("vLLM does not serve models that write codes; use --runtime.engine hf")
+            if shape.kind == "whisper":
+                raise ValueError("vLLM serves no Whisper policy; use --runtime.engine hf")
+        if self.options.speech_share and not shape.codes:
+            raise ValueError("--speech-share is for a model that writes codes; leave it out")
+
+    def _gpu(self, name: str, number: int, parts: Sequence[Part], cache: Cache | None = None) -> GPU:
+        return GPU(name, number, self.options.gpu_gib * GIB, tuple(p for p in parts if any(p.bytes)), cache)
+
+    def _with_overhead(self, parts: Sequence[Part], kind: str, ranks: int, processes: int = 1) -> list[Part]:
+        a = self.assume
+        fixed = GIB * (processes * a.context_gib + (a.nccl_gib if ranks > 1 else 0))
+        out = [*parts, _part("CUDA and NCCL", f"{processes} process{'es' * (processes > 1)}, assumed", fixed)]
+        if kind in ("trainer", "critic"):
+            lost = tuple(a.fragmentation * sum(column) for column in zip(*(p.bytes for p in parts), strict=True))
+            out.append(Part("fragmentation", f"{a.fragmentation:.0%} of the {kind}'s, assumed", lost))
+        return out
+
+    # What learns and scores: trainers, a reference, critics.
+
+    def trainer(self) -> list[Part]:
+        size, o, n = self.size, self.options, self.runtime.ranks
+        parts = [self._weights(n), *self._states("", size.trained, n)]
+        if o.model.autocast:
+            parts.append(self._autocast(2 if o.critic == "own" else 1, "score", "backward"))
+        if o.rl.ema_decay is not None:
+            parts.append(_part("moving average", "float32 of what is trained", 4 * (size.trained + size.adapters)))
+        if o.reference == "copy":
+            parts.append(_part("reference", "a copy of what is trained, on every rank", self.copied))
+        if o.reference != "separate":
+            parts += self._teacher()
+        if o.critic == "own":
+            # Weights that are divided have one owner: at stage 3 the critic copies the frozen ones, too.
+            copy = ("the model", self.held) if self._shards_weights else ("what is trained", self.copied)
+            parts.append(self._divided("critic weights", f"a copy of {copy[0]}", copy[1], n))
+            parts += self._states("critic ", size.trained - size.heads, n)
+        return parts + self._activations(size)
+
+    def reference(self) -> list[Part]:
+        """Return the parts of the whole model on a GPU of its own, which only scores."""
+        parts = [_part("weights", f"{_text(self.size.total)} x {self.precision.weights} bytes", self.held)]
+        parts += [self._autocast(1, "score")] if self.options.model.autocast else []
+        return parts + self._teacher() + [_only(part, "score") for part in self._activations(self.size)]
+
+    def critic(self) -> list[Part]:
+        """Return the parts of the value model on GPUs of its own, which scores and learns, with its optimizer."""
+        n = self.runtime.critics
+        parts = [self._weights(n), *self._states("", self.size.trained - self.size.heads, n)]
+        parts += [self._autocast(1, "score", "backward")] if self.options.model.autocast else []
+        activations = [part for part in self._activations(self.size) if part.name != "logits"]
+        return parts + [_only(part, "score", "backward") for part in activations]
+
+    @property
+    def _shards_weights(self) -> bool:
+        return self.runtime.fsdp or self.runtime.zero == 3
+
+    def _weights(self, n: int) -> Part:
+        return self._divided("weights", f"{_text(self.size.total)} x {self.precision.weights} bytes", self.held, n)
+
+    def _divided(self, name: str, how: str, held: float, n: int) -> Part:
+        """At stage 3 and with FSDP each rank's part, plus all weights between updates; in a backward pass only those
+        outside of the decoder's layers and the layers that are gathered (with FSDP one, and the next)."""
+        if not self._shards_weights:
+            return _part(name, how, held)
+        size, layers, wide = self.size, self.size.in_layers, self.precision.weights
+        live = 2 * layers / size.shape.layers if self.runtime.fsdp else max(_ZERO_LIVE, size.largest)
+        gathered = min((size.total - layers + min(layers, live)) * wide, held)
+        spread = (layers * wide if self.runtime.fsdp else held) / n
+        at_work = tuple(spread + (gathered if phase == "backward" else held) for phase in ALL)
+        return Part(name, f"{how}, / {n} and whole between updates", at_work)
+
+    def _autocast(self, models: int, *phases: str) -> Part:
+        return _part("autocast copies", "the layers' matrices in 2 bytes", 2 * self.size.linears * models, *phases)
+
+    def _states(self, name: str, trained: int, n: int) -> list[Part]:
+        """Gradients, the optimizer's states and its temporary memory."""
+        size, r, wide = self.size, self.runtime, self.precision.weights
+        numbers, gradient = trained + size.adapters, self._weight_bytes(trained)
+        how, backward, step = f"{_text(numbers)} trained", gradient, gradient
+        if r.zero:
+            bucket = min(numbers, _ZERO_BUCKET) * wide
+            if r.zero >= 2:
+                step = 0 if r.offload else gradient / n
+                how += ", a bucket of them" if r.offload else f" / {n} + a bucket"
+            backward = step + bucket
+        if r.fsdp:  # those outside of the layers are reduced after the last backward pass; a layer's in 4 bytes
+            in_layers = numbers if size.shape.rank else min(trained, size.in_layers)
+            outside, step = (numbers - in_layers) * wide, gradient / n
+            backward = (gradient - outside) / n + outside + 2 * 4 * in_layers / size.shape.layers
+            how += f" / {n}, whole outside of the layers until the step"
+        by_phase = {"backward": backward, "step": step}
+        parts = [Part(f"{name}gradients", how, tuple(by_phase.get(phase, 0.0) for phase in ALL))]
+        if not r.offload:
+            states, how = self._optimizer(trained, n)
+            in_float32 = self.master or r.zero > 0
+            temporary = (4 * numbers if in_float32 else gradient) / (n if r.sharded else 1)
+            parts.append(_part(f"{name}optimizer", how, states))
+            what = "gradients in float32" if in_float32 else "a moment's copy"
+            parts.append(_part(f"{name}step", what, temporary, "step"))
+        return parts
+
+    def _optimizer(self, trained: int, n: int) -> tuple[float, str]:
+        """AdamW's states on one rank (or in the nodes' memory, for one rank), and how they are counted."""
+        numbers, zero = trained + self.size.adapters, self.runtime.zero
+        if self.master and (zero or trained):
+            copied = numbers if zero else trained  # without ZeRO adapters are float32 and need no copy
+            states, how = 12.0 * copied + 8.0 * (numbers - copied), "12 bytes (master weights, two moments)"
+        elif zero:
+            states, how = 8.0 * numbers, "8 bytes (two moments)"
+        else:
+            states, how = 2.0 * self._weight_bytes(trained), "two moments"
+        return (states / n, f"{how} / {n}") if self.runtime.sharded else (states, how)
+
+    def _teacher(self) -> list[Part]:
+        """A teacher of distillation that is another model: whole and frozen. It scores before or after the policy."""
+        distill, o, wide = self.options.rl.distill, self.options, self.precision.weights
+        if distill.coef == 0 or distill.teacher in ("reference", "policy"):
+            return []
+        teacher = size_of(distill.teacher, replace(o.model, lora=LoraConfig(rank=0), audio="frozen", only=()))
+        score = ALL.index("score")
+        more = (sum(part.bytes[score] for part in self._activations(size)) for size in (teacher, self.size))
+        extra = max(next(more) - next(more), 0)
+        return [
+            _part("teacher", f"{_text(teacher.total)} x {wide} bytes, frozen", teacher.total * wide),
+            _part("teacher's activations", "what they take more than the policy's", extra, "score"),
+        ]
+
+    def _activations(self, size: ModelSize) -> list[Part]:
+        o, shape, p = self.options, size.shape, self.precision
+        budget = (o.rl.micro_batch_tokens, o.prompt_tokens, o.sampling.max_new_tokens, o.rl.group_size)
+        row, checkpointing = packed_row(*budget, o.rl.share_prompts), o.model.gradient_checkpointing
+        saved = decoder_bytes(shape, row, p, ATTENTION[o.model.attention], checkpointing)
+        models = 2 if o.critic == "own" else 1  # both graphs wait for one backward pass
+        wide = 3 * shape.experts * shape.intermediate + 2 * shape.hidden
+        how = f"{shape.layers} layers, a row of {row.tokens} tokens" + " x 2 models" * (models == 2)
+        parts = [
+            _part("activations", how, models * saved, "backward"),
+            _part(
+                "one layer's work", "estimate", row.tokens * (p.compute * wide + 8 * shape.hidden), "score", "backward"
+            ),
+        ]
+        frames = round(row.predicted * o.speech_share)
+        logits = {
+            phase: sum(
+                logits_bytes(rows, width, p.compute, gradient, _LOGITS_CHUNK, _LOGITS_KEEP)
+                for rows, width in ((row.predicted - frames, shape.vocabulary), (frames, shape.codes))
             )
-        if shape.codes:
-            raise ValueError("vLLM does not serve models that write codes; use --runtime.engine hf")
-        if shape.kind == "whisper":
-            raise ValueError("vLLM serves no Whisper policy; use --runtime.engine hf")
-    if layout.speech_share and not shape.codes:
-        raise ValueError("--speech-share is for a model that writes codes; give --codebooks, or leave it out")
+            for phase, gradient in (("score", False), ("backward", True))
+        }
+        how = f"{row.predicted} predicted x {shape.vocabulary}"
+        parts.append(Part("logits", how, tuple(logits.get(phase, 0.0) for phase in ALL)))
+        if shape.tower is not None:
+            trained = o.model.audio == "full"
+            alone = tower_bytes(shape.tower, o.clip_seconds, 1, p.compute, False, False)
+            encoder = tower_bytes(shape.tower, o.clip_seconds, o.clips, p.compute, trained, checkpointing)
+            by_phase = {"generate": alone, "score": alone, "backward": encoder}
+            how = f"{o.clips if trained else 1} x {o.clip_seconds:g} s"
+            parts.append(Part("audio tower's activations", how, tuple(by_phase.get(phase, 0.0) for phase in ALL)))
+        return parts
+
+    # Engines and CPU memory.
+
+    def engine(self) -> tuple[list[Part], Cache | None]:
+        size, a, o = self.size, self.assume, self.options
+        served, tp = size.total - size.adapters, o.tensor_parallel
+        each = kv_bytes_per_token(size.shape, self.number, tp)
+        if self.runtime.engine == "hf":
+            tokens = o.sampling.max_batch_tokens
+            return [_part("key-value cache", f"{tokens} tokens x {each} bytes", tokens * each, "generate")], None
+        whole = sum(size.parts.get(name, 0) for name in ("audio tower", "projector"))
+        weights = self.number * (whole + (served - whole) / tp)
+        adapter = 2.0 * self.number * size.adapters if self.sends_adapter else 0.0
+        fraction, work = self.runtime.engine_gpu_fraction, a.engine_workspace_gib * GIB
+        room = max(fraction * o.gpu_gib * GIB - weights - adapter - work, 0.0)
+        bucket = a.sync_bucket_mib * 2**20
+        sync = bucket if self.sends_adapter else max(bucket, size.largest * self.number)
+        # On the trainers' GPUs it sleeps while they work.
+        asleep = self.runtime.shares_gpus
+        loaded, running = (("generate", "sync"), ("generate",)) if asleep else (ALL, ALL)
+        split = f"{_text(served)} x {self.number} bytes" + (f", the decoder / {tp}" if tp > 1 else "")
+        copies = f"2 x {_text(size.adapters)} x {self.number} bytes: as they came, and where they are used"
+        parts = [
+            _part("engine's weights", split, weights, *loaded),
+            _part("engine's adapter", copies, adapter, *loaded),
+            _part("key-value cache", f"what {fraction:g} of the GPU leaves", room, *running),
+            _part("engine's workspace", "assumed", work, *running),
+            _part("weight sync", "a bucket" if self.sends_adapter else "a bucket or the largest tensor", sync, "sync"),
+        ]
+        if asleep:
+            left = a.engine_asleep_gib * GIB
+            parts.append(_part("engine asleep", "assumed", left, "score", "backward", "step"))
+        # Every GPU of an engine holds its share of each token, so it has room for as many as one of them.
+        tokens, prompt, response = int(room // each), o.prompt_tokens, o.sampling.max_new_tokens
+        groups, rest = divmod(tokens, prompt + o.rl.group_size * response)
+        shared = groups * o.rl.group_size + max(rest - prompt, 0) // response
+        return parts, Cache(each, tokens, tokens // (prompt + response), shared)
+
+    def host(self) -> float:
+        """Return the bytes of CPU memory that a node needs: offloaded optimizers, weights of sleeping engines."""
+        size, o, r = self.size, self.options, self.runtime
+        node, needed = min(o.gpus, o.gpus_per_node), 0.0
+        if r.offload:
+            learners = [(size.trained, r.ranks)]
+            if o.critic in ("own", "separate"):
+                learners.append((size.trained - size.heads, r.critics or r.ranks))
+            for trained, n in learners:
+                gradients = 4 * (trained + size.adapters) / n
+                needed += min(node, n) * (self._optimizer(trained, n)[0] + gradients)
+        if r.engine == "vllm" and r.shares_gpus:
+            sent = 2 * size.adapters if self.sends_adapter else 0
+            needed += self.number * (size.total - size.adapters + sent) * min(node, r.ranks)
+        return needed
+
+
+def _only(part: Part, *phases: str) -> Part:
+    kept = tuple(number * (phase in phases) for number, phase in zip(part.bytes, ALL, strict=True))
+    return Part(part.name, part.how, kept)
+
+
+# -- what takes less ---------------------------------------------------------------------------------------------------
+
+Change = dict[str, Any]
+"""New values by option name, such as {"runtime.zero": 2}."""
+
+
+def changed(options: PlanOptions, change: Change) -> PlanOptions:
+    """Return `options` with the values of `change`."""
+    for name, value in change.items():
+        group, _, attribute = name.partition(".")
+        new = {attribute.replace("-", "_"): value}
+        if attribute == "lora.rank":
+            new = {"lora": LoraConfig(rank=value, alpha=2 * value)}
+        options = replace(options, **{group: replace(getattr(options, group), **new)})
+    return options
+
+
+def suggestions(model: str, options: PlanOptions) -> list[tuple[Change, MemoryPlan]]:
+    """Return the changes of one setting with which the run fits, and its plan then."""
+    fitting = []
+    for change in _changes(options):
+        candidate = changed(options, change)
+        try:
+            plan = make_plan(candidate.size(model), candidate)
+        except ValueError:
+            continue  # these options do not go together
+        if plan.fits:
+            fitting.append((change, plan))
+    return fitting
+
+
+def _changes(options: PlanOptions) -> Iterator[Change]:
+    r = options.runtime
+    yield {"model.gradient-checkpointing": True}
+    for tokens in (options.rl.micro_batch_tokens // 2, options.rl.micro_batch_tokens // 4):
+        yield {"rl.micro-batch-tokens": tokens}
+    yield {"model.dtype": "bfloat16", "model.autocast": False}
+    yield {"model.lora.rank": 16}
+    if r.engine == "hf":
+        yield {"sampling.max-batch-tokens": options.sampling.max_batch_tokens // 2}
+    if r.ranks > 1:
+        yield from ({"runtime.zero": stage} for stage in (1, 2, 3))
+        yield {"runtime.fsdp": True}
+    if not r.fsdp:
+        yield {"runtime.zero": max(r.zero, 2), "runtime.offload": True}
+    if r.kind == "ray" and options.reference in ("lora", "copy"):
+        yield {"runtime.references": 1}
+    if r.kind == "ray" and options.critic == "own":
+        yield {"runtime.critics": 1}
+    if r.engine == "vllm":
+        yield from ({"runtime.gpu-fraction": tenths / 10} for tenths in range(9, 2, -1))
+        if not r.shares_gpus:
+            total = r.engines * r.engine_gpus
+            yield from ({"runtime.engine-gpus": n, "runtime.engines": total // n} for n in (2, 4, 8) if total % n == 0)

@@ -31,8 +31,7 @@ from audiorl.data.sets import first_drawn, identity, parse_set, split_held_out, 
 from audiorl.data.text import BUNDLED, TextQuestion, read_passages
 from audiorl.data.text import read_questions as read_text_questions
 from audiorl.eval._phases import UNSEEN, Evaluation
-from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.dual_branch import dualize
+from audiorl.models import AudioPolicy, dualize, load_policy
 from audiorl.models.examples import Example
 from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.protocols import Reward

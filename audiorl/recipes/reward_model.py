@@ -23,7 +23,7 @@ from audiorl.config.recipe import RecipeConfig
 from audiorl.data.bundled import bundled_pairs, bundled_steps
 from audiorl.data.preferences import read_pairs, read_steps
 from audiorl.eval._phases import measure_phase
-from audiorl.models.step_judge import StepJudge
+from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.models.value import ValueModel
 from audiorl.recipes._common import policy_from, read_split
 from audiorl.report import write_report
@@ -79,7 +79,7 @@ def process(config: RewardModelRecipeConfig, run: Run) -> None:
     bundled = partial(bundled_steps, seed=config.seed)
     answers, held_out = read_split(config, bundled, read_steps, think=config.think)
     policy = policy_from(config)
-    judge = StepJudge(policy, config.process.marker, config.process.good, config.process.bad)
+    judge = ProcessRewardModel(policy, config.process.marker, config.process.good, config.process.bad)
     training = config.with_steps_for(config.process, len(answers))
     measure_phase(run, "before", lambda: judged_right(judge, held_out))
     train_process_reward(policy, answers, run, config=training, optim=config.optim, seed=config.seed)

@@ -43,8 +43,7 @@ from audiorl.data.recordings import Recordings
 from audiorl.data.silence import trimmed
 from audiorl.eval._judging import Judges
 from audiorl.eval._speech import measure_speech, probe_speech
-from audiorl.models import load_policy
-from audiorl.models.dual_branch import dualize
+from audiorl.models import dualize, load_policy
 from audiorl.models.examples import Example
 from audiorl.models.families.text import tiny as tiny_text
 from audiorl.protocols import Reward

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from audiorl.types import Rollout, Score
 
 if TYPE_CHECKING:
-    from audiorl.models.step_judge import StepJudge
+    from audiorl.models.process_reward import ProcessRewardModel
     from audiorl.models.value import ValueModel
 
 
@@ -75,18 +75,18 @@ class ProcessModelReward:
             raise ValueError(f"ProcessModelReward: credit is {self.credit!r}; it must be 'total' or 'steps'")
 
     @cached_property
-    def judge(self) -> StepJudge:
+    def judge(self) -> ProcessRewardModel:
         from audiorl.config import ModelConfig
         from audiorl.models import load_policy
-        from audiorl.models.step_judge import StepJudge
+        from audiorl.models.process_reward import ProcessRewardModel
 
         policy = load_policy(self.path, ModelConfig(dtype="auto", device=self.device))
-        return StepJudge(policy, self.marker, self.good, self.bad)
+        return ProcessRewardModel(policy, self.marker, self.good, self.bad)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         steps = [self.steps(r.text) for r in rollouts]
         filled = [i for i, steps_of_answer in enumerate(steps) if steps_of_answer]
-        judged = self.judge.judge([(rollouts[i].sample, steps[i]) for i in filled], self.max_batch_tokens)
+        judged = self.judge.score_steps([(rollouts[i].sample, steps[i]) for i in filled], self.max_batch_tokens)
         scores = [Score(0.0, {"mean": 0.0}, per_token=self._per_token(r, (), ())) for r in rollouts]
         for i, values in zip(filled, judged, strict=True):
             mean = sum(values) / len(values)

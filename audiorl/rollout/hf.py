@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from audiorl.config import SamplingConfig
-from audiorl.models.attention import ungrouped
+from audiorl.models.attention import gqa_without_repeat
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.prompts import Prompt, wants_speech
-from audiorl.models.speech import padded_codes
+from audiorl.models.speech import pad_codes
 from audiorl.models.weights import Weights
 from audiorl.protocols import Ended, Request
 from audiorl.rollout.batch import Batch, Joining, Prefill, batch_for
@@ -128,12 +128,12 @@ class HFEngine:
         return rollouts
 
     def _interpret(self, requests: Sequence[Request]) -> list[Rollout]:
-        with self.policy.autocast(), ungrouped(self.policy.backbone.decoder(self.policy.model)):
+        with self.policy.autocast(), gqa_without_repeat(self.policy.backbone.decoder(self.policy.model)):
             return StreamDecoder(self.policy, self.sampling, self.policy_version).rollouts(requests)
 
     def _answer(self, requests: Sequence[Request], ended: Ended | None) -> list[Rollout]:
         starts = [start for r in requests for start in _starts(r, self.policy.prompt(r.sample))]
-        with self.policy.autocast(), ungrouped(self.policy.backbone.decoder(self.policy.model)):
+        with self.policy.autocast(), gqa_without_repeat(self.policy.backbone.decoder(self.policy.model)):
             rows = self._decode(starts, ended)
         return [self._rollout(row) for row in rows]
 
@@ -235,8 +235,8 @@ class HFEngine:
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            **policy.routed(padded_codes([p.codes for p in prompts], [len(p) for p in prompts], left=True)),
-            **policy.read_by_decoder(prompts),
+            **policy.routing_kwargs(pad_codes([p.codes for p in prompts], [len(p) for p in prompts], left=True)),
+            **policy.cross_attention_kwargs(prompts),
         )
         return Prefill(cache, out.last_hidden_state[:, -1], [len(p) for p in prompts])
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from audiorl.config import SamplingConfig
-from audiorl.models.attention import ungrouped
+from audiorl.models.attention import gqa_without_repeat
 from audiorl.models.policy import AudioPolicy
 from audiorl.protocols import Request
 from audiorl.rollout.streams import Plan, Row, StreamDecoder, empty_cache
@@ -71,7 +71,7 @@ class LiveStream:
         training = self._policy.model.training
         self._policy.model.eval()  # in training mode, gradient checkpointing would switch the cache off
         try:
-            with self._policy.autocast(), ungrouped(self._policy.backbone.decoder(self._policy.model)):
+            with self._policy.autocast(), gqa_without_repeat(self._policy.backbone.decoder(self._policy.model)):
                 return self._observe(turn)
         finally:
             self._policy.model.train(training)
@@ -105,14 +105,14 @@ class LiveStream:
         parts = [self._prompt_LH]
         for chunk_LH, segment in zip(self._chunks_LH, segments, strict=True):
             ended = [] if segment.stop_reason == "eos" else [policy.end_id]
-            parts += [chunk_LH, policy.embed_rows(torch.tensor([*segment.ids.tolist(), *ended]), None)]
+            parts += [chunk_LH, policy.embed_tokens(torch.tensor([*segment.ids.tolist(), *ended]), None)]
         # As the row would have it: the last token is not read yet, and the end of its turn comes with the next chunk.
         last = segments[-1].ids.tolist()
-        parts[-1] = policy.embed_rows(torch.tensor(last[:-1], dtype=torch.long), None)
+        parts[-1] = policy.embed_tokens(torch.tensor(last[:-1], dtype=torch.long), None)
         embeds_LH = torch.cat(parts)
         self._cache = empty_cache(policy)
         places = torch.arange(len(embeds_LH), device=embeds_LH.device)[None]
-        inputs = {"inputs_embeds": embeds_LH[None], **policy.routed(None)}
+        inputs = {"inputs_embeds": embeds_LH[None], **policy.routing_kwargs(None)}
         self._decoder.forward(inputs, places, len(embeds_LH), self._cache)
         sample = old.plan.request.sample
         request = replace(old.plan.request, sample=replace(sample, turns=sample.turns[drop:]))

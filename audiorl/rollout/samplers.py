@@ -61,7 +61,7 @@ class StepOutput:
         if rows is not None:
             ids, codes = ids[rows.to(ids.device)], None if codes is None else codes[rows]
         codes = None if codes is None else codes[:, None]
-        return {"inputs_embeds": policy.embed_rows(ids[:, None], codes), **policy.routed(codes)}
+        return {"inputs_embeds": policy.embed_tokens(ids[:, None], codes), **policy.routing_kwargs(codes)}
 
     def rows(self) -> list[tuple[Any, ...]]:
         """(id, logprob), or (id, logprobs, codes or None, code_mask), of each rollout, as numbers."""

@@ -73,7 +73,7 @@ class CodecSpeechDecoder(SpeechDecoder):
             (place, codes)
             for place, segment in enumerate(segments)
             if segment.codes is not None
-            for codes in self.layout.spoken(segment.codes)
+            for codes in self.layout.speeches(segment.codes)
             if codes.shape[1]
         ]
         parts: list[list[Wave]] = [[] for _ in segments]

@@ -26,7 +26,7 @@ from audiorl.config import SamplingConfig
 from audiorl.models.attention import as_mask, recording
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.prompts import Prompt
-from audiorl.models.speech import padded_codes
+from audiorl.models.speech import pad_codes
 from audiorl.protocols import Hypothesis, Request, Review
 from audiorl.rollout.cache import RowCache
 from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, max_rows, sampler_for
@@ -108,12 +108,12 @@ class StreamDecoder:
             codes.append(observed.codes)
             lengths.append(len(ids))
             starts.append(row.length)
-            row.observe(self.policy.audio_rows(ids, own), embeds[-1])
+            row.observe(self.policy.is_audio(ids, own), embeds[-1])
         padded = pad_sequence(embeds, batch_first=True)
         places = torch.tensor(starts, device=padded.device)[:, None] + torch.arange(
             padded.shape[1], device=padded.device
         )
-        inputs = {"inputs_embeds": padded, **self.policy.routed(padded_codes(codes, lengths))}
+        inputs = {"inputs_embeds": padded, **self.policy.routing_kwargs(pad_codes(codes, lengths))}
         hidden = self.forward(inputs, places, max(starts) + padded.shape[1], cache)
         last = torch.tensor(lengths, device=padded.device) - 1
         return hidden[torch.arange(len(rows), device=padded.device), last]
@@ -194,7 +194,7 @@ class StreamDecoder:
         if not reviewed:
             return {}
         embeds = [
-            torch.cat([row.observed_LH[-1:], self.policy.embed_rows(torch.tensor(ids, dtype=torch.long), None)])
+            torch.cat([row.observed_LH[-1:], self.policy.embed_tokens(torch.tensor(ids, dtype=torch.long), None)])
             for row, ids in zip(rows, turns, strict=True)
         ]
         padded = pad_sequence(embeds, batch_first=True)
@@ -203,7 +203,7 @@ class StreamDecoder:
             padded.shape[1], device=padded.device
         )
         with recording(self._decoder, layers) as record:
-            inputs = {"inputs_embeds": padded, "record": record, **self.policy.routed(None)}
+            inputs = {"inputs_embeds": padded, "record": record, **self.policy.routing_kwargs(None)}
             self.forward(inputs, places, max(starts) + padded.shape[1], cache)
         weights_BLS = record.mean()
         attention = {}

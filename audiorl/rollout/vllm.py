@@ -85,7 +85,7 @@ class VLLMEngine:
         self._llm.collective_rpc("audiorl_set_lora", args=(saved.r, saved.lora_alpha, lora_layers(self._policy)))
         # The path is never read: the adapter is in vLLM's workers before the first question.
         self._lora_request = LoRARequest("policy", LORA_ID, str(folder))
-        self.update_weights(saved_adapter(folder, self._policy), 0)
+        self.update_weights(saved_adapter(folder, self._policy.backbone.weight_name), 0)
 
     # -- rollouts --------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from audiorl.models import AudioPolicy, read_config
-from audiorl.models.speech import CONFIG_KEY
+from audiorl.models.speech import LAYOUT_KEY
 from audiorl.rollout.vllm_weights import Lora, lora_options, served_dtype
 
 SERVED = (
@@ -74,7 +74,7 @@ def check_served(folder: str | Path) -> None:
     """Raise ValueError for a model that vLLM does not serve here."""
     config = read_config(folder)
     kind = str(config.get("model_type"))
-    if CONFIG_KEY in config or kind == "higgs_audio_v2":
+    if LAYOUT_KEY in config or kind == "higgs_audio_v2":
         raise ValueError(f"{folder}: vLLM serves no model that writes speech; take the engine hf")
     if kind not in SERVED:
         raise ValueError(

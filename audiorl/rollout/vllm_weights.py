@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from audiorl.models import AudioPolicy
-from audiorl.models.lora import adapter_weights, merged_weights
+from audiorl.models.lora import merged_weights
 from audiorl.models.weights import Weights, check_weight, named
 from audiorl.rollout.weight_transfer import BUCKET, buckets
 
@@ -60,10 +60,12 @@ def served_weights(policy: AudioPolicy, lora: Lora = "merged") -> Iterator[tuple
         yield from policy.weights().items()
         return
     if lora == "adapter":
-        yield from adapter_weights(policy)
+        for name, p in policy.parameters_by_name().items():
+            if ".lora_" in name or p.requires_grad:
+                yield name, p.detach()
         return
     decoder = {id(p) for p in policy.backbone.decoder(policy.model).parameters()}
-    yield from merged_weights(policy, lambda p: p.requires_grad or id(p) in decoder)
+    yield from merged_weights(policy.model, policy.backbone.weight_name, lambda p: p.requires_grad or id(p) in decoder)
 
 
 def lora_options(policy: AudioPolicy) -> dict[str, Any]:

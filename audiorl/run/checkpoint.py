@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from audiorl.models import AudioPolicy, load_weights
-from audiorl.models.loading import check_finite_weights, naming_damage
+from audiorl.models.weights import check_finite_weights, naming_damage
 from audiorl.run.pieces import Joined, TrainerState, share_of
 from audiorl.run.records import Count, Manifest, TrainerMeta, read_record
 

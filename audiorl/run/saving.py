@@ -110,6 +110,10 @@ class CheckpointedWorker:
     def state(self) -> TrainerState:
         raise NotImplementedError
 
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the trained weights by name."""
+        raise NotImplementedError
+
     def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
         raise NotImplementedError
 

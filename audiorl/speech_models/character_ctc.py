@@ -31,9 +31,9 @@ from torch.nn.utils.rnn import pad_sequence
 from audiorl.config import torch_device
 from audiorl.eval.metrics.text import normalize, spell_numbers
 from audiorl.models import AudioPolicy
+from audiorl.models.audio_encoder import log_mels
 from audiorl.models.families.qwen_omni import tiny
-from audiorl.models.features import log_mels
-from audiorl.models.loading import read_tensors
+from audiorl.models.weights import read_tensors
 from audiorl.speech_models.alignment import align_words, ctc_log_probability
 from audiorl.speech_models.loading import CHARACTER_CTC
 from audiorl.speech_models.protocol import AlignedWord, Waveform

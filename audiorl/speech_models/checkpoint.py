@@ -16,10 +16,10 @@ def load_judge(model_class: Any, path: str | Path, device: str) -> Any:
 
     Raises ValueError when weights are damaged, missing, or of another shape than config.json says.
     """
-    from audiorl.models.loading import naming_damage, quietly
+    from audiorl.models.weights import naming_damage, silent_transformers
 
     try:
-        with quietly(), naming_damage(path):  # the errors below replace transformers' table of weights
+        with silent_transformers(), naming_damage(path):  # the errors below replace transformers' table of weights
             model, info = model_class.from_pretrained(
                 str(path),
                 dtype=torch.float32 if device == "cpu" else torch.float16,

@@ -67,7 +67,7 @@ class GE2E:
     def network(self) -> Network:
         from safetensors.torch import load_file
 
-        from audiorl.models.loading import naming_damage
+        from audiorl.models.weights import naming_damage
 
         file = Path(self.path) / "model.safetensors"
         if not file.is_file():

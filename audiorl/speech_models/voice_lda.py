@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor
 
 from audiorl.config import torch_device
-from audiorl.models.features import log_mels
+from audiorl.models.audio_encoder import log_mels
 from audiorl.speech_models.protocol import Waveform
 from audiorl.speech_models.waves import batches_by_length, require_samples, resampled
 

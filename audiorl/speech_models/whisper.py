@@ -171,7 +171,7 @@ class Whisper:
             return_attention_mask=True,
             **({"truncation": False, "padding": "longest"} if long else {}),
         ).to(model.device)
-        from audiorl.models.loading import quietly
+        from audiorl.models.weights import silent_transformers
 
         options: dict[str, Any] = {"return_timestamps": True} if long else {}
         if not self.numerals:
@@ -180,7 +180,7 @@ class Whisper:
             options |= {"language": language, "task": self.task}
         elif self.task == "translate":
             raise ValueError(f"{self.path}: an English model of Whisper cannot translate; give a multilingual one")
-        with quietly():  # it warns about arguments that it passes to itself
+        with silent_transformers():  # it warns about arguments that it passes to itself
             ids = model.generate(
                 features.input_features.to(model.dtype),
                 attention_mask=features.attention_mask,

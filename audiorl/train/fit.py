@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from audiorl.data.schedule import batch_of_step, sorted_batch_of_step
 from audiorl.distributed.local import Group
@@ -13,6 +13,18 @@ from audiorl.run.phase import checkpoint, completing_saves, pull, pull_last, res
 from audiorl.run.progress import Progress, StepClock
 
 T = TypeVar("T")
+
+
+class FitWorker(Protocol):
+    """The methods that the loop calls of every worker."""
+
+    def train(self, batch: Sequence[Any]) -> dict[str, float]:
+        """Update the model from this rank's share of a batch. Returns the metrics of all ranks."""
+        ...
+
+    def close(self) -> None:
+        """End after the last update."""
+        ...
 
 
 class FitConfig(Protocol):
@@ -68,7 +80,7 @@ def fit(
                 batch = sorted_batch_of_step(items, lengths, step, config.batch_size, seed)
             else:
                 batch = batch_of_step(items, step, config.batch_size, seed)
-            metrics = trainers.each("train", [batch[r :: trainers.size] for r in range(trainers.size)])[0]
+            metrics = trainers.each(FitWorker.train, [batch[r :: trainers.size] for r in range(trainers.size)])[0]
             clock.lap("train")
             step += 1
             run.add_seconds(phase, clock.seconds, clock.cpu_seconds)
@@ -81,7 +93,7 @@ def fit(
             over = (spent() or 0.0) >= 1
             checkpoint(run, phase, step, step if over else config.steps, config.save_every, trainers)
     pull_last(run, phase, model, trainers)
-    trainers.all("close")
+    trainers.all(FitWorker.close)
     run.finish(phase, {"steps": step, "seconds": run.seconds(phase)})
 
 

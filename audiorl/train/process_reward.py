@@ -19,16 +19,16 @@ from audiorl.data.schedule import rough_length
 from audiorl.distributed.local import changes_worker
 from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
-from audiorl.models.step_judge import StepJudge
+from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.run.folder import Run
 from audiorl.train.checks import read_pass
 from audiorl.train.fit import fit
 from audiorl.train.learner import Learner, learners
 
 
-def judged_right(judge: StepJudge, items: Sequence[Steps]) -> list[bool]:
+def judged_right(judge: ProcessRewardModel, items: Sequence[Steps]) -> list[bool]:
     """Per step of all items, whether it is judged as it is labelled."""
-    probabilities = judge.judge([(i.sample, i.steps) for i in items])
+    probabilities = judge.score_steps([(i.sample, i.steps) for i in items])
     return [
         (p > 0.5) == (label > 0.5)
         for i, ps in zip(items, probabilities, strict=True)
@@ -44,7 +44,7 @@ class ProcessRewardWorker(Learner[AudioPolicy]):
     ):
         super().__init__(policy, optim, config.steps, world)
         self.config = config
-        self.judge = StepJudge(policy, config.marker, config.good, config.bad)
+        self.judge = ProcessRewardModel(policy, config.marker, config.good, config.bad)
 
     @changes_worker
     def train(self, items: Sequence[Steps]) -> dict[str, float]:
@@ -52,7 +52,7 @@ class ProcessRewardWorker(Learner[AudioPolicy]):
         sums: dict[str, float] = defaultdict(float)
         steps = sum(self.world.gather(sum(len(i.steps) for i in items)))
         with self.model.encode_audio_once():
-            marked = [self.judge.marked(i.sample, i.steps) for i in items]
+            marked = [self.judge.mark(i.sample, i.steps) for i in items]
 
             def loss(indices: list[int]) -> Tensor:
                 part = [marked[i] for i in indices]

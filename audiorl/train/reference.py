@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors.torch import save_file
@@ -18,10 +19,19 @@ from torch import Tensor
 from audiorl.distributed.local import Group
 from audiorl.errors import Interrupted
 from audiorl.models.examples import Example
-from audiorl.models.loading import read_tensors
+from audiorl.models.weights import read_tensors
 from audiorl.run.checkpoint import flush_to_disk
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
+
+
+class AnswerScorer(Protocol):
+    """A worker that knows how probable its policy finds answers."""
+
+    def logprobs(self, groups: Sequence[tuple[Example, ...]]) -> list[tuple[Tensor, ...]]:
+        """Return the log-probs [tokens] of each group's answers, which share a prompt."""
+        ...
+
 
 CHUNK = 32
 """Groups that a trainer computes per call."""
@@ -48,7 +58,7 @@ def reference_logprobs(
     with run.interruptible(), Progress(f"{phase} reference", len(wanted), len(wanted) - len(missing)) as progress:
         for start in range(0, len(missing), CHUNK * size):
             parts = [missing[start : start + CHUNK * size][r::size] for r in range(size)]
-            answers = trainers.each("logprobs", [[groups[i] for i in part] for part in parts])
+            answers = trainers.each(AnswerScorer.logprobs, [[groups[i] for i in part] for part in parts])
             for part, values in zip(parts, answers, strict=True):
                 logprobs |= {
                     f"{i}/{k}": tensor for i, group in zip(part, values, strict=True) for k, tensor in enumerate(group)

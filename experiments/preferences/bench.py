@@ -26,7 +26,7 @@ from audiorl.data.preferences import Pair
 from audiorl.eval._generate import complete_rows
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, experience
-from audiorl.models.reference import Reference
+from audiorl.models.policy import Reference
 from audiorl.protocols import Request
 from audiorl.rewards import AnswerAccuracy, ThinkFormat
 from audiorl.rollout.hf import HFEngine

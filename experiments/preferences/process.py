@@ -13,7 +13,7 @@ from arms import markdown
 from audiorl.config import CriticConfig, OptimConfig, ProcessRewardConfig, RLConfig, SamplingConfig
 from audiorl.data.preferences import Steps
 from audiorl.models import AudioPolicy
-from audiorl.models.step_judge import StepJudge
+from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.protocols import Reward
 from audiorl.rewards import ProcessModelReward, ThinkFormat, WeightedSum
 from audiorl.run.folder import Run
@@ -60,7 +60,7 @@ def run(bench: Bench, seeds: Sequence[int]) -> None:
         train_process_reward(policy, items, run, config=config, optim=optim, seed=seed)
         policy.save(bench.out / "judges" / str(seed))
         held_out = labelled("test", next(iter(bench.measured.values())), seed)
-        judgements = StepJudge(policy, config.marker, config.good, config.bad).judge(
+        judgements = ProcessRewardModel(policy, config.marker, config.good, config.bad).score_steps(
             [(i.sample, i.steps) for i in held_out]
         )
         row: Row = {"items": len(items), **last_metrics(run)}

@@ -12,7 +12,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "experiments" / "README.md", *sorted(DOCS.rglob("*.md"))]
 HOOK = runpy.run_path(str(ROOT / "tools" / "docs_options.py"))
 FAMILIES = (
     "reward|response|group|rollout|policy|critic|kl|sft|preference|reward_model|process_reward|ptx|time|codebook|"

@@ -10,7 +10,6 @@ import pytest
 
 from audiorl.data.corpus import bundled_speech, unseen_speakers
 from audiorl.models.families.whisper import tiny
-from audiorl.models.saving import save_policy
 from tests.support.tools import load_tool, run_tool
 
 
@@ -61,7 +60,7 @@ def test_a_corpus_without_a_language(built: Path, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 def test_a_seed_is_trained_once_and_measured_on_every_set(built: Path, tmp_path: Path) -> None:
-    save_policy(tiny(), tmp_path / "whisper")
+    tiny().save(tmp_path / "whisper")
     places = ["--corpus", str(built), "--path", str(tmp_path / "whisper"), "--out", str(tmp_path / "out")]
     run = partial(run_tool, "measure_recognition", "--quick", *places)
     assert "grpo 1/1" in run() and "grpo 1/1" not in run()

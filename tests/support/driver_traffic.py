@@ -18,6 +18,7 @@ from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.distributed.torchrun import follow, process_group, rank
 from audiorl.run.folder import Run
 from audiorl.run.phase import checkpoint, restore
+from audiorl.train.fit import FitWorker
 from audiorl.train.learner import learners
 from audiorl.train.sft import SFTWorker
 from tests.support.zero_ranks import OPTIM, examples, policy
@@ -59,7 +60,7 @@ def main(folder: Path) -> None:
     group = learners(run, "sft", model, make, SFT, OPTIM)
     spoken = examples()
     for _ in range(2):
-        group.each("train", [spoken[:5], spoken[5:]])
+        group.each(FitWorker.train, [spoken[:5], spoken[5:]])
     print("in updates:", LARGEST[0])
     LARGEST[0] = 0
     checkpoint(run, "sft", 2, 2, 1, group)

@@ -29,7 +29,7 @@ def laid_out(policy: AudioPolicy, prompt: Prompt, codes: Tensor, text: str = "",
     """A prompt and its answer: text, speech, text. Without text before it, the prompt has opened speech."""
     layout = policy.speech
     assert layout is not None
-    rows = layout.rows(codes)
+    rows = layout.tokens(codes)
 
     def words(written: str) -> Tensor:
         return torch.tensor(policy.tokenizer.encode(written, add_special_tokens=False), dtype=torch.long)

@@ -23,8 +23,7 @@ from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SFTConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.data.corpus import bundled_speech
 from audiorl.distributed.world import World
-from audiorl.models import AudioPolicy
-from audiorl.models.dual_branch import dualize
+from audiorl.models import AudioPolicy, dualize
 from audiorl.models.examples import Example
 from audiorl.models.families import qwen_omni
 from audiorl.run.pieces import Joined, Piece, share_of
@@ -210,7 +209,7 @@ def speaking(world: World) -> None:
         models = [dualize(policy(ModelConfig(audio="projector")), 4, 64) for _ in range(2)]
         layout = models[0].speech
         assert layout is not None
-        rows = layout.rows(torch.randint(0, 64, (4, 5), generator=generator))
+        rows = layout.tokens(torch.randint(0, 64, (4, 5), generator=generator))
         opened = torch.tensor([models[0].end_id, layout.begin_id])
         spoken = Experience(
             torch.cat([opened, rows.ids]),

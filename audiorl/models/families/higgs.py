@@ -1,7 +1,7 @@
 """Higgs Audio V2: a Llama decoder with a second branch for frames (DualFFN), a text head and a head of codes.
 
 Its input and output audio goes through one codec: a clip in a prompt, for example the voice to speak in, is frames.
-Its layers are replaced by ours with the same weights (`dual_ffn.py`); checkpoints keep their names.
+Its layers are replaced by ours with the same weights (`DualLayer`); checkpoints keep their names.
 
 How it ends speech follows `tokenizers_audio.delay`. transformers' own generation differs in two points: a codebook's
 EOS is forced one row later than the delay pattern puts it, so that where the model does not write it by itself there is
@@ -21,25 +21,27 @@ from transformers import HiggsAudioV2Config, HiggsAudioV2ForConditionalGeneratio
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models.dual_ffn import DualLayer
-from audiorl.models.families.text import TextDecoder
-from audiorl.models.loading import load_model, load_tokenizer
+from audiorl.models.backbone import Backbone
 from audiorl.models.policy import AudioPolicy
-from audiorl.models.speech import FrameLayout
-from audiorl.models.tiny import tiny_llama_tokenizer
+from audiorl.models.speech import DualLayer, FrameLayout
+from audiorl.models.tiny import seeded, tiny_decoder_sizes, tiny_llama_tokenizer
+from audiorl.models.weights import load_model, load_tokenizer
 from audiorl.types import Message
 
 INSTRUCTION = "Generate audio following instruction."
-"""What the system message says where there is none."""
+"""The system message where there is none."""
 _log = logging.getLogger(__name__)
 
 
-class Higgs(TextDecoder):
+class Higgs(Backbone):
     """Backbone of Higgs Audio V2.
 
     A system message is the instruction, then the scene: how it sounds there and who speaks, for example "SPEAKER0:"
     and that speaker's voice as a clip. Lines to be spoken begin with "[SPEAKER0] " where there are several speakers.
     """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
 
     def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
         rest = list(messages)
@@ -51,7 +53,7 @@ class Higgs(TextDecoder):
         return [text + _header("assistant")]
 
     def _scene(self, pieces: Sequence[str]) -> str:
-        """The first text is a paragraph, every other a line with the speech that follows it."""
+        """Write a scene: the first text is a paragraph, every other a line with the speech that follows it."""
         text = ""
         for i, piece in enumerate(pieces):
             following = pieces[i + 1 : i + 2]
@@ -62,9 +64,6 @@ class Higgs(TextDecoder):
             else:
                 text += piece.strip() + "\n" * sum(not _is_speech(p) for p in following)
         return f"\n\n<|scene_desc_start|>\n{text}\n<|scene_desc_end|>" if pieces else ""
-
-    def chat_template(self) -> str | None:
-        return None
 
     def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
         raise ValueError("Higgs has no audio encoder for streams; dualize a model that has one")
@@ -82,7 +81,7 @@ def _is_speech(piece: str) -> bool:
 
 
 def load(path: str | Path, config: ModelConfig) -> AudioPolicy:
-    """Higgs Audio V2 from a local folder or a hub id.
+    """Load Higgs Audio V2 from a local folder or a hub id.
 
     transformers trains and saves it without a text head unless told otherwise. Where a checkpoint has none, the token
     embeddings serve as one, as in the Llama that Higgs began as; what it then writes as text means little.
@@ -93,7 +92,7 @@ def load(path: str | Path, config: ModelConfig) -> AudioPolicy:
 
 
 def add_routing(model: Any) -> None:
-    """Our layers in place of transformers', and a text head."""
+    """Put our layers and a text head into a Higgs of transformers."""
     layers = model.model.layers
     for i, layer in enumerate(layers):
         parts = (layer.audio_input_layernorm, layer.audio_post_attention_layernorm, layer.audio_mlp)
@@ -147,21 +146,15 @@ def tiny(
     seed: int = 0,
     config: ModelConfig | None = None,
 ) -> AudioPolicy:
-    """A random Higgs of the real class, small enough for two CPU cores, for codecs of that size."""
+    """Make a random Higgs of the real class, small enough for two CPU cores, for codecs of that size."""
     tokenizer = tiny_llama_tokenizer(texts, vocab_size)
 
     def token(text: str) -> int:
         return int(tokenizer.convert_tokens_to_ids(text))
 
     size = HiggsAudioV2Config(
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **tiny_decoder_sizes(tokenizer, hidden, layers, 4096),
         head_dim=hidden // 4,
-        vocab_size=len(tokenizer),
-        max_position_embeddings=4096,
         num_codebooks=codebooks,
         codebook_size=codebook_size + 2,
         audio_stream_bos_id=codebook_size,
@@ -169,12 +162,7 @@ def tiny(
         audio_token_id=token("<|AUDIO_OUT|>"),
         audio_bos_token_id=token("<|audio_out_bos|>"),
         audio_delay_token_id=token("<|reserved_special_token_6|>"),
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = HiggsAudioV2ForConditionalGeneration(size, use_text_head=True)
+    model = seeded(HiggsAudioV2ForConditionalGeneration, size, seed, use_text_head=True)
     add_routing(model)
     return _policy(model, tokenizer, config, "tiny")

@@ -14,35 +14,33 @@ from transformers import (
     Qwen2AudioEncoderConfig,
     Qwen2AudioForConditionalGeneration,
     Qwen2Config,
-    WhisperFeatureExtractor,
 )
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models.chatml import chatml, chatml_template
-from audiorl.models.dual_branch import branch
-from audiorl.models.features import padded_mel, require_in_window
-from audiorl.models.loading import load_frontend, load_model
+from audiorl.models.audio_encoder import check_min_frames, check_window, padded_mel
+from audiorl.models.backbone import Backbone
 from audiorl.models.policy import AudioPolicy
-from audiorl.models.saving import Source
-from audiorl.models.speech import FrameLayout
-from audiorl.models.tiny import tiny_tokenizer
+from audiorl.models.prompts import chatml, chatml_template
+from audiorl.models.saving import ModelSource
+from audiorl.models.speech import FrameLayout, branch_builder
+from audiorl.models.tiny import seeded, tiny_decoder_sizes, tiny_extractor, tiny_tokenizer
+from audiorl.models.weights import load_frontend, load_model
 from audiorl.types import Message
 
 _RELEASED_NAMES = {
     "model.language_model.": "language_model.model.",
     "lm_head.": "language_model.lm_head.",
     "model.": "",
-    "": "",  # what dualizing adds
+    "": "",  # the branch of a dualized model
 }
 """By the prefix that a weight has in memory: the one that it has in released checkpoints."""
 
 
-class Qwen2Audio:
+class Qwen2Audio(Backbone):
     """Backbone of Qwen2-Audio: 25 audio tokens a second, at most 30 s a clip."""
 
     audio_token: ClassVar[str | None] = "<|AUDIO|>"
-    answer_prefix: ClassVar[str] = ""
     processor_files: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "preprocessor_config.json": {"processor_class": "Qwen2AudioProcessor"}
     }
@@ -56,7 +54,7 @@ class Qwen2Audio:
     def chat_template(self) -> str | None:
         return chatml_template("Audio {k}: <|audio_bos|><|AUDIO|><|audio_eos|>\n")
 
-    def save_model(self, model: PreTrainedModel, folder: str, source: Source) -> None:
+    def save_model(self, model: PreTrainedModel, folder: str, source: ModelSource) -> None:
         # transformers 5.19 would write language_model.model.model.*, which vLLM does not read.
         weights = {}
         for name, weight in model.state_dict().items():
@@ -64,14 +62,8 @@ class Qwen2Audio:
             weights[_RELEASED_NAMES[prefix] + name.removeprefix(prefix)] = weight
         model.save_pretrained(folder, state_dict=weights, save_original_format=False)
 
-    def weight_name(self, name: str) -> str:
-        return name
-
     def decoder(self, model: Any) -> Any:
         return model.model.language_model
-
-    def head(self, model: Any) -> nn.Linear:
-        return model.lm_head
 
     def audio_encoder(self, model: Any) -> Any:
         return model.model.audio_tower
@@ -83,17 +75,15 @@ class Qwen2Audio:
         return self._lengths(model, frames)[1]
 
     def encode_audio(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
-        audio_encoder = self.audio_encoder(model)
         window = self._window(model)
         lengths = [self._lengths(model, mel.shape[1]) for mel in mels]
-        for mel, (_, tokens) in zip(mels, lengths, strict=True):
-            if tokens < 1:
-                raise ValueError(f"audio of {mel.shape[1] * 10} ms is too short; at least 30 ms")
+        for mel in mels:
+            check_min_frames(mel.shape[1])
         padded = torch.stack([padded_mel(mel, window) for mel in mels])
         after_conv = torch.tensor([frames for frames, _ in lengths]).to(padded.device)
         valid = torch.arange(window // 2, device=padded.device) < after_conv[:, None]
         mask = valid[:, None, None, :].expand(-1, 1, window // 2, -1)
-        hidden = audio_encoder(padded, attention_mask=mask).last_hidden_state
+        hidden = self.audio_encoder(model)(padded, attention_mask=mask).last_hidden_state
         return [h[:tokens] for h, (_, tokens) in zip(hidden, lengths, strict=True)]
 
     def project(self, model: Any, encoder_output: Tensor) -> Tensor:
@@ -103,16 +93,16 @@ class Qwen2Audio:
         return 2 * int(self.audio_encoder(model).config.max_source_positions)
 
     def _lengths(self, model: Any, frames: int) -> tuple[int, int]:
-        """How many there are after the convolutions, and how many audio tokens."""
-        require_in_window(frames, self._window(model), "Qwen2-Audio")
+        """Return the frames after the convolutions, and the audio tokens."""
+        check_window(frames, self._window(model), "Qwen2-Audio")
         after_conv, tokens = self.audio_encoder(model)._get_feat_extract_output_lengths(torch.tensor(frames))
         return int(after_conv), int(tokens)
 
 
 def load(path: str | Path, config: ModelConfig, speech: FrameLayout | None = None) -> AudioPolicy:
-    """Qwen2-Audio from a local folder or a hub id."""
+    """Load Qwen2-Audio from a local folder or a hub id."""
     backbone = Qwen2Audio()
-    model = load_model(Qwen2AudioForConditionalGeneration, path, config, branch(backbone, speech))
+    model = load_model(Qwen2AudioForConditionalGeneration, path, config, branch_builder(backbone, speech))
     tokenizer, extractor = load_frontend(path)
     return AudioPolicy(model, tokenizer, extractor, backbone, config, speech)
 
@@ -127,34 +117,13 @@ def tiny(
     seed: int = 0,
     config: ModelConfig | None = None,
 ) -> AudioPolicy:
-    """A random Qwen2-Audio of the real class, small enough for tests. window: seconds of the longest clip."""
+    """Make a random Qwen2-Audio of the real class, small enough for tests. window: seconds of the longest clip."""
     tokenizer = tiny_tokenizer(texts, vocab_size)
+    encoder = dict(d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64, num_mel_bins=80)
     whole = Qwen2AudioConfig(
-        audio_config=Qwen2AudioEncoderConfig(
-            d_model=32,
-            encoder_layers=2,
-            encoder_attention_heads=2,
-            encoder_ffn_dim=64,
-            num_mel_bins=80,
-            max_source_positions=50 * window,
-        ).to_dict(),
-        text_config=Qwen2Config(
-            hidden_size=hidden,
-            intermediate_size=3 * hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=len(tokenizer),
-            max_position_embeddings=2048,
-            tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        ).to_dict(),
+        audio_config=Qwen2AudioEncoderConfig(**encoder, max_source_positions=50 * window).to_dict(),
+        text_config=Qwen2Config(**tiny_decoder_sizes(tokenizer, hidden, layers, 2048)).to_dict(),
         audio_token_index=int(tokenizer.convert_tokens_to_ids("<|AUDIO|>")),
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen2AudioForConditionalGeneration(whole)
-    extractor = WhisperFeatureExtractor(feature_size=80, n_fft=400, hop_length=160, chunk_length=window)
-    return AudioPolicy(model, tokenizer, extractor, Qwen2Audio(), config)
+    model = seeded(Qwen2AudioForConditionalGeneration, whole, seed)
+    return AudioPolicy(model, tokenizer, tiny_extractor(window), Qwen2Audio(), config)

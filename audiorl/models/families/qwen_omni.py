@@ -20,33 +20,35 @@ from transformers import (
     Qwen2_5OmniThinkerConfig,
     Qwen2_5OmniThinkerForConditionalGeneration,
     Qwen3OmniMoeThinkerForConditionalGeneration,
-    WhisperFeatureExtractor,
 )
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models.chatml import DEFAULT_SYSTEM, chatml, chatml_template
-from audiorl.models.dual_branch import branch
-from audiorl.models.features import flat_mels
-from audiorl.models.loading import load_frontend, load_model, quietly
+from audiorl.models.audio_encoder import check_min_frames
+from audiorl.models.backbone import Backbone
 from audiorl.models.policy import AudioPolicy
-from audiorl.models.saving import BASE_KEY, Source
-from audiorl.models.speech import CODEC_KEY, CONFIG_KEY, FrameLayout
-from audiorl.models.tiny import tiny_tokenizer
-from audiorl.models.vision import IN_CHECKPOINT, read_copied, remove_vision, vision_tensors
+from audiorl.models.prompts import DEFAULT_SYSTEM, chatml, chatml_template
+from audiorl.models.saving import (
+    BASE_KEY,
+    IN_CHECKPOINT,
+    ModelSource,
+    read_copied,
+    remove_vision,
+    vision_tensors,
+)
+from audiorl.models.speech import CODEC_KEY, LAYOUT_KEY, FrameLayout, branch_builder
+from audiorl.models.tiny import SPECIAL, seeded, tiny_decoder_sizes, tiny_extractor, tiny_tokenizer
+from audiorl.models.weights import load_frontend, load_model, silent_transformers
 from audiorl.types import Message
 
-MIN_FRAMES = 3
-"""The audio encoders pool four 10 ms frames into one audio token; shorter clips give none."""
 _MOVED = re.compile(r"^model\.(?:(audio_tower\.|visual\.)|language_model\.)")
 """Since transformers 5.21 a thinker's encoders and decoder lie in its `model`; checkpoints keep the names of before."""
 
 
-class QwenOmni:
+class QwenOmni(Backbone):
     """Backbone of the Qwen2.5-Omni thinker: conv stride 2 and pooling by 2, 25 audio tokens a second."""
 
     audio_token: ClassVar[str | None] = "<|AUDIO|>"
-    answer_prefix: ClassVar[str] = ""
     bos: ClassVar[str] = "<|audio_bos|>"
     eos: ClassVar[str] = "<|audio_eos|>"
     default_system: ClassVar[str | None] = DEFAULT_SYSTEM
@@ -67,17 +69,17 @@ class QwenOmni:
     def chat_template(self) -> str | None:
         return chatml_template(f"{self.bos}{self.audio_token}{self.eos}", self.default_system)
 
-    def save_model(self, model: PreTrainedModel, folder: str, source: Source) -> None:
-        """As a whole Omni model with this thinker and no talker: vLLM reads the thinker from such a config only."""
+    def save_model(self, model: PreTrainedModel, folder: str, source: ModelSource) -> None:
+        """Write a whole Omni model with this thinker and no talker: vLLM reads the thinker from such a config only."""
         config_class, model_class = self._whole_model()
         config = source.config
         thinker = model.config.to_dict()
         embedding = self.decoder(model).embed_tokens.weight
         thinker["text_config"]["tie_word_embeddings"] = self.head(model).weight is embedding
         others = {k: v for k, v in config.items() if k in ("talker_config", "token2wav_config", "code2wav_config")}
-        with quietly():  # a talker's config names token ids outside of its own vocabulary
+        with silent_transformers():  # a talker's config names token ids outside of its own vocabulary
             saved = config_class(thinker_config=thinker, enable_audio_output=False, dtype=model.dtype, **others)
-        for key in (CONFIG_KEY, CODEC_KEY):  # `read_config` looks for them here
+        for key in (LAYOUT_KEY, CODEC_KEY):  # `read_config` looks for them here
             if hasattr(model.config, key):
                 setattr(saved, key, getattr(model.config, key))
         if BASE_KEY in config:
@@ -100,9 +102,6 @@ class QwenOmni:
     def decoder(self, model: Any) -> Any:
         return model.model if hasattr(model, "audio_tower") else model.model.language_model
 
-    def head(self, model: Any) -> nn.Linear:
-        return model.lm_head
-
     def audio_encoder(self, model: Any) -> Any:
         return model.audio_tower if hasattr(model, "audio_tower") else model.model.audio_tower
 
@@ -114,10 +113,9 @@ class QwenOmni:
 
     def encode_audio(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
         for mel in mels:
-            if mel.shape[1] < MIN_FRAMES:
-                raise ValueError(f"audio of {mel.shape[1] * 10} ms is too short; at least {MIN_FRAMES * 10} ms")
-        features, lengths = flat_mels(mels)
-        lengths = lengths.to(features.device)
+            check_min_frames(mel.shape[1])
+        features = torch.cat(list(mels), dim=1)  # clips side by side
+        lengths = torch.tensor([mel.shape[1] for mel in mels]).to(features.device)
         outputs: list[Tensor] = []
         # The audio encoder has no call that stops before its projector: take what enters that.
         hook = self.projector(model)[0].register_forward_pre_hook(lambda _, args: outputs.append(args[0]))
@@ -177,17 +175,17 @@ class Qwen3Omni(QwenOmni):
 
 
 def load(path: str | Path, config: ModelConfig, kind: str, speech: FrameLayout | None = None) -> AudioPolicy:
-    """A thinker from a checkpoint of the whole model or of the thinker alone, local or by hub id.
+    """Load a thinker from a checkpoint of the whole model or of the thinker alone, local or by hub id.
 
     Its vision tower is not loaded, unless the weights are not in safetensors files, and then kept apart from the model;
-    see `models.vision`.
+    see `models.saving`.
     """
     model_class: type[PreTrainedModel] = (
         Qwen3OmniMoeThinkerForConditionalGeneration if kind == "qwen3" else Qwen2_5OmniThinkerForConditionalGeneration
     )
     backbone = Qwen3Omni() if kind == "qwen3" else QwenOmni()
     copied = vision_tensors(path)
-    add_speech = branch(backbone, speech)
+    add_speech = branch_builder(backbone, speech)
 
     def build(model: Any) -> None:
         if add_speech is not None:
@@ -201,13 +199,44 @@ def load(path: str | Path, config: ModelConfig, kind: str, speech: FrameLayout |
                     "do config.json and the weights belong together?"
                 )
 
-    with quietly():
+    with silent_transformers():
         model = load_model(model_class, path, config, build, ignored=IN_CHECKPOINT if copied else None)
         tokenizer, extractor = load_frontend(path)
     policy = AudioPolicy(model, tokenizer, extractor, backbone, config, speech)
     if copied:
-        policy.source = Source(copied=copied)
+        policy.source = ModelSource(copied=copied)
     return policy
+
+
+def thinker_config(
+    audio: Mapping[str, Any], text: Mapping[str, Any], ids: Mapping[str, int], user: int
+) -> Qwen2_5OmniThinkerConfig:
+    """Return the config of a Qwen2.5-Omni thinker with a vision tower of no use.
+
+    audio, text: sizes of the audio encoder and the decoder. ids: of the tokens `SPECIAL`. user: `user_token_id`.
+    """
+    hidden = text["hidden_size"]
+    return Qwen2_5OmniThinkerConfig(
+        audio_config=dict(audio) | dict(output_dim=hidden),
+        vision_config=dict(
+            depth=1,
+            hidden_size=16,
+            intermediate_size=16,
+            num_heads=2,
+            out_hidden_size=hidden,
+            fullatt_block_indexes=[0],
+        ),
+        text_config=dict(text),
+        audio_token_index=ids["<|AUDIO|>"],
+        image_token_index=ids["<|IMAGE|>"],
+        video_token_index=ids["<|VIDEO|>"],
+        audio_start_token_id=ids["<|audio_bos|>"],
+        audio_end_token_id=ids["<|audio_eos|>"],
+        vision_start_token_id=ids["<|vision_bos|>"],
+        vision_end_token_id=ids["<|vision_eos|>"],
+        user_token_id=user,
+        tie_word_embeddings=text["tie_word_embeddings"],
+    )
 
 
 def tiny(
@@ -220,66 +249,33 @@ def tiny(
     seed: int = 0,
     config: ModelConfig | None = None,
 ) -> AudioPolicy:
-    """A Qwen2.5-Omni thinker small enough for two CPU cores, of the same class as the real one.
+    """Make a Qwen2.5-Omni thinker small enough for two CPU cores, of the same class as the real one.
 
     Its audio encoder is that of Whisper tiny.en (7.6 M parameters) when `whisper` is true, otherwise two random
-    layers of width 32, for tests of anything but what is understood. Its tokenizer is a byte-level BPE of `vocab_size`
+    layers of width 32, for tests of anything but understanding. Its tokenizer is a byte-level BPE of `vocab_size`
     learned from `texts`. Decoder weights are random and depend on `seed` only.
     """
     tokenizer = tiny_tokenizer(texts, vocab_size)
-
-    def token(text: str) -> int:
-        return int(tokenizer.convert_tokens_to_ids(text))
-
     encoder = dict(d_model=384, encoder_layers=4, encoder_attention_heads=6, encoder_ffn_dim=1536, num_mel_bins=80)
     if not whisper:
         encoder |= dict(d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64)
     rotary = hidden // 8
-    thinker = Qwen2_5OmniThinkerConfig(
-        audio_config=encoder | dict(output_dim=hidden, n_window=100, max_source_positions=1500),
-        vision_config=dict(
-            depth=1,
-            hidden_size=16,
-            intermediate_size=16,
-            num_heads=2,
-            out_hidden_size=hidden,
-            fullatt_block_indexes=[0],
-        ),
-        text_config=dict(
-            hidden_size=hidden,
-            intermediate_size=3 * hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=len(tokenizer),
-            max_position_embeddings=4096,
-            tie_word_embeddings=False,
-            rope_parameters={
-                "rope_type": "default",
-                "rope_theta": 1e4,
-                "mrope_section": [rotary - 2 * (rotary // 3), rotary // 3, rotary // 3],
-            },
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        ),
-        audio_token_index=token("<|AUDIO|>"),
-        image_token_index=token("<|IMAGE|>"),
-        video_token_index=token("<|VIDEO|>"),
-        audio_start_token_id=token("<|audio_bos|>"),
-        audio_end_token_id=token("<|audio_eos|>"),
-        vision_start_token_id=token("<|vision_bos|>"),
-        vision_end_token_id=token("<|vision_eos|>"),
-        user_token_id=token("user"),
-        tie_word_embeddings=False,
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [rotary - 2 * (rotary // 3), rotary // 3, rotary // 3],
+    }
+    ids = {token: int(tokenizer.convert_tokens_to_ids(token)) for token in (*SPECIAL.values(), "user")}
+    thinker = thinker_config(
+        encoder | dict(n_window=100, max_source_positions=1500),
+        tiny_decoder_sizes(tokenizer, hidden, layers, 4096) | dict(rope_parameters=rope),
+        ids,
+        ids["user"],
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen2_5OmniThinkerForConditionalGeneration(thinker)
+    model = seeded(Qwen2_5OmniThinkerForConditionalGeneration, thinker, seed)
     if whisper:
         load_whisper_encoder(QwenOmni().audio_encoder(model))
-    extractor = WhisperFeatureExtractor(feature_size=80, n_fft=400, hop_length=160, chunk_length=30)
-    return AudioPolicy(model, tokenizer, extractor, QwenOmni(), config)
+    return AudioPolicy(model, tokenizer, tiny_extractor(), QwenOmni(), config)
 
 
 def load_whisper_encoder(audio_encoder: nn.Module) -> None:

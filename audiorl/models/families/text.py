@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-from transformers import (
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
-)
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models.chatml import chatml, chatml_template
-from audiorl.models.dual_branch import branch
-from audiorl.models.loading import load_model, load_tokenizer
+from audiorl.models.backbone import Backbone
 from audiorl.models.policy import AudioPolicy
-from audiorl.models.saving import Source
-from audiorl.models.speech import FrameLayout
-from audiorl.models.tiny import tiny_tokenizer
+from audiorl.models.prompts import chatml, chatml_template
+from audiorl.models.speech import FrameLayout, branch_builder
+from audiorl.models.tiny import seeded, tiny_decoder_sizes, tiny_tokenizer
+from audiorl.models.weights import load_model, load_tokenizer
 from audiorl.types import Message
 
 MODELS: dict[str, Any] = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM}
 """By model_type."""
 
 
-class TextDecoder:
+class TextDecoder(Backbone):
     """Backbone without an audio encoder. The tokenizer's template writes chats, or ChatML where it has none."""
-
-    audio_token: ClassVar[str | None] = None
-    answer_prefix: ClassVar[str] = ""
-    processor_files: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
@@ -50,45 +36,15 @@ class TextDecoder:
         turns = [{"role": m.role, "content": "".join(str(c) for c in m.content)} for m in messages]
         return [str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))]
 
-    def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
-        raise ValueError("a text decoder reads no audio")
-
     def chat_template(self) -> str | None:
         return chatml_template(default_system=None)
 
-    def save_model(self, model: PreTrainedModel, folder: str, source: Source) -> None:
-        model.save_pretrained(folder)
-
-    def weight_name(self, name: str) -> str:
-        return name
-
-    def decoder(self, model: Any) -> Any:
-        return model.model
-
-    def head(self, model: Any) -> nn.Linear:
-        return model.lm_head
-
-    def audio_encoder(self, model: Any) -> Any:
-        return nn.Module()
-
-    def projector(self, model: Any) -> Sequence[nn.Module]:
-        return []
-
-    def tokens(self, model: Any, frames: int) -> int:
-        raise ValueError("a text decoder reads no audio")
-
-    def encode_audio(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
-        raise ValueError("a text decoder reads no audio")
-
-    def project(self, model: Any, encoder_output: Tensor) -> Tensor:
-        raise ValueError("a text decoder reads no audio")
-
 
 def load(path: str | Path, config: ModelConfig, kind: str, speech: FrameLayout | None = None) -> AudioPolicy:
-    """A Llama or Qwen text decoder of model_type `kind` from a local folder or a hub id."""
+    """Load a Llama or Qwen text decoder of model_type `kind` from a local folder or a hub id."""
     tokenizer = load_tokenizer(path)
     backbone = TextDecoder(tokenizer)
-    model = load_model(MODELS[kind], path, config, branch(backbone, speech))
+    model = load_model(MODELS[kind], path, config, branch_builder(backbone, speech))
     return AudioPolicy(model, tokenizer, None, backbone, config, speech)
 
 
@@ -101,22 +57,7 @@ def tiny(
     seed: int = 0,
     config: ModelConfig | None = None,
 ) -> AudioPolicy:
-    """A random Qwen2 decoder of the real class, small enough for tests."""
+    """Make a random Qwen2 decoder of the real class, small enough for tests."""
     tokenizer = tiny_tokenizer(texts, vocab_size)
-    size = Qwen2Config(
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=len(tokenizer),
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(size)
-    return AudioPolicy(model, tokenizer, None, TextDecoder(tokenizer), config)
+    size = Qwen2Config(**tiny_decoder_sizes(tokenizer, hidden, layers, 2048))
+    return AudioPolicy(seeded(Qwen2ForCausalLM, size, seed), tokenizer, None, TextDecoder(tokenizer), config)

@@ -13,28 +13,22 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    WhisperConfig,
-    WhisperFeatureExtractor,
-    WhisperForConditionalGeneration,
-)
+from transformers import PreTrainedTokenizerBase, WhisperConfig, WhisperForConditionalGeneration
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.data.prompts import transcript_language
+from audiorl.models.audio_encoder import check_min_frames, check_window, padded_mel
+from audiorl.models.backbone import Backbone
 from audiorl.models.cross_attention import CrossAttentionDecoder
-from audiorl.models.features import padded_mel, require_in_window
-from audiorl.models.loading import load_frontend, load_model
 from audiorl.models.policy import AudioPolicy
-from audiorl.models.saving import Source
-from audiorl.models.tiny import tiny_whisper_tokenizer
+from audiorl.models.tiny import seeded, tiny_extractor, tiny_whisper_tokenizer
+from audiorl.models.weights import load_frontend, load_model
 from audiorl.types import Message
 
 
-class Whisper:
-    """Backbone of Whisper: as many audio tokens as its window has, 1500, for every clip of up to 30 s.
+class WhisperBackbone(Backbone):
+    """As many audio tokens as its window has, 1500, for every clip of up to 30 s.
 
     The decoder needs the silence that fills the window. With the frames of a clip and two seconds more, Whisper base
     had a word error rate of 50 % on 90 short prompts in three languages, with the whole window 30 %.
@@ -57,9 +51,9 @@ class Whisper:
         request = "".join(c for c in messages[0].content if isinstance(c, str)).strip()
         if len(clips) != 1:
             raise ValueError(f"Whisper reads one recording, got {len(clips)}")
-        return [clips[0], self._tokens_of(request)]
+        return [clips[0], self._request_tokens(request)]
 
-    def _tokens_of(self, request: str) -> str:
+    def _request_tokens(self, request: str) -> str:
         language = transcript_language(request)
         if language is None:
             return f"<|startofprev|> {request}<|startoftranscript|><|notimestamps|>"
@@ -76,15 +70,6 @@ class Whisper:
     def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
         raise ValueError("Whisper reads one recording before it writes; streams need a decoder-only model")
 
-    def chat_template(self) -> str | None:
-        return None
-
-    def save_model(self, model: PreTrainedModel, folder: str, source: Source) -> None:
-        model.save_pretrained(folder)
-
-    def weight_name(self, name: str) -> str:
-        return name
-
     def decoder(self, model: Any) -> Any:
         return model.model.decoder
 
@@ -94,14 +79,10 @@ class Whisper:
     def audio_encoder(self, model: Any) -> Any:
         return model.model.encoder
 
-    def projector(self, model: Any) -> Sequence[nn.Module]:
-        return []
-
     def tokens(self, model: Any, frames: int) -> int:
         positions = int(self.audio_encoder(model).config.max_source_positions)
-        require_in_window(frames, 2 * positions, "Whisper")
-        if frames < 3:
-            raise ValueError(f"audio of {frames * 10} ms is too short; at least 30 ms")
+        check_window(frames, 2 * positions, "Whisper")
+        check_min_frames(frames)
         return positions
 
     def encode_audio(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
@@ -113,17 +94,17 @@ class Whisper:
         return encoder_output
 
 
-def read_by_spans(model: Any) -> None:
-    """Give a Whisper of transformers the decoder that takes packed rows."""
+def use_packed_decoder(model: Any) -> None:
+    """Give a Whisper of transformers the decoder that takes packed batches."""
     model.model.decoder.__class__ = CrossAttentionDecoder
 
 
 def load(path: str | Path, config: ModelConfig) -> AudioPolicy:
-    """Whisper from a local folder or a hub id."""
-    model = load_model(WhisperForConditionalGeneration, path, config, read_by_spans)
+    """Load Whisper from a local folder or a hub id."""
+    model = load_model(WhisperForConditionalGeneration, path, config, use_packed_decoder)
     tokenizer, extractor = load_frontend(path)
     multilingual = getattr(model.generation_config, "is_multilingual", model.config.vocab_size >= 51_865)
-    return AudioPolicy(model, tokenizer, extractor, Whisper(tokenizer, multilingual), config)
+    return AudioPolicy(model, tokenizer, extractor, WhisperBackbone(tokenizer, multilingual), config)
 
 
 def tiny(
@@ -136,7 +117,7 @@ def tiny(
     seed: int = 0,
     config: ModelConfig | None = None,
 ) -> AudioPolicy:
-    """A random multilingual Whisper of the real class, small enough for tests. window: seconds of the longest clip."""
+    """Make a random multilingual Whisper of the real class, small enough for tests. window: seconds of a clip."""
     tokenizer = tiny_whisper_tokenizer(texts, vocab_size)
     whole = WhisperConfig(
         vocab_size=len(tokenizer),
@@ -157,11 +138,8 @@ def tiny(
         suppress_tokens=[],
         begin_suppress_tokens=[],
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = WhisperForConditionalGeneration(whole)
-    read_by_spans(model)
+    model = seeded(WhisperForConditionalGeneration, whole, seed)
+    use_packed_decoder(model)
     model.generation_config.is_multilingual = True
     model.generation_config._from_model_config = False  # else transformers makes it again when the model is loaded
-    extractor = WhisperFeatureExtractor(feature_size=80, n_fft=400, hop_length=160, chunk_length=window)
-    return AudioPolicy(model, tokenizer, extractor, Whisper(tokenizer, True), config)
+    return AudioPolicy(model, tokenizer, tiny_extractor(window), WhisperBackbone(tokenizer, True), config)

@@ -13,7 +13,7 @@ from audiorl.config import OptimConfig
 from audiorl.config.distributed import current
 from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
-from audiorl.models.precision import emulates_bfloat16
+from audiorl.models.attention import emulates_bfloat16
 from audiorl.models.value import ValueModel
 from audiorl.train.optim.adamw import Optimizer
 

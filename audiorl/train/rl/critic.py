@@ -43,7 +43,7 @@ class Critic:
         if not self.config.shared:
             return self.model(batch)
         with torch.no_grad(), self.model.trunk.autocast():
-            hidden = self.model.trunk.before_sampled(batch)
+            hidden = self.model.trunk.predicting_hidden(batch)
         return self.model.head(hidden)
 
     def loss(self, pack: Pack, values_N: Tensor | None, with_policy: bool) -> tuple[Tensor, dict[str, Tensor]]:

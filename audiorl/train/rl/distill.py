@@ -22,7 +22,7 @@ from audiorl.data.views import SWAP, views_of
 from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example
-from audiorl.models.reference import Reference
+from audiorl.models.policy import Reference
 from audiorl.train.batches import counts
 from audiorl.train.checks import check_finite
 from audiorl.train.rl.packs import Pack

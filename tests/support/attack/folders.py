@@ -25,8 +25,7 @@ from audiorl.config import to_json
 from audiorl.data.rollout_rows import read_rollouts
 from audiorl.models import load_policy
 from audiorl.models.families.text import tiny
-from audiorl.models.loading import read_tensors
-from audiorl.models.weights import copy_weights
+from audiorl.models.weights import copy_weights, read_tensors
 from audiorl.recipes._loader import find_script, load_recipe, parse_config, recorded_recipe
 from audiorl.report import write_report
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint

@@ -16,8 +16,7 @@ import torch
 from audiorl.cli import interpret as command
 from audiorl.cli import main
 from audiorl.config import SamplingConfig
-from audiorl.models import load_policy
-from audiorl.models.dual_branch import dualize
+from audiorl.models import dualize, load_policy
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.tasks.simul.live import Interpreter
 from audiorl.tasks.simul.speech import playback_track

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import pytest
 import yaml
 
 from audiorl.cli import plan as plan_cli
-from audiorl.plan import options as plan_options
-from audiorl.plan.layout import GIB
+from audiorl.plan.memory import GIB
 from bench.engines import main as simulate
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -23,8 +21,7 @@ LAYOUTS = re.findall(r"^\| [^|]+ \| `(?!audiorl)([^`]+)` \| ([^|]+) \| ([^|]*) \
 
 
 @pytest.mark.slow
-def test_layouts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(plan_options, "policy_of", cache(plan_options.policy_of))
+def test_layouts(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(LAYOUTS) > 20
     for arguments, peaks, sequences, host in LAYOUTS:
         code = plan_cli.plan([*arguments.split(), "--json"])

@@ -12,7 +12,6 @@ from audiorl.audio import AudioClip
 from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.no_speech import no_speech_samples
-from audiorl.models.saving import save_policy
 from audiorl.types import Message, Sample
 from tests.conftest import make_omni
 
@@ -273,7 +272,7 @@ def test_options_that_do_not_go_together(asr, tmp_path, options, message) -> Non
 def test_a_model_on_real_speech_and_on_none(asr, tmp_path) -> None:
     """A tiny random model of the released class writes something for everything; the command counts it."""
     policy = make_omni()
-    save_policy(policy, tmp_path / "model")
+    policy.save(tmp_path / "model")
     speech = Path(str(bundled_speech()[0].clip.path)).parents[1]
     rows = [json.loads(line) for line in (speech / "manifest.jsonl").read_text().splitlines()]
     data = tmp_path / "test.jsonl"

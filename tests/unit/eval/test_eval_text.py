@@ -12,7 +12,6 @@ import torch
 
 from audiorl.data.text import bundled_questions, read_passages, read_questions
 from audiorl.eval._text import TextResults, measure_text
-from audiorl.models.saving import save_policy
 from tests.conftest import make_omni, make_text
 
 PASSAGES = ["What is said? Which language is it, and who speaks?", "yes no why English Spanish French yes"]
@@ -103,7 +102,7 @@ def test_files_and_their_errors(tmp_path: Path) -> None:
 def test_the_command(load_eval, tmp_path: Path, capsys) -> None:
     evaluation = load_eval("text")
     for name, seed in (("start", 0), ("trained", 1)):
-        save_policy(make_omni(seed=seed), tmp_path / name)
+        make_omni(seed=seed).save(tmp_path / name)
     options = evaluation.Options(
         model=str(tmp_path / "trained"), baseline=str(tmp_path / "start"), limit=4, out=tmp_path / "out"
     )

@@ -14,7 +14,6 @@ from audiorl.data.manifest import read_samples
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.models.families import qwen_omni
-from audiorl.models.prompts import encode_prompt
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.sft import SFTWorker
@@ -44,7 +43,7 @@ def test_more_tokens_than_the_model_has_positions(tmp_path: Path, seconds: float
         r"sample 'long': its prompt has \d+ tokens, the model reads at most 4096; shorten the text, or cut the clip"
     )
     with pytest.raises(ValueError, match=message):
-        encode_prompt(policy(), long)
+        policy().prompt(long)
     with pytest.raises(ValueError, match=message):
         HFEngine(policy(), SamplingConfig(max_new_tokens=2)).generate([Request(long)])
 

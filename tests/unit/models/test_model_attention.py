@@ -39,7 +39,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
-from audiorl.models.attention import UNGROUPED, VARLEN, set_attention, spans_of, takes_segments, ungrouped
+from audiorl.models.attention import GQA, VARLEN, gqa_without_repeat, set_attention, spans_of, takes_segments
 from audiorl.models.families import higgs
 from audiorl.types import Sample
 from tests.conftest import (
@@ -410,11 +410,11 @@ def test_decoders_with_windows_get_a_mask() -> None:
 def test_the_replacement_ends_with_its_block(make_any: Make) -> None:
     model = make_any()
     decoder = model.backbone.decoder(model.model)
-    with ungrouped(decoder):
-        assert decoder.config._attn_implementation == UNGROUPED
+    with gqa_without_repeat(decoder):
+        assert decoder.config._attn_implementation == GQA
     assert decoder.config._attn_implementation == VARLEN
     decoder.config._attn_implementation = "eager"
-    with ungrouped(decoder):
+    with gqa_without_repeat(decoder):
         assert decoder.config._attn_implementation == "eager"
 
 
@@ -430,7 +430,7 @@ def test_grouped_heads_read_the_cache_without_a_copy(tokens: int, monkeypatch: p
     repeated = [x.repeat_interleave(3, 1) for x in (key, value)]
     expected = torch.nn.functional.scaled_dot_product_attention(query, *repeated, attn_mask=mask, scale=0.3)
     monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", None)
-    out, _ = AttentionInterface._global_mapping[UNGROUPED](module, query, key, value, mask, scaling=0.3)
+    out, _ = AttentionInterface._global_mapping[GQA](module, query, key, value, mask, scaling=0.3)
     torch.testing.assert_close(out, expected.transpose(1, 2), atol=1e-6, rtol=1e-6)
 
 

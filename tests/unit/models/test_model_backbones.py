@@ -17,7 +17,7 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.features import log_mel
+from audiorl.models.audio_encoder import log_mel
 from audiorl.models.lora import NON_LORA_WEIGHTS
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.train.optim.adamw import Optimizer

@@ -29,8 +29,8 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.models import AudioPolicy, dualize, load_policy, load_weights
-from audiorl.models.dual_ffn import DualLayer, Routing
 from audiorl.models.families.text import TextDecoder
+from audiorl.models.speech import DualLayer, Routing
 from audiorl.models.tiny import tiny_llama_tokenizer, tiny_tokenizer
 from audiorl.train.optim.adamw import Optimizer
 from audiorl.types import Message, Sample
@@ -120,7 +120,7 @@ def test_the_layer_equals_transformers(share: float) -> None:
         return out.detach(), inputs.grad, {n: g.clone() for n, g in grads.items() if bool(g.any())}
 
     expected = run(stock, audio_token_mask=frames)
-    found = run(ours, routing=Routing.of(frames, x.device))
+    found = run(ours, routing=Routing.from_mask(frames, x.device))
     for a, b in zip(found[:2], expected[:2], strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
     assert found[2].keys() == expected[2].keys()
@@ -129,12 +129,12 @@ def test_the_layer_equals_transformers(share: float) -> None:
 
 
 def test_routing_by_hand() -> None:
-    routing = Routing.of(torch.tensor([[True, False, False], [True, True, False]]), torch.device("cpu"))
+    routing = Routing.from_mask(torch.tensor([[True, False, False], [True, True, False]]), torch.device("cpu"))
     assert (routing.texts, routing.frames) == (3, 3)
     assert routing.order is not None and routing.order.tolist() == [1, 2, 5, 0, 3, 4]
     assert routing.place is not None and routing.place.tolist() == [3, 0, 1, 4, 5, 2]
-    assert Routing.of(torch.zeros(2, 3, dtype=torch.bool), torch.device("cpu")) is Routing.TEXT
-    assert Routing.of(torch.ones(2, 3, dtype=torch.bool), torch.device("cpu")) is Routing.FRAMES
+    assert Routing.from_mask(torch.zeros(2, 3, dtype=torch.bool), torch.device("cpu")) is Routing.TEXT
+    assert Routing.from_mask(torch.ones(2, 3, dtype=torch.bool), torch.device("cpu")) is Routing.FRAMES
 
 
 # -- dualize -------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def test_the_assistants_clips_are_spoken_and_the_users_heard(codec, samples: lis
     sample = Sample("s", (Message("assistant", (said,)), Message("user", (asked, "What?"))))
     prompt = policy.prompt(sample)
     assert prompt.audio == (asked,) and prompt.codes is not None and policy.speech is not None
-    (codes,) = policy.speech.spoken(prompt.codes)
+    (codes,) = policy.speech.speeches(prompt.codes)
     assert torch.equal(codes, policy.codes(said))
     assert int((prompt.ids == policy.audio_token_id).sum()) == len(policy.encode_audio([asked])[0])
     silent = make_omni()

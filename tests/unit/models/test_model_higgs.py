@@ -93,7 +93,7 @@ def test_joint_entropy_and_temperature(policy: AudioPolicy) -> None:
     e = experiences(policy)[0]
     batch = pack_experiences([e])
     out = policy.forward(batch, 0.7, audio_temperature=1.3)
-    before = policy.before_sampled(batch)
+    before = policy.predicting_hidden(batch)
     text = (policy.backbone.head(policy.model)(before) / 0.7).log_softmax(-1)
     codes = (policy.code_head(before) / 1.3).view(len(before), policy.speech.codebooks, -1)
     offered = torch.arange(policy.speech.size) != policy.speech.bos
@@ -213,7 +213,7 @@ def test_a_voice_in_the_prompt_is_frames_between_its_tokens(policy, codec, speec
     assert last - first + 1 == codes.shape[1] + layout.codebooks + 1 == int(frames.sum())
     assert [int(prompt.ids[i]) for i in (first - 1, last + 1)] == [layout.begin_id, layout.end_id]
     assert prompt.ids[frames].tolist() == [layout.frame_id] * (codes.shape[1] + 1) + [layout.delay_id] * 4
-    (said,) = layout.spoken(prompt.codes)
+    (said,) = layout.speeches(prompt.codes)
     assert torch.equal(said, codes)
     text = policy.tokenizer.decode(prompt.ids[~frames])
     assert text.endswith("Two.<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
@@ -233,10 +233,10 @@ def test_what_cannot_be_spoken_is_refused(policy: AudioPolicy, codec, speech: li
         with pytest.raises(ValueError, match="codebooks of 64 codes, the model writes"):
             other.check(codec)
     with pytest.raises(ValueError, match=r"codes are \[3, 2\]; the model writes \[4, frames\]"):
-        policy.speech.rows(torch.zeros(3, 2, dtype=torch.long))
+        policy.speech.tokens(torch.zeros(3, 2, dtype=torch.long))
     for bad in (-1, 64, 65):
         with pytest.raises(ValueError, match=rf"codes reach from .*{bad}.*; the model's are 0 to 63"):
-            policy.speech.rows(torch.full((4, 2), bad))
+            policy.speech.tokens(torch.full((4, 2), bad))
     for respond, message in (("song", 'give "text" or "speech"'), ("speech", "text only; dualize it")):
         sample = Sample("row-3", (Message("user", ("Hi",)),), metadata={"respond": respond})
         asked = policy if respond == "song" else higgs_without_speech(policy)

@@ -36,7 +36,7 @@ def test_a_critic_begins_with_zeros_on_the_policys_states(make_any: Make, sample
         critic = critic_of(policy, shared)
         assert (critic.trunk is policy) is shared
         assert torch.equal(critic(row), torch.zeros(int(row.loss_mask.sum())))
-        assert torch.equal(critic.trunk.before_sampled(row), policy.before_sampled(row))
+        assert torch.equal(critic.trunk.predicting_hidden(row), policy.predicting_hidden(row))
 
 
 def test_values_and_scores_are_read_where_they_should_be(make_any: Make, samples: list[Sample]) -> None:

@@ -21,8 +21,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 from audiorl.config import LoraConfig, ModelConfig
 from audiorl.models import AudioPolicy, load_policy, load_weights
 from audiorl.models.export import export
-from audiorl.models.saving import Source
-from audiorl.models.vision import read_copied, remove_vision
+from audiorl.models.saving import ModelSource, read_copied, remove_vision
 from audiorl.run.checkpoint import load_into, save_checkpoint
 from tests.conftest import make_omni, make_qwen3_omni
 
@@ -89,7 +88,7 @@ def test_a_large_tower_takes_no_memory(tmp_path: Path) -> None:
     size = sum(p.nbytes for p in tower.parameters())
     assert size > 350e6
     policy.model.visual = tower
-    policy.source = Source(copied=remove_vision(policy.model))
+    policy.source = ModelSource(copied=remove_vision(policy.model))
     policy.save(tmp_path)
     del policy, tower
     gc.collect()

@@ -10,7 +10,7 @@ import torch
 from audiorl.config import SamplingConfig
 from audiorl.models import load_policy
 from audiorl.models.examples import Example
-from audiorl.models.step_judge import StepJudge
+from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.models.value import score_answers
 from audiorl.protocols import Request
 from audiorl.rewards import ModelReward, ProcessModelReward, Term, WeightedSum
@@ -78,11 +78,11 @@ def test_the_worst_step_counts_and_an_empty_answer_scores_nothing(samples: list[
         said(samples[1], "yes"),
         said(samples[2], "What is said?</think>Spanish"),
     ]
-    judge = StepJudge(load_policy(tmp_path / "prm"), "\n\n", "yes", "no")
+    judge = ProcessRewardModel(load_policy(tmp_path / "prm"), "\n\n", "yes", "no")
     scores = ProcessModelReward(str(tmp_path / "prm"), good="yes", bad="no")(rollouts)
     assert scores[1].total == 0 and scores[1].parts == {"mean": 0.0}
     for i, steps in ((0, ("English", "why", "no")), (2, ("yes",)), (3, ("What is said?</think>", "Spanish"))):
-        (values,) = judge.judge([(rollouts[i].sample, steps)])
+        (values,) = judge.score_steps([(rollouts[i].sample, steps)])
         assert scores[i].total == pytest.approx(min(values), abs=1e-6)
         assert scores[i].parts["mean"] == pytest.approx(sum(values) / len(values), abs=1e-6)
         assert len(steps) == 1 or max(values) > min(values)
@@ -102,7 +102,7 @@ def test_credit_per_step_stands_on_the_token_that_ends_it(samples: list[Sample],
     reward = ProcessModelReward(str(tmp_path / "prm"), good="yes", bad="no", credit="steps")
     steps = reward.steps(written.text)
     assert len(steps) == 3
-    (values,) = reward.judge.judge([(samples[0], steps)])
+    (values,) = reward.judge.score_steps([(samples[0], steps)])
     (score,) = reward([written])
     assert score.per_token is not None and len(score.per_token) == len(ids)
     assert score.total == pytest.approx(sum(values) / 3) == pytest.approx(sum(score.per_token))

@@ -377,7 +377,7 @@ SPEECH = """
 
 def spoken(sample: Sample, text: str, frames: int, index: int) -> Rollout:
     layout = FrameLayout(4, 66, bos=64, eos=65, begin_id=1, frame_id=0, delay_id=3, end_id=2)
-    rows = layout.rows(torch.randint(0, 64, (4, frames), generator=torch.Generator().manual_seed(index)))
+    rows = layout.tokens(torch.randint(0, 64, (4, frames), generator=torch.Generator().manual_seed(index)))
     codes = {"codes": rows.codes, "code_mask": rows.code_mask} if frames else {}
     segment = Segment(torch.arange(3), rows.ids, torch.zeros(rows.codes.shape), text, sample.audio, **codes)
     return Rollout(sample, (segment,), "g", index)

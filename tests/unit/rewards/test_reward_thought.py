@@ -14,7 +14,6 @@ from audiorl.data.corpus import Utterance
 from audiorl.data.views import silence
 from audiorl.models.examples import Example, experience
 from audiorl.models.families import qwen_omni
-from audiorl.models.saving import save_policy
 from audiorl.rewards import ThoughtConsistency, ThoughtGrounding
 from audiorl.types import Rollout, Sample, Segment
 from tests.conftest import TEXTS, ask
@@ -52,7 +51,7 @@ def judge(questions: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> 
         optimizer.step()
         optimizer.zero_grad()
     folder = tmp_path_factory.mktemp("judge") / "model"
-    save_policy(policy, folder)
+    policy.save(folder)
     return folder
 
 

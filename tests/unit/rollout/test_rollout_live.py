@@ -10,8 +10,7 @@ import torch
 
 from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
-from audiorl.models import AudioPolicy
-from audiorl.models.dual_branch import dualize
+from audiorl.models import AudioPolicy, dualize
 from audiorl.rollout.live import LiveStream
 from audiorl.tasks.simul.live import Interpreter
 from audiorl.tasks.simul.streams import instruction_sample

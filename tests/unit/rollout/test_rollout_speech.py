@@ -126,7 +126,7 @@ def test_a_spoken_answer_is_the_speech() -> None:
         assert segment.codes is not None and segment.code_mask is not None and segment.text == ""
         assert int(segment.prompt_ids[-1]) == layout.begin_id and segment.stop_reason in ("eos", "length")
         assert int(segment.ids[-1]) == layout.end_id and (segment.codes[-1] == -1).all()
-        (codes,) = layout.spoken(segment.codes)
+        (codes,) = layout.speeches(segment.codes)
         frames = segment.codes[:-1]
         assert len(frames) == codes.shape[1] + Q + 1 and codes.max() < BOS
         assert (segment.stop_reason == "length") == (codes.shape[1] == 30)
@@ -235,7 +235,7 @@ def test_text_goes_on_after_speech() -> None:
     assert segment.codes is not None and segment.stop_reason == "length"
     text = segment.ids[segment.codes[:, 0] < 0].tolist()
     assert text == [layout.begin_id, layout.end_id, 70, layout.begin_id, layout.end_id]
-    first, second = layout.spoken(segment.codes)
+    first, second = layout.speeches(segment.codes)
     assert first.tolist() == [[1], [11], [9], [9]]
     assert second.tolist() == [[7, 7]] * Q  # six rows of the eight were used up
     assert segment.code_mask is not None
@@ -400,7 +400,7 @@ def test_an_interpreter_that_speaks(speech: list[Utterance]) -> None:
     assert written(together) == written([r for s in samples for r in run(policy, [s], n=2, **options)])
     segments = [s for r in together for s in r.segments]
     assert {s.codes is None for s in segments} == {True, False}
-    assert all(len(layout.spoken(s.codes)) >= 1 for s in segments if s.codes is not None)
+    assert all(len(layout.speeches(s.codes)) >= 1 for s in segments if s.codes is not None)
     assert {"eos", "length"} <= {s.stop_reason for s in segments}
     with_text = [s for s in segments if s.codes is not None and int((s.codes[:, 0] < 0).sum()) > 3]
     assert with_text

@@ -70,12 +70,12 @@ def test_the_blocks_are_the_whole(family: Any, block_frames: int, tmp_path: Path
 def test_a_frame_is_decoded_in_the_row_that_completes_it(codec: Any, codes: torch.Tensor, cut: int) -> None:
     """Mimi's decoder has no delay: frame f is sound after row f + Q. `cut`: an EOS of a later codebook ends sooner."""
     layout = speaker(codec).speech
-    rows = layout.rows(codes).codes[:-1]  # without end_id
+    rows = layout.tokens(codes).codes[:-1]  # without end_id
     frames = codes.shape[1] - cut
     if frames < 1:
         return
     if cut:  # codebook 3 draws EOS in row frames + 4
-        rows = layout.rows(codes[:, :frames]).codes[:-1].clone()
+        rows = layout.tokens(codes[:, :frames]).codes[:-1].clone()
         rows[frames + 1 : frames + 4, 0] = codes[0, 0]  # codes of frames that never become complete
         rows[frames + 2 : frames + 4, 1] = codes[0, 0]
         rows[frames + 3, 2] = codes[0, 0]
@@ -93,7 +93,7 @@ def test_text_around_several_speeches(codec: Any) -> None:
     speech = SpeechStream(codec, layout, 2)
     rows: list[list[int] | None] = [None]
     for codes in CODES:
-        rows += [*layout.rows(codes).codes[:-1].tolist(), None, None]
+        rows += [*layout.tokens(codes).codes[:-1].tolist(), None, None]
     waves = [speech.push(row) for row in rows]
     expected = torch.cat([codec.decode(codes[None])[0] for codes in CODES])
     np.testing.assert_allclose(np.concatenate(waves), expected, rtol=0, atol=STEP)

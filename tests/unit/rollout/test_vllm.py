@@ -235,7 +235,7 @@ def test_log_probs_are_those_of_the_sampled_distribution(
     rollouts = fresh.generate(requests(samples[:1], n=40))
     batch = pack_experiences([Experience.from_rollout(rollouts[0])])
     with torch.no_grad():
-        logits = policy.backbone.head(policy.model)(policy.before_sampled(batch))
+        logits = policy.backbone.head(policy.model)(policy.predicting_hidden(batch))
     wanted = filtered_logprobs(logits, fresh.sampling)[0, torch.tensor(ids(rollouts))[:, 0]]
     assert len(set(wanted.tolist())) > 1
     torch.testing.assert_close(logprobs(rollouts), wanted, atol=TOLERANCE, rtol=0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from audiorl.audio import AudioClip
-from audiorl.models.clip_codes import ClipCodes
+from audiorl.models.audio_encoder import ClipCodes
 from tests.support.unified_codec import tiny
 from tokenizers_audio.batches import decode_all, encode_all, equal_lengths
 

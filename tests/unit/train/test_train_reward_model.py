@@ -17,7 +17,7 @@ from audiorl.config import LoraConfig, ModelConfig, OptimConfig, ProcessRewardCo
 from audiorl.data.preferences import Pair, Steps
 from audiorl.models import AudioPolicy, dualize, load_policy
 from audiorl.models.examples import Example, experience
-from audiorl.models.step_judge import StepJudge
+from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.models.value import ValueModel, load_value_model, score_answers
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
@@ -287,23 +287,23 @@ def test_a_judgement_does_not_depend_on_its_batch(make_any: Make, samples: list[
     policy = make_any()
     items = steps_of(readable(policy, samples), soft=False)
     items.insert(1, Steps(items[0].sample, ("who", "why", "no"), (0.0, 0.0, 0.0)))  # shares its prompt with the first
-    judge = StepJudge(policy, PROCESS.marker, PROCESS.good, PROCESS.bad)
+    judge = ProcessRewardModel(policy, PROCESS.marker, PROCESS.good, PROCESS.bad)
     with torch.no_grad():
         expected = [marker_logits(policy, i).softmax(-1)[:, 0].tolist() for i in items]
     for budget in (1, 150, 100_000):
-        found = judge.judge([(i.sample, i.steps) for i in items], budget)
+        found = judge.score_steps([(i.sample, i.steps) for i in items], budget)
         assert [len(f) for f in found] == [2, 3, 1, 3]
         for one, wanted in zip(found, expected, strict=True):
             assert one == pytest.approx(wanted, abs=1e-6)
-    assert judge.judge([(items[3].sample, items[3].steps)])[0] == pytest.approx(expected[3], abs=1e-6)
-    assert judge.judge([]) == []
+    assert judge.score_steps([(items[3].sample, items[3].steps)])[0] == pytest.approx(expected[3], abs=1e-6)
+    assert judge.score_steps([]) == []
 
 
 def test_steps_about_a_spoken_prompt_are_judged_by_its_frames(codec: AudioTokenizer, samples: list[Sample]) -> None:
     """A clip of the assistant's is speech in frames; the tower hears the user's. Both reach the judgement."""
     policy = dualize(make_omni(), codec.num_codebooks, codec.codebook_size)
     policy.set_codec(codec)
-    judge = StepJudge(policy, PROCESS.marker, PROCESS.good, PROCESS.bad)
+    judge = ProcessRewardModel(policy, PROCESS.marker, PROCESS.good, PROCESS.bad)
     clips = [s.audio[0] for s in samples]
 
     def asked(heard: AudioClip, said: AudioClip) -> Sample:
@@ -311,7 +311,7 @@ def test_steps_about_a_spoken_prompt_are_judged_by_its_frames(codec: AudioTokeni
         return Sample("a", turns)
 
     def judged(heard: AudioClip, said: AudioClip) -> list[float]:
-        return judge.judge([(asked(heard, said), ("yes", "no why"))])[0]
+        return judge.score_steps([(asked(heard, said), ("yes", "no why"))])[0]
 
     found = judged(clips[0], clips[1])
     assert judged(clips[0], clips[2]) != found != judged(clips[2], clips[1])
@@ -327,28 +327,28 @@ def test_steps_about_a_spoken_prompt_are_judged_by_its_frames(codec: AudioTokeni
         steps.append(logits.softmax(-1)[0].item())
     assert found == pytest.approx(steps, abs=1e-6)
     batch = [(asked(clips[0], clips[1]), ("yes", "no why")), (samples[0], ("yes",))]  # with frames and without
-    assert judge.judge(batch)[0] == pytest.approx(found, abs=1e-6)
+    assert judge.score_steps(batch)[0] == pytest.approx(found, abs=1e-6)
 
 
 def test_what_is_not_answered_in_steps_is_refused(samples: list[Sample]) -> None:
-    judge = StepJudge(make_dual_omni(), PROCESS.marker, PROCESS.good, PROCESS.bad)
+    judge = ProcessRewardModel(make_dual_omni(), PROCESS.marker, PROCESS.good, PROCESS.bad)
     spoken = Sample("s", (Message("user", ("Why?",)),), metadata={"respond": "speech"})
     with pytest.raises(ValueError, match=r"'s': a prompt that opens speech is not answered in steps"):
-        judge.judge([(spoken, ("yes",))])
+        judge.score_steps([(spoken, ("yes",))])
     stream = Sample("t", (Message("user", ("Why?",)),), turns=(Turn(samples[0].audio[0], 1.0),))
     with pytest.raises(ValueError, match=r"'t': a stream is not answered in steps"):
-        judge.judge([(stream, ("yes",))])
+        judge.score_steps([(stream, ("yes",))])
 
 
 @pytest.mark.parametrize(("good", "bad"), [("yes", "yes"), ("+", "+x")])
 def test_labels_that_begin_alike_are_refused(good: str, bad: str) -> None:
     with pytest.raises(ValueError, match="begin with the same token"):
-        StepJudge(make_text(), "\n\n", good, bad)
+        ProcessRewardModel(make_text(), "\n\n", good, bad)
 
 
 def test_a_marker_without_a_token_is_refused() -> None:
     with pytest.raises(ValueError, match="'' has no token"):
-        StepJudge(make_text(), "", "+", "-")
+        ProcessRewardModel(make_text(), "", "+", "-")
 
 
 def test_a_process_reward_model_learns_and_comes_back(samples: list[Sample], tmp_path: Path) -> None:
@@ -358,11 +358,11 @@ def test_a_process_reward_model_learns_and_comes_back(samples: list[Sample], tmp
     config = ProcessRewardConfig(steps=25, batch_size=4, save_every=100, good="yes", bad="no")
     run = Run.create(tmp_path / "run", "r.py", [], config)
     train_process_reward(policy, items, run, config=config, optim=OptimConfig(lr=2e-3))
-    judge = StepJudge(policy, config.marker, config.good, config.bad)
+    judge = ProcessRewardModel(policy, config.marker, config.good, config.bad)
     assert all(judged_right(judge, items))
-    loaded = StepJudge(load_policy(run.checkpoint("process_reward")), config.marker, config.good, config.bad)
+    loaded = ProcessRewardModel(load_policy(run.checkpoint("process_reward")), config.marker, config.good, config.bad)
     asked = [(i.sample, i.steps) for i in items]
-    assert loaded.judge(asked) == judge.judge(asked)
+    assert loaded.judge(asked) == judge.score_steps(asked)
 
 
 WORDS = [("yes", "why"), ("why", "yes"), ("who", "French"), ("yes", "yes")]

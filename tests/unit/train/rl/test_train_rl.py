@@ -18,8 +18,8 @@ from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
+from audiorl.models.audio_encoder import log_mel
 from audiorl.models.examples import Example, experience
-from audiorl.models.features import log_mel
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint

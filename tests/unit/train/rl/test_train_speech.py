@@ -15,8 +15,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import CriticConfig, OptimConfig, PreferenceConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.preferences import Pair
-from audiorl.models import AudioPolicy
-from audiorl.models.dual_branch import dualize
+from audiorl.models import AudioPolicy, dualize
 from audiorl.models.examples import Example, experience
 from audiorl.models.families import higgs
 from audiorl.protocols import Request
@@ -229,7 +228,7 @@ def test_speech_is_learned_as_it_would_be_sampled(codec: AudioTokenizer) -> None
     e = experience(own, Example(speech_sample("a", "Good morning."), speech=(clip,)))
     codes = own.codes(clip)
     assert e.codes is not None and e.code_mask is not None and own.speech is not None
-    assert torch.equal(own.speech.spoken(e.codes)[0], codes)
+    assert torch.equal(own.speech.speeches(e.codes)[0], codes)
     # every code and the EOS of codebook 0, nothing else; the closing token is forced
     assert int(e.code_mask.sum()) == codes.numel() + 1
     assert int(e.loss_mask.sum()) == codes.shape[1] + codes.shape[0] - 1  # all rows but the first and the last
@@ -237,7 +236,7 @@ def test_speech_is_learned_as_it_would_be_sampled(codec: AudioTokenizer) -> None
 
     both = experience(own, Example(Sample("b", (Message("user", ("hi",)),)), "yes", (clip, clip)))
     assert both.codes is not None
-    assert own.speech.spoken(both.codes)[0].shape[1] == 2 * codes.shape[1]
+    assert own.speech.speeches(both.codes)[0].shape[1] == 2 * codes.shape[1]
     assert both.ids[-1] == own.end_id and both.loss_mask[-1]
 
 
@@ -272,7 +271,7 @@ def test_a_stream_that_is_answered_in_speech(codec: AudioTokenizer) -> None:
     stream = Sample("s", (Message("user", ("Translate.",)),), turns=turns)
     e = experience(own, Example(stream))
     assert e.codes is not None and e.segment is not None and own.speech is not None
-    (spoken,) = own.speech.spoken(e.codes)
+    (spoken,) = own.speech.speeches(e.codes)
     assert torch.equal(spoken, own.codes(said))
     frames = e.codes[:, 0] >= 0
     assert bool((e.segment[frames] == 1).all())
@@ -288,7 +287,7 @@ def test_the_voice_decodes_what_was_said(codec: AudioTokenizer) -> None:
     for rollout in found[:3]:
         wav = voice.waveform(rollout)
         assert rollout.segments[0].codes is not None and own.speech is not None
-        (codes,) = own.speech.spoken(rollout.segments[0].codes)
+        (codes,) = own.speech.speeches(rollout.segments[0].codes)
         if codes.shape[1]:
             assert wav is not None
             assert len(wav) == round(codes.shape[1] * codec.sample_rate / codec.frame_rate)

@@ -1,4 +1,4 @@
-"""Judging the steps of an answer: the decoder says at the marker that ends each step whether the step was good.
+"""Process reward: the decoder says at the marker that ends each step of an answer whether the step was good.
 
 Shapes: K step markers, V vocabulary.
 """
@@ -19,14 +19,14 @@ from audiorl.types import Sample
 
 
 @dataclass(frozen=True, eq=False)
-class Marked:
+class MarkedAnswer:
     """An answer as tokens, and the positions [K] of its step markers' last tokens."""
 
     experience: Experience
     markers: Tensor
 
 
-class StepJudge:
+class ProcessRewardModel:
     """Reads at each step's marker how probable the good token is against the bad one."""
 
     def __init__(self, policy: AudioPolicy, marker: str, good: str, bad: str):
@@ -42,8 +42,8 @@ class StepJudge:
         if self.label_ids[0] == self.label_ids[1]:
             raise ValueError(f"{good!r} and {bad!r} begin with the same token; choose two that differ")
 
-    def marked(self, sample: Sample, steps: Sequence[str]) -> Marked:
-        """The prompt, then each step followed by the marker. Raises ValueError for streams and prompts of speech."""
+    def mark(self, sample: Sample, steps: Sequence[str]) -> MarkedAnswer:
+        """Return the prompt, then each step with the marker. Raises ValueError for streams and prompts of speech."""
         if sample.turns or wants_speech(sample):
             what = "a stream" if sample.turns else "a prompt that opens speech"
             raise ValueError(f"sample {sample.id!r}: {what} is not answered in steps of text; leave it out")
@@ -66,24 +66,24 @@ class StepJudge:
             code_mask=code_mask,
             name=repr(sample.id),
         )
-        return Marked(experience, torch.tensor(ends))
+        return MarkedAnswer(experience, torch.tensor(ends))
 
-    def logits(self, part: Sequence[Marked], share_prompts: bool = False) -> Tensor:
-        """[K, V] at all markers of a pack, answer by answer; neighbours with one sample may share its prompt."""
-        packed = pack_experiences([m.experience for m in part], share_prompts)
+    def logits(self, answers: Sequence[MarkedAnswer], share_prompts: bool = False) -> Tensor:
+        """Return [K, V] at all markers of a pack, answer by answer; neighbours of one sample may share its prompt."""
+        packed = pack_experiences([a.experience for a in answers], share_prompts)
         with self.policy.autocast():
             hidden = self.policy.hidden(packed)
-            rows = torch.cat([rows[m.markers] for rows, m in zip(packed.source, part, strict=True)])
-            return self.policy.backbone.head(self.policy.model)(hidden[rows.to(hidden.device)])
+            places = torch.cat([source[a.markers] for source, a in zip(packed.source, answers, strict=True)])
+            return self.policy.backbone.head(self.policy.model)(hidden[places.to(hidden.device)])
 
     @torch.no_grad()
-    def judge(self, items: Sequence[tuple[Sample, Sequence[str]]], budget: int = 8192) -> list[list[float]]:
-        """The probability that each step is good. Neighbours with the same sample share their prompt."""
-        marked = [self.marked(sample, steps) for sample, steps in items]
-        out: list[list[float]] = [[] for _ in marked]
-        for indices in micro_batches([m.experience for m in marked], budget):
-            part = [marked[i] for i in indices]
+    def score_steps(self, items: Sequence[tuple[Sample, Sequence[str]]], budget: int = 8192) -> list[list[float]]:
+        """Score each step: the probability that it is good. Neighbours with the same sample share their prompt."""
+        answers = [self.mark(sample, steps) for sample, steps in items]
+        out: list[list[float]] = [[] for _ in answers]
+        for indices in micro_batches([a.experience for a in answers], budget):
+            part = [answers[i] for i in indices]
             good = self.logits(part, share_prompts=True)[:, list(self.label_ids)].float().softmax(-1)[:, 0]
-            for i, values in zip(indices, good.split([len(m.markers) for m in part]), strict=True):
+            for i, values in zip(indices, good.split([len(a.markers) for a in part]), strict=True):
                 out[i] = values.tolist()
         return out
