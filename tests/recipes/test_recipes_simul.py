@@ -110,8 +110,8 @@ def test_an_unseen_speaker_with_few_held_out_prompts_says_all(capsys: pytest.Cap
     printed = capsys.readouterr().out
     assert re.search(r"Armelle Desjardins: 1\d prompts, 1\d of them said by a person in training", printed)
     assert "Tux Paint fr: left out, says none of the prompts" in printed
-    short = replace(config, seconds=(2.0, 4.0))
-    assert all(s.id.startswith("fr-en/test/") for s in Prompts(short).strangers())
+    short = replace(options, seconds=(2.0, 4.0))
+    assert all(s.id.startswith("fr-en/test/") for s in Prompts(short).unseen())
 
 
 @pytest.mark.parametrize(
