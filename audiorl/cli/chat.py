@@ -82,7 +82,7 @@ def main(args: list[str]) -> int:
 
 
 def _conversation(options: ChatOptions) -> Conversation:
-    from audiorl.eval._speech_generation import load_with_codec
+    from audiorl.eval._speech import load_with_codec
     from audiorl.rollout.conversation import Conversation
     from audiorl.run.folder import checkpoint_of
 

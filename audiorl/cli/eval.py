@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import sys
 from dataclasses import dataclass
@@ -28,6 +29,11 @@ def main(args: list[str]) -> int:
     if args[0] in ("-h", "--help"):
         parse(EvalOptions, args, prog="audiorl eval", description=f"{EvalOptions.__doc__}\n\n{listing('eval')}")
     file = find_script("eval", args[0])
+    if file == scripts("eval").get(file.stem):
+        from audiorl.eval._common import run_evaluation
+
+        run_evaluation(importlib.import_module(f"audiorl.eval.{file.stem}"), args[1:])
+        return 0
     sys.argv = [str(file), *args[1:]]
     runpy.run_path(str(file), run_name="__main__")
     return 0

@@ -29,7 +29,7 @@ class ExportOptions:
 def main(args: list[str]) -> int:
     """Export the model; return the exit code."""
     options = parse(ExportOptions, args or ["--help"], prog="audiorl export")
-    from audiorl.eval._recognition import model_card_section
+    from audiorl.eval.asr import model_card_section
     from audiorl.models.export import export
     from audiorl.models.model_card import run_of
     from audiorl.recipes._loader import recorded_defaults

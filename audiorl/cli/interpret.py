@@ -89,7 +89,7 @@ def _check(options: InterpretOptions) -> None:
 
 
 def _interpret(options: InterpretOptions, write_raw: Write | None) -> int:
-    from audiorl.eval._speech_generation import load_with_codec
+    from audiorl.eval._speech import load_with_codec
     from audiorl.rollout.speech_decoder import CodecSpeechDecoder
     from audiorl.run.folder import checkpoint_of
     from audiorl.run.stop_request import StopRequest

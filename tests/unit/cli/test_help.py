@@ -6,7 +6,6 @@ import ast
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import inspect
 import itertools
 import re
@@ -15,6 +14,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -25,7 +25,8 @@ from audiorl import cli
 from audiorl.cli import main
 from audiorl.cli.train import print_results
 from audiorl.config.distributed import RuntimeConfig
-from audiorl.recipes._loader import config_class, find_script, load_recipe, scripts
+from audiorl.eval._common import options_type
+from audiorl.recipes._loader import config_class, load_recipe, scripts
 
 COMMANDS = (
     "", "train", "resume", "report", "eval", "rewards", "rewards score", "rewards serve", "codec", "codec encode",
@@ -155,17 +156,12 @@ def test_every_option_of_a_recipe_is_described(recipe: str) -> None:
 
 @pytest.mark.parametrize("evaluation", scripts("eval"))
 def test_every_option_of_an_evaluation_is_described(evaluation: str) -> None:
-    spec = importlib.util.spec_from_file_location(f"options_of_{evaluation}", find_script("eval", evaluation))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for their module
-    spec.loader.exec_module(module)
-    assert undocumented(module.Options) == []
+    assert undocumented(options_type(import_module(f"audiorl.eval.{evaluation}").main)) == []
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_option_of_a_command_is_described(name: str) -> None:
-    module = importlib.import_module(f"audiorl.cli.{name}")
+    module = import_module(f"audiorl.cli.{name}")
     kinds = [
         kind
         for kind in vars(module).values()

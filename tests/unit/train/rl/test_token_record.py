@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
-from audiorl.data.rollout_rows import rollout_row
+from audiorl.data.rollout_rows import array_of, rollout_row
 from audiorl.distributed.local import LocalGroup
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
@@ -83,7 +81,7 @@ def test_each_segment_has_its_part() -> None:
     numbers = {"ratios": torch.arange(9, dtype=torch.float16)}
 
     def half(row: dict[str, Any]) -> list[float]:
-        values: list[float] = np.frombuffer(base64.b64decode(row["ratios"]["data"]), "<f2").tolist()
+        values: list[float] = array_of(row["ratios"]).tolist()
         return values
 
     row = rollout_row(rollout, 1, 0.0, None, numbers)
