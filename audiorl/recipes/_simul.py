@@ -25,11 +25,11 @@ from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.rewards import StandardisedSum, WeightedSum
-from audiorl.rewards.similarity import Metric
 from audiorl.run.folder import Run
 from audiorl.tasks.simul import announcements
 from audiorl.tasks.simul.announcements import Augment, WordVoice, announcement_streams, bundled_words, voices_of, words
 from audiorl.tasks.simul.bundled import Speak, Split, bundled_streams, prompt_pairs
+from audiorl.tasks.simul.quality import Metric
 from audiorl.tasks.simul.rewards import TimeCompliance, Waits, hpo, multi_turn, single_turn
 from audiorl.tasks.simul.streams import SPEAKER_MARK, ChunkConfig, Stream, interpretation_sample, with_speaker_marks
 from audiorl.train.rl.train import train_rl

@@ -35,8 +35,8 @@ from audiorl.recipes._common import (
 )
 from audiorl.run.folder import Run
 from audiorl.speech_models.character_ctc import CharacterCTC, Head
-from audiorl.speech_models.ge2e import Network
 from audiorl.speech_models.loading import GE2E
+from audiorl.speech_models.speakers import GE2ENetwork
 from audiorl.tasks.tts.prompts import utterance_sample
 from audiorl.tasks.tts.texts import bundled_utterances, read_utterances
 from audiorl.train.rl.held_out import Evaluate
@@ -264,7 +264,7 @@ def write_tiny_part(name: str, folder: Path) -> None:
         UnifiedTokenizer(TINY_CODEC).save(folder)
     elif name == "speaker":
         folder.mkdir(parents=True)
-        save_file(Network().state_dict(), folder / "model.safetensors")
+        save_file(GE2ENetwork().state_dict(), folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({"model_type": GE2E}) + "\n", encoding="utf-8")
     else:
         CharacterCTC(Head()).save(folder)
