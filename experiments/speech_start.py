@@ -25,7 +25,7 @@ from audiorl.recipes import tts_quickstart as quick
 from audiorl.rewards.prosody import ProsodyBins, balanced_choice, bins_of
 from audiorl.rewards.speech import Intelligibility, SpeakerSimilarity, SpeechJudges
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.speech_models import Recogniser, load_recogniser

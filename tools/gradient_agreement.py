@@ -28,7 +28,7 @@ from audiorl.protocols import Request
 from audiorl.recipes._loader import load_recipe, parse_config
 from audiorl.rewards.speech import Intelligibility, SpeechJudges
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.checkpoint import read_json
 from audiorl.speech_models import load_recogniser
 from audiorl.train.batches import counts, repeat_each

@@ -16,7 +16,7 @@ from audiorl.cli.samples import PIPE_CLOSED, STOPPED, Write, check_output, pcm16
 from audiorl.config import SamplingConfig
 
 if TYPE_CHECKING:
-    from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+    from audiorl.rollout.speech import CodecSpeechDecoder
     from audiorl.types import Segment
 
 RATE = 16_000
@@ -88,7 +88,7 @@ def _check(options: Interpret) -> None:
 
 def _interpret(options: Interpret, write_raw: Write | None) -> int:
     from audiorl.eval._speech_generation import load_with_codec
-    from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+    from audiorl.rollout.speech import CodecSpeechDecoder
     from audiorl.run.folder import checkpoint_of
     from audiorl.run.stop_request import StopRequest
     from audiorl.tasks.simul.live import Interpreter

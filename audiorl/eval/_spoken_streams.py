@@ -20,7 +20,7 @@ from audiorl.eval.metrics.corpus import bootstrap_interval, estimate
 from audiorl.eval.metrics.latency import latency_unit, text_units
 from audiorl.eval.metrics.longform import chunks, soft_cuts
 from audiorl.eval.metrics.text import normalize
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.simul.quality import NAMES, default_quality, quality_counts
 from audiorl.tasks.simul.streams import Stream
 from audiorl.types import Rollout

@@ -34,7 +34,7 @@ from audiorl.protocols import Ended, Request, Reward, RolloutEngine, Schedule
 from audiorl.rewards.check import score_rollouts
 from audiorl.rewards.similarity import Metric, sentence_chrf
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.tasks.simul.degeneracy import degeneracy
 from audiorl.tasks.simul.logs import Instance, read_log, write_log

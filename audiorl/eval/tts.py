@@ -50,8 +50,7 @@ from audiorl.eval._speech_generation import generate_speech, load_speaking, reco
 from audiorl.eval._win_rate import ListeningJudge, compare, pairs_of, win_rates
 from audiorl.eval._win_rate_page import WIN_RATE_HEAD, comparison_page, win_rate_table
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
-from audiorl.rollout.speech_stream import StreamingEngine
+from audiorl.rollout.speech import CodecSpeechDecoder, StreamingEngine
 from audiorl.tasks.tts.prompts import utterance_sample
 from audiorl.tasks.tts.texts import read_utterances
 

@@ -22,7 +22,7 @@ from audiorl.recipes._common import PtxOptions, RewardOptions
 from audiorl.recipes._speech import SpeechConfig, measurement, ptx_utterances, speaking_policy, texts_of
 from audiorl.recipes._tiny_speech import tiny_part, with_tiny_parts
 from audiorl.report import write_report
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.tasks.tts.codes import encode_corpus
 from audiorl.tasks.tts.prompts import utterance_example, utterance_sample

@@ -51,7 +51,7 @@ from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.prosody import ProsodyRange, prosody_norm
 from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges, WordIntelligibility
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.speech_models import Recogniser, load_recogniser
 from audiorl.speech_models.character_ctc import Features, plain, train_character_ctc

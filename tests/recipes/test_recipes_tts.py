@@ -24,7 +24,7 @@ from audiorl.recipes._tiny_speech import save_recogniser
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.replay import replay
 from audiorl.rewards.speech import Duration, Finished, RecordedSpeech, SpeechJudges, WordIntelligibility
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.metrics_log import read_metrics
 from audiorl.speech_models.character_ctc import load as load_judge
 from audiorl.train.sft import SFTWorker

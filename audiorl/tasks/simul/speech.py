@@ -13,7 +13,7 @@ import numpy as np
 
 from audiorl.audio import write_wav
 from audiorl.eval.metrics.latency import Interval, play
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.simul.logs import Instance, write_log
 from audiorl.types import Rollout
 

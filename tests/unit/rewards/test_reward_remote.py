@@ -358,7 +358,7 @@ SPEECH = """
     from audiorl.models.speech import FrameLayout
     from audiorl.rewards import AnswerAccuracy, ThinkFormat, WeightedSum, WordAccuracy
     from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges, NotSilent
-    from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+    from audiorl.rollout.speech import CodecSpeechDecoder
     from tokenizers_audio import load
 
     layout = FrameLayout(4, 66, bos=64, eos=65, begin_id=1, frame_id=0, delay_id=3, end_id=2)

@@ -27,7 +27,7 @@ from audiorl.recipes._speech import SpeechConfig, texts_of
 from audiorl.recipes._tiny_speech import save_codec, save_model, save_recogniser, save_speaker_encoder, tiny_part
 from audiorl.report import write_report
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.tasks.tts.codes import encode_corpus
 from audiorl.tasks.tts.prompts import utterance_sample
