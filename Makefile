@@ -1,4 +1,5 @@
-# Everything runs in .venv, which these targets make and fill. quickstart installs the base package only.
+# Everything runs in .venv, which these targets make and fill. quickstart installs the base package only; test what the
+# fast tests need; test-slow and docs everything: vLLM, Ray, DeepSpeed, a browser.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -16,12 +17,14 @@ SEED ?= 0
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart install test test-slow test-all lint format docs audit check-base bench report clean
+.PHONY: quickstart install install-all test test-slow test-all lint format docs audit check-base bench report clean
 
 quickstart: $(VENV)/.base
 	$(VENV)/bin/audiorl train quickstart --seed $(SEED) --unseen unseen_speakers --out $(OUT)
 
 install: $(VENV)/.installed
+
+install-all: $(VENV)/.installed-all
 
 $(PY):
 	$(PYTHON) -m venv $(VENV)
@@ -32,9 +35,13 @@ $(VENV)/.base: pyproject.toml constraints-cpu.txt | $(PY)
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.base
-	$(PIP) -e ".[dev,metrics,speech,serve,judge,loggers,simuleval,scale,docs,$(VLLM)]"
+	$(PIP) -e ".[dev,metrics,speech,serve,judge,loggers,simuleval]"
 # It pins an older tqdm than datasets needs; see the extra simuleval in pyproject.toml.
 	$(PY) -m pip install --quiet --no-deps simuleval==1.1.4
+	touch $@
+
+$(VENV)/.installed-all: $(VENV)/.installed
+	$(PIP) -e ".[scale,docs,$(VLLM)]"
 # vLLM brings builds of these for CUDA. With a CPU build of torch they cannot be loaded, and packages that find them
 # installed fail with them. Nothing here needs them.
 	$(PY) -c "import sys, torch; sys.exit(torch.version.cuda is None)" \
@@ -48,11 +55,11 @@ $(VENV)/.installed: $(VENV)/.base
 test: install lint
 	$(PYTEST)
 
-test-slow: install
+test-slow: install-all
 	$(PY) -m pytest -m large
-	HYPOTHESIS_PROFILE=explore $(PYTEST) -m slow
+	HYPOTHESIS_PROFILE=explore $(PYTEST) -m "slow or smoke"
 
-test-all: install lint
+test-all: install-all lint
 	$(PY) -m pytest -m large
 	HYPOTHESIS_PROFILE=explore $(PYTEST) -m "not large"
 
@@ -65,11 +72,11 @@ format: install
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-docs: install
+docs: install-all
 	$(VENV)/bin/mkdocs build --strict
 
 # Licences of the installed packages, and published vulnerabilities where there is a network.
-audit: install
+audit: install-all
 	$(PY) tools/audit.py
 
 # The base package in an environment of its own: no conflict between its dependencies, and the commands start.
@@ -80,7 +87,7 @@ check-base:
 	build/base/bin/python -m pip check
 	cd build/base && bin/audiorl train quickstart --tiny --out run && bin/audiorl eval mmau --help && bin/audiorl doctor
 
-bench: install
+bench: install-all
 	for script in bench/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
 
 report: install

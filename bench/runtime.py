@@ -167,21 +167,21 @@ class Peer:
 def transfer_times(make: Callable[[], Weights], rounds: int) -> dict[str, list[float]]:
     """Seconds of each way, in turns; the first of each, which connects, is not counted."""
     trainer, engine = RayGroup("trainer", Peer, make), RayGroup("engine", Peer, make)
-    engine.all("follow", trainer.first("open"))
+    engine.all(Peer.follow, trainer.first(Peer.open))
     times: dict[str, list[float]] = {"broadcast": [], "object store": []}
     with ThreadPoolExecutor(1) as pool:
         for version in range(3 * rounds + 1):
             for way in times:
-                trainer.all("change", 1.0)
+                trainer.all(Peer.change, 1.0)
                 began = time.perf_counter()
                 if way == "broadcast":
-                    received = pool.submit(engine.all, "receive", version)
-                    trainer.all("send")
+                    received = pool.submit(engine.all, Peer.receive, version)
+                    trainer.all(Peer.send)
                     received.result()
                 else:
-                    engine.all("update_weights", trainer.first_ref("weights"), version)
+                    engine.all(Peer.update_weights, trainer.first_ref(Peer.weights), version)
                 times[way].append(time.perf_counter() - began)
-                assert trainer.first("total") == engine.first("total")
+                assert trainer.first(Peer.total) == engine.first(Peer.total)
     return {way: seconds[1:] for way, seconds in times.items()}
 
 

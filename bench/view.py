@@ -45,8 +45,8 @@ def write_run(folder: Path, count: int) -> int:
             length = rng.randint(60, 300)
             score = {"total": rng.random(), "parts": {"accuracy": float(rng.random() < 0.5), "format": 1.0}}
             segment = {
-                "ids": {"shape": [length], "data": tensor * (length * 4 // 3)},
-                "logprobs": {"shape": [length], "data": tensor * (length * 2 // 3)},
+                "ids": {"dtype": "int64", "shape": [length], "data": tensor * (length * 4 // 3)},
+                "logprobs": {"dtype": "float32", "shape": [length], "data": tensor * (length * 2 // 3)},
                 "text": " ".join(rng.choices(words, k=length)),
                 "stop_reason": "eos",
                 "num_tokens": length,

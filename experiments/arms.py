@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from audiorl.cli import main as audiorl
-from audiorl.eval._generate import read_rows
+from audiorl.eval._common import read_rows
 from audiorl.eval._listening import DEFAULT_VIEWS, audio_gains, verdict
 from audiorl.eval._phases import measures_of
 from audiorl.eval.metrics.corpus import bootstrap_interval

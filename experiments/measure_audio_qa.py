@@ -63,9 +63,9 @@ from audiorl.data.manifest import read_samples
 from audiorl.data.rows import write_json_lines
 from audiorl.data.views import RATE, views_of, with_clips
 from audiorl.errors import Interrupted
-from audiorl.eval._choices import most_probable_choices
-from audiorl.eval._generate import read_rows
+from audiorl.eval._common import read_rows
 from audiorl.eval._phases import Evaluation, measure_phase
+from audiorl.eval._questions import most_probable_choices
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.attention import emulates_bfloat16
 from audiorl.models.audio_encoder import ClipCache

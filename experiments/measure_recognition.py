@@ -29,8 +29,8 @@ from arms import hits, markdown, percent, seeds_with, train_recipe
 from numpy.typing import NDArray
 
 from audiorl.data.corpus import Utterance, corpus, unseen_speakers
-from audiorl.eval._generate import read_rows
-from audiorl.eval._recognition import error_counts
+from audiorl.eval._common import read_rows
+from audiorl.eval.asr import error_counts
 from audiorl.eval.metrics.corpus import estimate, ratio
 from corpora import split
 

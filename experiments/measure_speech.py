@@ -49,10 +49,8 @@ from speech_start import Choice, Start, StoredSamples, voice_likeness
 from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, PreferenceConfig, SamplingConfig, SFTConfig
 from audiorl.errors import Interrupted
-from audiorl.eval._generate import read_rows
-from audiorl.eval._judging import Judges
-from audiorl.eval._speech import measure_speech, say
-from audiorl.eval._summaries import speech_measures
+from audiorl.eval._common import Judges, read_rows
+from audiorl.eval._speech import measure_speech, say, speech_measures
 from audiorl.eval.metrics.speech import cosine
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Reward

@@ -17,6 +17,7 @@ os.environ.setdefault(
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -89,6 +90,54 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if place(item).startswith(SLOW) and not runs_anyway:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not place(item).startswith(LONGEST))
+
+
+EXTRAS = {
+    **dict.fromkeys(("vllm",), "rollout-cpu"),
+    **dict.fromkeys(("ray", "deepspeed"), "scale"),
+    **dict.fromkeys(("sacrebleu", "num2words"), "metrics"),
+    **dict.fromkeys(("fastapi", "uvicorn", "starlette"), "serve"),
+    **dict.fromkeys(("openai", "tenacity"), "judge"),
+    **dict.fromkeys(("tensorboard", "wandb", "trackio", "mlflow"), "loggers"),
+    **dict.fromkeys(("simuleval", "textgrid", "pydub"), "simuleval"),
+    **dict.fromkeys(
+        ("pystoi", "pocketsphinx", "faster_whisper", "speechmos", "librosa", "requests", "scipy", "zhconv"), "speech"
+    ),
+    "pandas": "study",
+    "gguf": "gguf",
+    "sounddevice": "mic",
+}
+"""{optional package: extra of pyproject.toml}: a test that needs one which is not installed is skipped and says so."""
+
+
+def missing_extra(error: BaseException | None) -> str | None:
+    """Return why a test cannot run here if the error comes from an optional package that is not installed."""
+    while error is not None:
+        package = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
+        if package in EXTRAS and find_spec(package) is None:
+            return f"needs {package}: pip install -e '.[{EXTRAS[package]}]'"
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _skip(report: pytest.CollectReport | pytest.TestReport, call: pytest.CallInfo, place: tuple[str, int]) -> None:
+    reason = missing_extra(call.excinfo.value if call.excinfo else None)
+    if report.failed and reason:
+        report.outcome, report.longrepr = "skipped", (*place, f"Skipped: {reason}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector):
+    report = yield
+    _skip(report, report.call, (str(collector.path), 0))
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+    report = yield
+    _skip(report, call, (str(item.path), item.location[1] or 0))
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -29,7 +29,7 @@ from audiorl.recipes._loader import load_recipe, parse_config
 from audiorl.rewards.speech import Intelligibility, SpeechJudges
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder
-from audiorl.run.checkpoint import read_json
+from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.speech_models import load_recogniser
 from audiorl.train.batches import counts, repeat_each
 from audiorl.types import Rollout
@@ -79,11 +79,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.texts % PARTS or args.samples < 2:
         parser.error(f"--texts must be a multiple of {PARTS}, --samples at least 2")
-    about = read_json(args.run / "config.json")
-    recipe = load_recipe(about["recipe"])
-    config = parse_config(recipe, about["argv"])
+    about = read_record(args.run / "config.json", RunConfig)
+    recipe = load_recipe(about.recipe)
+    config = parse_config(recipe, about.argv)
     torch.set_num_threads(config.threads)
-    checkpoint = args.run / read_json(args.run / "state.json")["checkpoints"]["sft"]
+    checkpoint = args.run / read_record(args.run / "state.json", RunState).checkpoints["sft"]
     policy = load_policy(checkpoint, codec=load_tokenizer(args.run / "codec"))
 
     recordings = recipe.recordings(config)

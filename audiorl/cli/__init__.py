@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, make_dataclass
 from functools import reduce
+from importlib import import_module
 from importlib.metadata import entry_points
 from operator import or_
 from pathlib import Path
@@ -28,7 +29,7 @@ from audiorl.config import RewardServerConfig
 from audiorl.config.distributed import RuntimeConfig
 from audiorl.errors import Interrupted, RankError
 from audiorl.options import parse, parse_known
-from audiorl.recipes._scripts import UnknownScript, find_script, listing, scripts
+from audiorl.recipes._scripts import UnknownScript, find_script, folder, listing, scripts
 
 HELP = ("-h", "--help")
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
@@ -223,6 +224,11 @@ def _eval(args: list[str]) -> int:
     if args[0] in HELP:
         parse(Eval, args, prog="audiorl eval", description=f"{Eval.__doc__}\n\n{listing('eval')}")
     file = find_script("eval", args[0])
+    if file.parent == folder("eval"):
+        from audiorl.eval._common import run_evaluation
+
+        run_evaluation(import_module(f"audiorl.eval.{file.stem}"), args[1:])
+        return 0
     sys.argv = [str(file), *args[1:]]
     runpy.run_path(str(file), run_name="__main__")
     return 0
@@ -355,7 +361,7 @@ class Export:
 
 def _export(args: list[str]) -> int:
     options: Export = parse(Export, args or ["--help"], prog="audiorl export")
-    from audiorl.eval._recognition import model_card_section
+    from audiorl.eval.asr import model_card_section
     from audiorl.models.export import export
     from audiorl.models.model_card import run_of
     from audiorl.recipes._loader import recorded_defaults

@@ -77,7 +77,7 @@ def _check(options: Say) -> None:
 
 
 def _say(options: Say, write_raw: Write | None) -> int:
-    from audiorl.eval._speech_generation import load_speaking
+    from audiorl.eval._speech import load_speaking
     from audiorl.eval.metrics.speech import real_time_factor
     from audiorl.rollout.speech import speech_blocks
     from audiorl.run.folder import checkpoint_of

@@ -232,7 +232,7 @@ class RLConfig:
     audio_check_min: float = 0.05
     """Gain, in nats per token, below which the model counts as not listening."""
     audio_check: Literal["warn", "stop"] = "warn"
-    """What follows where it does not listen: a line on stderr, or the end of the run with an error."""
+    """What follows where it ignores its audio: a line on stderr, or the end of the run with an error."""
     eval_every: int = 0
     """Steps between held-out evaluations during training; 0: only before and after."""
     save_every: int = 10

@@ -50,7 +50,7 @@ from audiorl.data.schema.preferences import (
 from audiorl.types import Message, Rollout, Sample
 
 ROLLOUT_COLUMNS = frozenset(
-    ("step", "group_id", "index", "sample", "segments", "clips", "text", "score", "advantage", "spoken_audio")
+    ("step", "group_id", "index", "sample", "segments", "text", "score", "advantage", "spoken_audio")
 )
 """Columns of a recorded rollout; a labelled one has them besides those of a judged answer, and they are no metadata."""
 

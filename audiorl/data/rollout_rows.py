@@ -1,46 +1,60 @@
 """A run's rollouts as JSON lines: rows that people and the report read, and that give back the whole rollout.
 
+A row is a `Rollout` field by field, as msgspec encodes it, with some fields more for people::
+
     {"step": 40, "group_id": "39/1", "index": 0, "text": "…", "advantage": 0.7,
      "score": {"total": 1.0, "parts": {"accuracy": 1.0}, "per_segment"?: […], …} or null,
-     "sample": {"id", "prompt", "references", "choices", "task", "metadata", "audio": [{"path", "start", "duration"}],
-                "messages", "turns": [{"audio", "end", "reference", "source", "reference_seconds", "speech"}]},
-     "segments": [{"text", "stop_reason", "num_tokens", "policy_version", "source_time", "emit_time", "audio",
-                   "prompt_ids", "ids", "logprobs", "codes", "prompt_codes", "code_mask",
-                   "advantages"?, "entropies"?, "ratios"?}],
-     "clips": [{"path", "start", "duration", "context", "sample_rate", "audio"}],
-     "spoken_audio"?: {"path": "rollouts/step_000040/0000.wav"}}
+     "sample": {"id", "messages": [{"role", "content": ["What is it?", CLIP]}], "references", "choices", "task",
+                "metadata", "turns": [{"audio": CLIP, "end", "reference", "source", "reference_seconds", "speech"}],
+                "prompt": the messages as one text, "audio": every CLIP of the prompt},
+     "segments": [{"text", "stop_reason", "policy_version", "source_time", "emit_time", "audio": [CLIP],
+                   "prompt_ids": TENSOR, "ids", "logprobs", "codes", "prompt_codes", "code_mask", …,
+                   "num_tokens", "advantages"?, "entropies"?, "ratios"?}],
+     "spoken_audio": {"path": "rollouts/step_000040/0000.wav"}}
 
-The last three fields of a segment hold a 16-bit float a token for people (`audiorl.train.rl.token_record`); the
-rollout that
-is read back does not have them. Entries of `clips` are referred to by number. `sample.prompt` and `sample.audio` repeat
-messages and turns for people. Paths of files that the run wrote are relative to the run folder.
+    CLIP     {"path", "start"?, "duration"?, "context"?, "sample_rate"?}; relative paths start from the run folder
+    TENSOR   {"dtype": "int64", "shape": [12], "data": base64 of little-endian values}
+
+The last three fields of a segment hold a 16-bit float a token (`audiorl.train.rl.token_record`); like "step", "text",
+"advantage", "prompt", "audio" and "num_tokens" they are not read back. JSON has no NaN: in "per_segment" and
+"segment_parts", where NaN means "not defined here", it is null. What JSON cannot tell apart in the metadata of a sample
+is an object with one key: {"$clip": CLIP}, {"$tuple": […]}, {"$float": "nan"}, {"$dict": {"$key": …}}.
+
+`audiorl.data.serialization` sends the same fields to reward servers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import base64
+import io
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
+import soundfile
 import torch
 from torch import Tensor
 
 from audiorl.audio import AudioClip
-from audiorl.data.clip_files import file_bytes, file_key
 from audiorl.data.rows import BadRow, read_rows
 from audiorl.data.schema import FieldError, check
-from audiorl.data.schema.rollouts_01 import RecordedFile, RolloutRow01, SegmentRow01, TurnRow01
-from audiorl.data.score_rows import read_score, score_row
-from audiorl.data.serialization import NOT_SENT, VERSION, Reader, Writer
-from audiorl.data.tensor_rows import tensor_row
-from audiorl.types import Message, Rollout, Sample, Score, Segment, Turn
+from audiorl.types import Rollout, Sample, Score, Segment, Turn
 
-_HALF = np.dtype("<f2")
+NOT_SENT = "<audio that was not sent (RemoteReward(audio='none')) or not recorded>"
+"""In place of a path: whoever loads such a clip gets an error that says why there is no audio."""
+_DTYPES = {"int64": torch.int64, "float32": torch.float32, "float16": torch.float16, "bool": torch.bool}
 _SUFFIXES = {b"RIFF": ".wav", b"fLaC": ".flac", b"OggS": ".ogg"}
-"""Of encoded audio, by its first bytes."""
+"""Suffixes of encoded audio by its first bytes."""
+T = TypeVar("T")
+
+
+# -- rows of a run folder ----------------------------------------------------------------------------------------------
 
 
 def rollout_row(
@@ -50,49 +64,70 @@ def rollout_row(
     run_folder: Path | None = None,
     numbers: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """A rollout as one JSON object. `numbers`: by name a number [L] of each token, observed ones included.
+    """Return a rollout as one JSON object. `numbers`: by name a number [L] of each token, observed ones included.
 
     Audio in memory is written to rollouts/audio/ in `run_folder`, once for equal audio (32-bit float WAV, 64 kB for a
     second at 16 kHz); without a folder it is left out. Values of the sample's metadata that JSON cannot hold are left
     out too.
     """
+    parts = _as_parts_of_one_array(rollout.sample.turns)
 
-    def save(clip: AudioClip) -> str | None:
-        if run_folder is None:
-            return None
-        content = file_bytes(clip)
-        suffix = _SUFFIXES.get(content[:4], ".audio")
-        path = Path("rollouts") / "audio" / f"{file_key(clip).partition('#')[0]}{suffix}"
-        if not (run_folder / path).exists():
-            (run_folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (run_folder / path).write_bytes(content)
-        return str(path)
+    def saved(clip: AudioClip) -> dict[str, Any]:
+        clip = parts.get(clip, clip)
+        return clip_fields(clip, NOT_SENT if clip.path is None and run_folder is None else _path(clip, run_folder))
 
-    metadata = {key: value for key, value in rollout.sample.metadata.items() if _is_serializable(value)}
+    metadata = {}
+    for key, value in rollout.sample.metadata.items():
+        try:
+            metadata[key] = encode_metadata(value)
+        except TypeError:
+            continue
     sample = replace(rollout.sample, metadata=metadata)
-    writer = Writer("path", save, _as_parts_of_one_array(sample.turns))
-    row = writer.rollout(replace(rollout, sample=sample))
-    audio: list[dict[str, Any]] = []
-    for clip in sample.audio:
-        _append_or_extend(audio, writer.clips[writer.clip(clip)])
-    prompt = "\n".join("".join(c if isinstance(c, str) else "[audio]" for c in m.content) for m in sample.messages)
-    return {
-        "step": step,
-        **{name: row[name] for name in ("group_id", "index")},
-        "sample": {**writer.samples[0], "prompt": prompt, "audio": audio},
-        "segments": [
-            {
-                **segment,
-                "num_tokens": len(s.ids),
-                **{name: tensor_row(values[at], _HALF) for name, values in numbers.items()},
-            }
-            for segment, s, at in zip(row["segments"], rollout.segments, _sampled(rollout), strict=True)
-        ],
-        "clips": writer.clips,
-        "text": rollout.text,
-        "score": None if rollout.score is None else _score_row(rollout.score),
-        "advantage": round(float(advantage), 6),
-    }
+    row = to_json(replace(rollout, sample=sample, score=None), saved)
+    row["sample"]["prompt"] = "\n".join(
+        "".join(c if isinstance(c, str) else "[audio]" for c in m.content) for m in sample.messages
+    )
+    row["sample"]["audio"] = _joined([saved(clip) for clip in sample.audio])
+    for segment, held, at in zip(row["segments"], rollout.segments, _sampled(rollout), strict=True):
+        segment["num_tokens"] = len(held.ids)
+        segment |= {name: tensor_row(values[at].half()) for name, values in numbers.items()}
+    score = None if rollout.score is None else score_row(rollout.score)
+    return {"step": step, **row, "text": rollout.text, "score": score, "advantage": round(float(advantage), 6)}
+
+
+def read_rollouts(path: str | Path) -> list[Rollout]:
+    """Read the rollouts of a file as a run writes it, with their recorded scores and `spoken_audio`.
+
+    Raises ValueError naming file, row and field.
+    """
+    path = Path(path)
+    rollouts = []
+    for row in read_rows(path):
+        if isinstance(row, BadRow):
+            raise ValueError(str(row))
+        try:
+            rollouts.append(rollout_from_row(row.data, path.resolve().parent.parent))
+        except FieldError as error:
+            raise ValueError(str(BadRow(row.file, row.number, error.field, error.message))) from error
+    if not rollouts:
+        raise ValueError(f"{path}: no rollouts")
+    return rollouts
+
+
+def rollout_from_row(row: Mapping[str, Any], run_folder: Path) -> Rollout:
+    """Return the rollout of one row. Raises FieldError for what is no row of rollouts."""
+    rollout: Rollout = from_json({**row, "score": score_fields(row.get("score"))}, Rollout)
+    if not rollout.segments:
+        raise FieldError("segments", "empty; a rollout has at least one segment")
+    for number, segment in enumerate(rollout.segments):
+        check_tensors(segment, f"segments[{number}]")
+    check_finite(rollout.score, "score")
+    rollout = replace(rollout, sample=decode_metadata(rollout.sample, "sample"))
+
+    def here(clip: AudioClip) -> AudioClip:
+        return clip if clip.path in (None, NOT_SENT) else replace(clip, path=os.path.join(run_folder, str(clip.path)))
+
+    return replace_clips(rollout, here)
 
 
 def _sampled(rollout: Rollout) -> Iterator[slice]:
@@ -104,74 +139,38 @@ def _sampled(rollout: Rollout) -> Iterator[slice]:
         start += len(segment.ids)
 
 
-def read_rollouts(path: str | Path) -> list[Rollout]:
-    """The rollouts of a file as a run writes it, with their recorded scores and `spoken_audio`.
-
-    Rows of 0.1 are read as far as they go: their token ids are zeros (their number is right), there are no codes, and
-    audio without a path is missing. Raises ValueError naming file, row and field.
-    """
-    path = Path(path)
-    rollouts = []
-    for row in read_rows(path):
-        if isinstance(row, BadRow):
-            raise ValueError(str(row))
-        try:
-            rollouts.append(rollout_from_row(row.data, path.resolve().parent.parent))
-        except KeyError as missing:
-            raise ValueError(f"{path}: row {row.number}: no field {missing}; is this a run's rollouts file?") from None
-        except FieldError as error:
-            raise ValueError(str(BadRow(row.file, row.number, error.field, error.message))) from error
-        except (TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path}: row {row.number}: not a rollout ({error})") from error
-    if not rollouts:
-        raise ValueError(f"{path}: no rollouts")
-    return rollouts
+def _path(clip: AudioClip, run_folder: Path | None) -> str:
+    """The file of a clip; audio in memory is written below the run folder."""
+    if clip.path is not None:
+        return os.path.abspath(clip.path)
+    assert run_folder is not None
+    content = file_bytes(clip)
+    name = f"{file_key(clip).partition('#')[0]}{_SUFFIXES.get(content[:4], '.audio')}"
+    path = Path("rollouts") / "audio" / name
+    if not (run_folder / path).exists():
+        (run_folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (run_folder / path).write_bytes(content)
+    return str(path)
 
 
-def rollout_from_row(row: Mapping[str, Any], run_folder: Path) -> Rollout:
-    """The rollout of one row. FieldError, KeyError, TypeError or ValueError for what is no row of rollouts."""
-    spoken = row.get("spoken_audio", row.get("said"))  # "said" in rows of 0.1
-    if "clips" in row:
-        document = {"version": VERSION, "audio": [], "clips": row["clips"], "samples": [row["sample"]]}
-        document["rollouts"] = [{**row, "sample": 0, "spoken_audio": None}]
-        (rollout,) = Reader(document, None, run_folder).rollouts()
-    else:
-        rollout = _rollout_of_0_1(check(row, RolloutRow01))
-    if not rollout.segments:
-        raise FieldError("segments", "empty; a rollout has at least one segment")
-    if spoken is not None:
-        spoken = AudioClip(path=str(run_folder / check(spoken, RecordedFile, "spoken_audio").path))
-    return replace(rollout, score=_score(row.get("score")), spoken_audio=spoken)
-
-
-def _score_row(score: Score) -> dict[str, Any]:
-    return {name: value for name, value in score_row(score).items() if name in ("total", "parts") or value}
-
-
-def _score(row: Mapping[str, Any] | None) -> Score | None:
-    if row is None:
-        return None
-    return read_score({"per_segment": None, "per_token": None, "segment_parts": {}, **row}, "score")
-
-
-def _is_serializable(value: Any) -> bool:
-    try:
-        Writer("none").value(value, "")
-    except ValueError:
-        return False
-    return True
-
-
-def _append_or_extend(clips: list[dict[str, Any]], clip: Mapping[str, Any]) -> None:
-    """Add a clip for people to hear; chunks of one recording that follow each other become one clip."""
-    row = {name: clip[name] for name in ("path", "start", "duration")}
-    last = clips[-1] if clips else row
-    same_file = bool(clips and row["path"]) and row["path"] == last["path"]
-    follows = same_file and None not in (row["duration"], last["duration"])
-    if follows and abs(last["start"] + last["duration"] - row["start"]) < 1e-3:
-        last["duration"] = row["start"] + row["duration"] - last["start"]
-    else:
-        clips.append(row)
+def _joined(clips: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Clips for people to hear: chunks of one recording that follow each other become one clip."""
+    joined: list[dict[str, Any]] = []
+    for clip in clips:
+        path, start, duration = clip["path"], clip.get("start", 0.0), clip.get("duration")
+        last = joined[-1] if joined else None
+        # A chunk continues the last clip if it is of the same file, both have an end, and it begins where that ends.
+        if (
+            last is not None
+            and path == last["path"] != NOT_SENT
+            and duration is not None
+            and last["duration"] is not None
+            and abs(last["start"] + last["duration"] - start) < 1e-3
+        ):
+            last["duration"] = start + duration - last["start"]
+        else:
+            joined.append({"path": path, "start": start, "duration": duration})
+    return [{**clip, "path": None if clip["path"] == NOT_SENT else clip["path"]} for clip in joined]
 
 
 def _as_parts_of_one_array(turns: Sequence[Turn]) -> dict[AudioClip, AudioClip]:
@@ -205,43 +204,216 @@ def _as_parts_of_one_array(turns: Sequence[Turn]) -> dict[AudioClip, AudioClip]:
     return parts
 
 
-# -- rows of 0.1 -------------------------------------------------------------------------------------------------------
+# -- values as JSON ----------------------------------------------------------------------------------------------------
 
 
-def _rollout_of_0_1(row: RolloutRow01) -> Rollout:
-    held = row.sample
-    clips = [AudioClip(path=c.path, start=c.start, duration=c.duration) for c in held.audio if c.path]
-    sample = Sample(
-        id=str(held.id),
-        messages=(Message("user", (*([] if held.turns else clips), held.prompt)),),
-        references=tuple(held.references),
-        choices=tuple(held.choices),
-        task=held.task,
-        metadata=held.metadata,
-        turns=_turns_of_0_1(held.turns, clips[0] if clips else AudioClip(path=NOT_SENT)),
-    )
-    return Rollout(sample, tuple(map(_segment_of_0_1, row.segments)), str(row.group_id), row.index)
+def to_json(value: Any, clip: Callable[[AudioClip], Mapping[str, Any]]) -> Any:
+    """Return the dataclasses of `audiorl.types` as JSON values, each clip as `clip` says; metadata must be encoded."""
+
+    def encode(held: Any) -> Any:
+        if isinstance(held, Tensor):
+            return tensor_row(held)
+        if isinstance(held, np.generic):
+            return held.item()
+        raise TypeError(f"a {type(held).__name__} cannot be written")
+
+    return msgspec.to_builtins(replace_clips(value, clip), enc_hook=encode)
 
 
-def _turns_of_0_1(rows: Sequence[TurnRow01], recording: AudioClip) -> tuple[Turn, ...]:
-    """Turns of the recording between their ends."""
-    turns = []
-    start = 0.0
-    for row in rows:
-        audio = replace(recording, start=recording.start + start, duration=row.end - start)
-        turns.append(Turn(audio, row.end, row.reference, row.source, row.reference_seconds))
-        start = row.end
-    return tuple(turns)
+def from_json(value: Any, kind: type[T], where: str = "") -> T:
+    """Return what `to_json` wrote. Raises FieldError; metadata is still encoded."""
+
+    def decode(hint: type, held: Any) -> Any:
+        if hint is not Tensor:
+            raise ValueError("samples cannot be given here; name a file")
+        return _tensor(held)
+
+    return check(value, kind, where, decode)
 
 
-def _segment_of_0_1(row: SegmentRow01) -> Segment:
-    return Segment(
-        prompt_ids=torch.zeros(0, dtype=torch.long),
-        ids=torch.zeros(row.num_tokens, dtype=torch.long),
-        logprobs=torch.zeros(row.num_tokens),
-        text=row.text,
-        stop_reason=row.stop_reason,
-        policy_version=row.policy_version,
-        source_time=row.source_time,
-        emit_time=row.emit_time,
-    )
+def replace_clips(value: Any, new: Callable[[AudioClip], Any]) -> Any:
+    """Return a value of `audiorl.types`, or JSON, with new(clip) for each clip in it."""
+    if isinstance(value, AudioClip):
+        return new(value)
+    if isinstance(value, tuple | list):
+        return type(value)(replace_clips(held, new) for held in value)
+    if isinstance(value, Mapping):
+        return {key: replace_clips(held, new) for key, held in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: replace_clips(getattr(value, f.name), new) for f in fields(value)})
+    return value
+
+
+def clip_fields(clip: AudioClip, path: str) -> dict[str, Any]:
+    """Return a clip as JSON, its audio called `path`."""
+    part = {name: getattr(clip, name) for name in ("start", "duration", "context", "sample_rate")}
+    return {"path": path, **{name: value for name, value in part.items() if value}}
+
+
+def tensor_row(tensor: Tensor) -> dict[str, Any]:
+    """Return a tensor as {"dtype", "shape", "data"}; other kinds of numbers become int64 or float32."""
+    if tensor.dtype not in _DTYPES.values():
+        tensor = tensor.float() if tensor.is_floating_point() else tensor.long()
+    array = tensor.detach().cpu().numpy()
+    data = base64.b64encode(array.astype(array.dtype.newbyteorder("<")).tobytes()).decode()
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
+
+
+def array_of(row: Mapping[str, Any]) -> np.ndarray:
+    """Return the values of a `tensor_row`. Raises ValueError, KeyError or TypeError for anything else."""
+    name, shape, text = row["dtype"], row["shape"], row["data"]
+    if name not in _DTYPES:
+        raise ValueError(f"{name!r} is none of {', '.join(_DTYPES)}")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"shape {shape!r} is not a list of whole numbers from 0")
+    data, dtype = base64_bytes(text), np.dtype(name)
+    if len(data) != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{len(data)} bytes for shape {shape}")
+    # Any other byte than 0 and 1 is no bool of numpy.
+    flat = np.frombuffer(data, np.uint8 if name == "bool" else dtype.newbyteorder("<"))
+    return flat.reshape(shape).astype(dtype)
+
+
+def _tensor(row: Any) -> Tensor:
+    if not isinstance(row, dict) or not {"dtype", "shape", "data"} <= row.keys():
+        raise ValueError("is not a tensor; give {dtype, shape, data}")
+    return torch.from_numpy(array_of(row))
+
+
+def base64_bytes(text: Any) -> bytes:
+    """Raises ValueError for what is not base64."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"not base64 ({error})") from None
+
+
+def check_tensors(segment: Segment, where: str) -> None:
+    """Raise FieldError for tensors of a segment that do not fit each other, and for ids that are none."""
+    names = ("prompt_ids", "ids", "logprobs", "codes", "prompt_codes", "code_mask", "policy_versions")
+    tensors = {name: t for name in names if (t := getattr(segment, name)) is not None}
+    widths = {t.shape[1] for t in tensors.values() if t.dim() == 2}
+    if ("codes" in tensors) != ("code_mask" in tensors):
+        raise FieldError(f"{where}.codes", "codes without code_mask, or code_mask without codes")
+    for name, tensor in tensors.items():
+        dims = (1, 2) if name == "logprobs" else (1,) if name.endswith(("ids", "versions")) else (2,)
+        ids = segment.prompt_ids if name.startswith("prompt") else segment.ids
+        kinds = {"logprobs": torch.float32, "code_mask": torch.bool}
+        if tensor.dim() not in dims:
+            raise FieldError(f"{where}.{name}", f"shape {list(tensor.shape)}, expected {dims[-1]} dimension(s)")
+        if tensor.dtype != kinds.get(name, torch.int64):
+            raise FieldError(f"{where}.{name}", f"its numbers are {str(tensor.dtype).removeprefix('torch.')}")
+        if len(tensor) != len(ids):
+            raise FieldError(f"{where}.{name}", f"not as long as its ids, which have {len(ids)} entries")
+        if tensor.dim() == 2 and len(widths) > 1:
+            raise FieldError(f"{where}.{name}", f"another number of codebooks than the others ({sorted(widths)})")
+        lowest = -1 if name.endswith("codes") else 0
+        if name not in kinds and bool((tensor < lowest).any()):
+            raise FieldError(f"{where}.{name}", f"holds {int(tensor.min())}, expected {lowest} or more")
+
+
+def score_row(score: Score) -> dict[str, Any]:
+    """Return a score as JSON, with null for NaN; fields that are empty are left out."""
+
+    def defined(values: Sequence[float]) -> list[float | None]:
+        return [None if math.isnan(x) else float(x) for x in values]
+
+    row: dict[str, Any] = {
+        "total": float(score.total),
+        "parts": {name: float(value) for name, value in score.parts.items()},
+        "per_segment": defined(score.per_segment or ()),
+        "per_token": [float(x) for x in score.per_token or ()],
+        "segment_parts": {name: defined(values) for name, values in score.segment_parts.items()},
+        "weights": {name: float(value) for name, value in score.weights.items()},
+    }
+    given = {name for name in ("per_segment", "per_token") if getattr(score, name) is not None}
+    return {name: value for name, value in row.items() if value or name in ("total", "parts") or name in given}
+
+
+def score_fields(row: Any) -> Any:
+    """Return the JSON of a score with NaN for null, for `from_json`."""
+
+    def filled(values: Any) -> Any:
+        return [math.nan if x is None else x for x in values] if isinstance(values, list) else values
+
+    if not isinstance(row, dict):
+        return row
+    parts = row.get("segment_parts")
+    parts = {name: filled(values) for name, values in parts.items()} if isinstance(parts, dict) else {}
+    return {**row, "per_segment": filled(row.get("per_segment")), "segment_parts": parts}
+
+
+def check_finite(score: Score | None, where: str) -> None:
+    """Raise FieldError for a score with a NaN or an infinity where none has a meaning."""
+    if score is None:
+        return
+    tokens = {f"per_token[{i}]": value for i, value in enumerate(score.per_token or ())}
+    parts = {f"parts.{name}": value for name, value in score.parts.items()}
+    for name, value in {"total": score.total, **parts, **tokens}.items():
+        if not math.isfinite(value):
+            raise FieldError(f"{where}.{name}", f"{value} is not a finite number; give one")
+
+
+def encode_metadata(value: Any) -> Any:
+    """Return a value of the metadata as JSON with clips in it. Raises TypeError for what JSON cannot hold."""
+    if isinstance(value, AudioClip):
+        return {"$clip": value}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(value)}
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        items = [encode_metadata(held) for held in value]
+        return items if isinstance(value, list) else {"$tuple": items}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        entries = {key: encode_metadata(held) for key, held in value.items()}
+        return {"$dict": entries} if any(key.startswith("$") for key in entries) else entries
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def decode_metadata(sample: Sample, where: str) -> Sample:
+    """Return the sample with its metadata as it was before `encode_metadata`. Raises FieldError."""
+
+    def decode(value: Any, place: str) -> Any:
+        if isinstance(value, list):
+            return [decode(held, f"{place}[{i}]") for i, held in enumerate(value)]
+        if not isinstance(value, dict):
+            return value
+        kind = next((key for key in value if key.startswith("$")), None)
+        if kind is None:
+            return {key: decode(held, f"{place}.{key}") for key, held in value.items()}
+        held = value[kind]
+        if len(value) == 1 and kind == "$clip":
+            return from_json(held, AudioClip, place)
+        if len(value) == 1 and kind == "$float" and held in ("nan", "inf", "-inf"):
+            return float(held)
+        if len(value) == 1 and kind == "$tuple" and isinstance(held, list):
+            return tuple(decode(held, place))
+        if len(value) == 1 and kind == "$dict" and isinstance(held, dict):
+            return {key: decode(entry, f"{place}.{key}") for key, entry in held.items()}
+        raise FieldError(place, f"{kind!r} is no kind of value")
+
+    return replace(sample, metadata={k: decode(v, f"{where}.metadata.{k}") for k, v in sample.metadata.items()})
+
+
+# -- files behind clips ------------------------------------------------------------------------------------------------
+
+
+def file_key(clip: AudioClip) -> str:
+    """Return a key that is equal for clips of one file or array, whatever part of it they select."""
+    return replace(clip, start=0.0, duration=None, context=0.0).key
+
+
+def file_bytes(clip: AudioClip) -> bytes:
+    """Return the whole file behind a clip; an array becomes 32-bit float WAV, which loses nothing."""
+    if clip.data is not None:
+        return clip.data
+    if clip.path is not None:
+        return Path(clip.path).read_bytes()
+    assert clip.array is not None and clip.sample_rate is not None
+    file = io.BytesIO()
+    soundfile.write(file, np.asarray(clip.array, np.float32), clip.sample_rate, format="WAV", subtype="FLOAT")
+    content = bytearray(file.getvalue())
+    peak = content.index(b"PEAK")
+    content[peak + 12 : peak + 16] = bytes(4)  # libsndfile writes the time there: equal audio shall be equal bytes
+    return bytes(content)

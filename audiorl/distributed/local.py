@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 import torch
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+Shard = TypeVar("Shard")
+R = TypeVar("R")
+P = ParamSpec("P")
 StateEffect = Literal["changes", "replaces"]
 _MARK = "_audiorl_state_effect"
 
@@ -37,7 +40,11 @@ def state_effects(worker: Any) -> dict[str, StateEffect]:
 
 
 class Group(Protocol):
-    """Workers whose methods are called together, in whichever processes they are."""
+    """Workers whose methods are called together, in whichever processes they are.
+
+    Name a method by the function of its class, such as `Trainer.step`; a worker whose class overrides the method runs
+    its own.
+    """
 
     shared: bool
     """Whether the first worker trains the driver's own model object."""
@@ -47,15 +54,15 @@ class Group(Protocol):
     @property
     def size(self) -> int: ...
 
-    def each(self, method: str, shards: Sequence[Any]) -> list[Any]:
+    def each(self, method: Callable[[Any, Shard], R], shards: Sequence[Shard]) -> list[R]:
         """Call `method` of worker k with `shards[k]`. Returns the results in the order of the workers."""
         ...
 
-    def all(self, method: str, *args: Any) -> list[Any]:
+    def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Call `method` of every worker with the same arguments. Returns the results in the order of the workers."""
         ...
 
-    def first(self, method: str, *args: Any) -> Any:
+    def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Like `all`, but returns the first worker's result only; the others' results are not sent to the driver."""
         ...
 
@@ -86,15 +93,15 @@ class LocalGroup(Group):
     def size(self) -> int:
         return len(self.workers)
 
-    def each(self, method: str, shards: Sequence[Any]) -> list[Any]:
+    def each(self, method: Callable[[Any, Shard], R], shards: Sequence[Shard]) -> list[R]:
         check_shards(shards, self.size)
-        return [getattr(w, method)(shard) for w, shard in zip(self.workers, shards, strict=True)]
+        return [call_method(w, method.__name__, shard) for w, shard in zip(self.workers, shards, strict=True)]
 
-    def all(self, method: str, *args: Any) -> list[Any]:
-        return [getattr(w, method)(*args) for w in self.workers]
+    def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        return [call_method(w, method.__name__, *args, **kwargs) for w in self.workers]
 
-    def first(self, method: str, *args: Any) -> Any:
-        return self.all(method, *args)[0]
+    def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.all(method, *args, **kwargs)[0]
 
 
 class Groups:
@@ -107,8 +114,8 @@ class Groups:
     def answers_after_error(self) -> bool:
         return all(group.answers_after_error for group in self._groups)
 
-    def all(self, method: str, *args: Any) -> list[Any]:
-        return [result for group in self._groups for result in group.all(method, *args)]
+    def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        return [result for group in self._groups for result in group.all(method, *args, **kwargs)]
 
     def saving(self) -> None:
         for group in self._groups:
@@ -117,6 +124,12 @@ class Groups:
     def saved(self, where: str) -> None:
         for group in self._groups:
             group.saved(where)
+
+
+def call_method(worker: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call the worker's own method of that name: what arrives over a wire, or overrides the function that was named."""
+    method = getattr(worker, name)
+    return method(*args, **kwargs)
 
 
 MakeWorker = Callable[..., Any]

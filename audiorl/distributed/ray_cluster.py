@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from audiorl.config.distributed import RuntimeConfig, current, set_current
-from audiorl.distributed.local import MakeWorker, StateEffect, cpu_seconds, state_effects
+from audiorl.distributed.local import MakeWorker, StateEffect, call_method, cpu_seconds, state_effects
 from audiorl.distributed.torchrun import OWN_GPU, PROCESS_GROUP_TIMEOUT, RankError, backend, listening_store
 
 CONNECT_TIMEOUT_SECONDS = 5.0
@@ -378,7 +378,7 @@ class WorkerProcess:
 
     def call(self, method: str, *args: Any) -> tuple[WorkerFailure | None, Any]:
         """Call a method of the worker. Returns what it raised, and its result with tensors on the CPU."""
-        failure, result = _attempt(getattr(self._worker, method), *args)
+        failure, result = _attempt(call_method, self._worker, method, *args)
         return failure, _on_cpu(result)
 
 

@@ -10,12 +10,12 @@ same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Concatenate
 
 import torch
 
 from audiorl.config.distributed import current
-from audiorl.distributed.local import Group, MakeWorker, StateEffect, check_shards
+from audiorl.distributed.local import Group, MakeWorker, P, R, Shard, StateEffect, check_shards
 from audiorl.distributed.ray_cluster import Role, WorkerFailure, connected_cluster, import_ray
 from audiorl.distributed.torchrun import RankError
 
@@ -56,7 +56,12 @@ class RayGroup(Group):
     def size(self) -> int:
         return len(self._indices)
 
-    def each(self, method: str, shards: Sequence[Any], arrived: Callable[[Any], None] | None = None) -> list[Any]:
+    def each(
+        self,
+        method: Callable[[Any, Shard], R],
+        shards: Sequence[Shard],
+        arrived: Callable[[R], None] | None = None,
+    ) -> list[R]:
         """See `Group`. `arrived` is called with each worker's result when it is there, again when it is repeated."""
 
         def receive(reference: Any) -> Any:
@@ -66,17 +71,20 @@ class RayGroup(Group):
             return result
 
         check_shards(shards, self.size)
-        return self._call(method, [(shard,) for shard in shards], receive)
+        return self._call(method.__name__, [(shard,) for shard in shards], receive)
 
-    def all(self, method: str, *args: Any) -> list[Any]:
-        return self._call(method, [args] * self.size, import_ray().get)
+    def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        assert not kwargs, "arguments of workers in other processes are positional"
+        return self._call(method.__name__, [args] * self.size, import_ray().get)
 
-    def first(self, method: str, *args: Any) -> Any:
-        return import_ray().get(self.first_ref(method, *args))
+    def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        assert not kwargs, "arguments of workers in other processes are positional"
+        result: R = import_ray().get(self.first_ref(method, *args))
+        return result
 
-    def first_ref(self, method: str, *args: Any) -> Any:
+    def first_ref(self, method: Callable[..., Any], *args: Any) -> Any:
         """Like `first`, but returns a Ray reference, which `all` of another group takes without a copy here."""
-        return self._call(method, [args] * self.size, lambda reference: reference)[0]
+        return self._call(method.__name__, [args] * self.size, lambda reference: reference)[0]
 
     def cpu_seconds(self) -> list[float | None]:
         return self._cluster.cpu_seconds(self._indices)

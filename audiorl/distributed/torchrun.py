@@ -16,10 +16,10 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Concatenate
 from weakref import WeakSet
 
 import torch
@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from audiorl.config import torch_device
 from audiorl.config.distributed import RuntimeConfig
-from audiorl.distributed.local import Group, MakeWorker, check_shards, cpu_seconds
+from audiorl.distributed.local import Group, MakeWorker, P, R, Shard, call_method, check_shards, cpu_seconds
 from audiorl.distributed.world import World
 from audiorl.errors import Interrupted, RankError
 
@@ -166,15 +166,18 @@ class RanksGroup(Group):
     def size(self) -> int:
         return ranks()
 
-    def each(self, method: str, shards: Sequence[Any]) -> list[Any]:
+    def each(self, method: Callable[[Any, Shard], R], shards: Sequence[Shard]) -> list[R]:
         check_shards(shards, self.size)
-        return self._call(method, [(shard,) for shard in shards], True)
+        return self._call(method.__name__, [(shard,) for shard in shards], True)
 
-    def all(self, method: str, *args: Any) -> list[Any]:
-        return self._call(method, [args] * self.size, True)
+    def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        assert not kwargs, "arguments of workers in other processes are positional"
+        return self._call(method.__name__, [args] * self.size, True)
 
-    def first(self, method: str, *args: Any) -> Any:
-        return self._call(method, [args] * self.size, False)[0]
+    def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        assert not kwargs, "arguments of workers in other processes are positional"
+        result: R = self._call(method.__name__, [args] * self.size, False)[0]
+        return result
 
     def cpu_seconds(self) -> list[float | None]:
         self._send([("cpu",)] * self.size)
@@ -186,7 +189,7 @@ class RanksGroup(Group):
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], answer: bool) -> list[Any]:
         self._send([("call", self._number, method, args, answer) for args in arguments])
         with _explaining_failures():
-            result = getattr(self._local, method)(*arguments[0])
+            result = call_method(self._local, method, *arguments[0])
             if not answer:
                 return [result]
             results: list[Any] = [None] * self.size
@@ -220,7 +223,7 @@ def follow() -> None:
                 dist.gather_object(cpu_seconds())
             else:
                 number, method, args, answer = rest
-                result = getattr(workers[number], method)(*args)
+                result = call_method(workers[number], method, *args)
                 if answer:
                     dist.gather_object(result)
         except Exception as error:

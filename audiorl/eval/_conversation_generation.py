@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from audiorl.audio import AudioClip, load_clip, write_wav
 from audiorl.data.rows import write_json_lines
 from audiorl.data.seedtts import Conversation
-from audiorl.eval._speech_generation import generate_speech
+from audiorl.eval._speech import generate_speech
 from audiorl.eval.metrics.prosody import level_steps, pitch_steps
 from audiorl.eval.metrics.speech import real_time_factor
 from audiorl.rollout.speech import StreamingEngine

@@ -13,7 +13,7 @@ from audiorl.config import RLConfig, SamplingConfig
 from audiorl.data.manifest import Loaded
 from audiorl.data.seedtts import Utterance
 from audiorl.data.sets import weighted
-from audiorl.eval._judging import Judges
+from audiorl.eval._common import Judges
 from audiorl.eval._phases import UNSEEN
 from audiorl.eval._speech import measure_speech, probe_speech
 from audiorl.eval.metrics.text import Normalizer, normalize

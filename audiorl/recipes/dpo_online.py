@@ -27,8 +27,7 @@ from audiorl.recipes._common import (
 )
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
-from audiorl.train.answers import sampled_pairs
-from audiorl.train.preference import prefer
+from audiorl.train.preference import prefer, sampled_pairs
 
 
 @dataclass(frozen=True)

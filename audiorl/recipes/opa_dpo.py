@@ -33,8 +33,7 @@ from audiorl.recipes._common import (
 )
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
-from audiorl.train.answers import policy_answers
-from audiorl.train.preference import prefer
+from audiorl.train.preference import policy_answers, prefer
 from audiorl.train.sft import sft
 from audiorl.types import Sample
 from audiorl.user_files import load_function

@@ -27,8 +27,7 @@ from audiorl.models.value import ValueModel
 from audiorl.recipes._common import RecipeConfig, policy_from, read_split
 from audiorl.report import write_report
 from audiorl.run.folder import Run
-from audiorl.train.process_reward import judged_right, train_process_reward
-from audiorl.train.reward_model import ranked_right, train_reward_model
+from audiorl.train.reward_model import judged_right, ranked_right, train_process_reward, train_reward_model
 
 
 @dataclass(frozen=True)

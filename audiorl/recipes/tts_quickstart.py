@@ -41,7 +41,7 @@ from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, S
 from audiorl.data.corpus import bundled_speech, corpus
 from audiorl.data.recordings import Recordings
 from audiorl.data.silence import trimmed
-from audiorl.eval._judging import Judges
+from audiorl.eval._common import Judges
 from audiorl.eval._speech import measure_speech, probe_speech
 from audiorl.models import dualize, load_policy
 from audiorl.models.examples import Example

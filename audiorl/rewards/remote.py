@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlsplit
 
-from audiorl.data.score_rows import deserialize_scores
-from audiorl.data.serialization import AudioMode, digest, serialize_rollouts
+from audiorl.data.serialization import AudioMode, deserialize_scores, digest, serialize_rollouts
 from audiorl.rewards.check import check_scores
 from audiorl.rewards.concurrency import gate, gather_all, run_async
 from audiorl.types import Rollout, Score

@@ -35,13 +35,13 @@ from starlette.requests import ClientDisconnect
 
 from audiorl import __version__
 from audiorl.config import RewardServerConfig
-from audiorl.data.score_rows import serialize_scores
 from audiorl.data.serialization import (
     VERSION,
     PathNotAllowed,
     SerializationError,
     deserialize_rollouts,
     digest,
+    serialize_scores,
 )
 from audiorl.rewards.check import check_scores
 from audiorl.rewards.files import FileReward, load_reward

@@ -10,13 +10,14 @@ from audiorl.distributed.local import Group, Groups
 from audiorl.errors import Interrupted, RankError
 from audiorl.run.checkpoint import Saved
 from audiorl.run.folder import Run
+from audiorl.run.saving import CheckpointedWorker
 
 
 def restore(run: Run, phase: str, trainers: Group | Groups) -> int:
     """Load the phase's last checkpoint into the trainers, each from the disk; returns the steps done."""
     start, folder = run.last_checkpoint(phase)
     if folder is not None:
-        trainers.all("resume", str(folder.resolve()))
+        trainers.all(CheckpointedWorker.resume, str(folder.resolve()))
     return start
 
 
@@ -41,7 +42,7 @@ def checkpoint(
         if save_more is not None:
             save_more(run.dir / "checkpoints" / phase)
         partial = run.begin_save(phase, done)
-        trainers.all("begin_save", str(partial.resolve()))
+        trainers.all(CheckpointedWorker.begin_save, str(partial.resolve()))
         trainers.saving()
     if run.is_saving:
         finish_save(run, trainers, wait=last)
@@ -53,9 +54,10 @@ def finish_save(run: Run, trainers: Group | Groups, wait: bool = True) -> None:
     """Make the checkpoint that is being written visible, if its files are complete or once they are (`wait`)."""
     if not run.is_saving:
         return
-    files = trainers.all("saved_files", wait)
-    if all(each is not None for each in files):
-        folder = run.end_save({name: checksum for each in files for name, checksum in each.items()})
+    parts = trainers.all(CheckpointedWorker.saved_files, wait)
+    files = [part for part in parts if part is not None]
+    if len(files) == len(parts):
+        folder = run.end_save({name: checksum for part in files for name, checksum in part.items()})
         trainers.saved(str(folder.resolve()))
 
 
@@ -77,7 +79,7 @@ def completing_saves(run: Run, trainers: Group | Groups) -> Iterator[None]:
 def pull(model: Saved, trainers: Group) -> None:
     """Give the driver's model the weights that the trainers have, where they are not the same."""
     if not trainers.shared:
-        model.load_weights(trainers.first("weights"))
+        model.load_weights(trainers.first(CheckpointedWorker.weights))
 
 
 def pull_last(run: Run, phase: str, model: Saved, trainers: Group) -> None:

@@ -123,7 +123,7 @@ def clip_of(wav: Waveform, rate: int) -> Any:
 
 
 def greedy(path: str, device: str) -> RolloutEngine:
-    from audiorl.eval._generate import greedy_engine
+    from audiorl.eval._common import greedy_engine
 
     return greedy_engine(path, MAX_NEW_TOKENS, device)
 

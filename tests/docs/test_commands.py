@@ -24,6 +24,7 @@ from audiorl import cli
 from audiorl.cli.codec import Decode, Encode
 from audiorl.cli.plan import Options as PlanOptions
 from audiorl.data.bundled import SPOKEN
+from audiorl.eval._common import options_type
 from audiorl.gpu_check.run import _parser as gpu_check
 from audiorl.options import names, parse, parse_known
 from audiorl.recipes._loader import load_recipe, parse_config
@@ -144,7 +145,7 @@ def check_audiorl(command: str, *args: str) -> None:
         check_train(["codec", *args[1:]] if command == "codec" else list(args))
     elif command == "eval":
         find_script("eval", args[0])
-        parse(importlib.import_module(f"eval.{args[0]}").Options, args[1:], prog=args[0])
+        parse(options_type(importlib.import_module(f"audiorl.eval.{args[0]}").main), args[1:], prog=args[0])
     elif command == "audit":
         check_audiorl("eval", "audit", "--model", *args)
     elif command == "rewards":
@@ -188,7 +189,7 @@ def option_names() -> frozenset[str]:
     kinds: list[object] = [options for options, _ in cli.COMMANDS.values()]
     kinds += [*cli.REWARDS.values(), Encode, Decode, PlanOptions, *(kind for kind, _ in cli.DATA_COMMANDS.values())]
     kinds += [load_recipe(file).Config for file in scripts("recipes").values()]
-    kinds += [importlib.import_module(f"eval.{name}").Options for name in scripts("eval")]
+    kinds += [options_type(importlib.import_module(f"audiorl.eval.{name}").main) for name in scripts("eval")]
     return frozenset(f"--{path}" for kind in kinds for path, _ in names(kind))
 
 

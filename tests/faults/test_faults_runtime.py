@@ -250,7 +250,7 @@ def test_a_process_that_dies_while_it_starts_is_replaced(cluster: Cluster) -> No
     cluster.kill(2)
     os.kill(import_ray().get(cluster.process(2).pid.remote()), signal.SIGKILL)
     group = RayGroup("engine", Counter, 4.0)
-    assert [total for total, _ in group.all("generate", 0.0)] == [4.0, 4.0]
+    assert [total for total, _ in group.all(Counter.generate, 0.0)] == [4.0, 4.0]
     assert cluster.restarts == 1
 
 

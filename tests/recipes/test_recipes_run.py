@@ -23,7 +23,7 @@ from audiorl.rewards import CharAccuracy, Hallucination, Repetition, WeightedSum
 from audiorl.rewards.replay import replay
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.metrics_log import read_metrics
-from audiorl.train.preference import PreferenceWorker
+from audiorl.train.fit import Learner
 from tests.conftest import make_omni, make_qwen2_audio, make_whisper
 from tests.support.data_sources import SOURCES
 from tests.support.full_size import save_full_size
@@ -542,7 +542,7 @@ def test_dpo_online_interrupted_in_its_second_round(
     owner, method, count = {
         "answers": (HFEngine, "generate", 4),  # before, round 1, after round 1, round 2
         "reference": (AudioPolicy, "forward", None),
-        "training": (PreferenceWorker, "train", 4),
+        "training": (Learner, "train", 4),
     }[moment]
     original, calls = getattr(owner, method), 0
 

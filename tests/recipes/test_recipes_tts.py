@@ -27,7 +27,7 @@ from audiorl.rewards.speech import Duration, Finished, RecordedSpeech, SpeechJud
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.metrics_log import read_metrics
 from audiorl.speech_models.character_ctc import load as load_judge
-from audiorl.train.sft import SFTWorker
+from audiorl.train.fit import Learner
 from tests.conftest import make_text
 from tests.support.voices import write_two_voices
 from tokenizers_audio import CodeShards, load
@@ -182,9 +182,9 @@ def train(recipe: str, out: Path, *options: str) -> Path:
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of tts_sft that was stopped after its first step and continued."""
     out = tmp_path_factory.mktemp("runs") / "sft"
-    original, calls = SFTWorker.train, 0
+    original, calls = Learner.train, 0
 
-    def stopped(self: SFTWorker, examples: Any) -> dict[str, float]:
+    def stopped(self: Learner, examples: Any) -> dict[str, float]:
         nonlocal calls
         calls += 1
         if calls == 1:
@@ -192,7 +192,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return original(self, examples)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SFTWorker, "train", stopped)
+        patch.setattr(Learner, "train", stopped)
         assert main(["train", "audiorl/recipes/tts_sft.py", "--tiny", "--out", str(out)]) == 130
         codes = {f: f.stat().st_mtime_ns for f in (out / "codes").iterdir()}
         assert main(["resume", str(out)]) == 0

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -30,27 +32,34 @@ class FieldError(ValueError):
         self.field, self.message = field, message
 
 
-def check(data: Any, schema: type[T], prefix: str = "") -> T:
-    """`data` as `schema`. Raises FieldError naming the field, after `prefix`, that is missing or wrong."""
+def check(data: Any, schema: type[T], prefix: str = "", decode: Callable[[type, Any], Any] | None = None) -> T:
+    """Return `data` as `schema`, a struct or dataclass. Raises FieldError naming the field, after `prefix`, that is
+    missing or wrong. `decode` makes values of types that are neither, and raises ValueError."""
     try:
-        return msgspec.convert(data, schema, builtin_types=(bytes,))
-    except msgspec.ValidationError as error:
+        return msgspec.convert(data, schema, builtin_types=(bytes,), dec_hook=decode)
+    except (msgspec.ValidationError, OverflowError, RecursionError) as error:
         reason, _, place = str(error).partition(" - at `")
     place = place.partition("[...]")[0]  # a key of a mapping is not named
     path: list[str | int] = [name or int(index) for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", place)]
     missing = re.search(r"missing required field `(.+)`", reason)
     if missing:
         path.append(missing[1])
+    if not re.match("Expected|Object|Invalid|Integer|Number|String|Length|Array", reason):  # of `decode` or a dataclass
+        raise FieldError(_field(prefix, path), reason)
     depth, expected = max(_descriptions(schema, path), key=lambda described: described[0], default=(0, "an object"))
     value: Any = None if missing else data
     for step in () if missing else path[:depth]:
         value = value[step]
-    field = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path[:depth])
-    field = f"{prefix}{field}".removeprefix(".")
+    field = _field(prefix, path[:depth])
     if value is not None:
         raise FieldError(field, f"{_short(value)} is not {expected}")
     columns = f" (the columns are {', '.join(map(str, data))})" if missing and len(path) == 1 else ""
     raise FieldError(field, f"missing; {expected.partition('; ')[2] or f'give {expected}'}{columns}")
+
+
+def _field(prefix: str, path: Sequence[str | int]) -> str:
+    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return f"{prefix}{steps}".removeprefix(".")
 
 
 def check_limit(limit: int | None) -> None:
@@ -92,24 +101,34 @@ def _short(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 
-def _descriptions(hint: Any, path: Sequence[str | int], depth: int = 0) -> Iterator[tuple[int, str]]:
+_PLAIN = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+"""Descriptions of the fields of dataclasses, which have none of their own."""
+
+
+def _descriptions(
+    hint: Any, path: Sequence[str | int], depth: int = 0, plain: bool = False
+) -> Iterator[tuple[int, str]]:
     """(steps of `path`, description) of every type on the way to a place, each before the types that it consists of."""
     kind, arguments = get_origin(hint), get_args(hint)
     if kind is Annotated:
         yield from ((depth, meta.description) for meta in arguments[1:] if meta.description)
-        yield from _descriptions(arguments[0], path, depth)
+        yield from _descriptions(arguments[0], path, depth, plain)
     elif kind in (Union, UnionType):
         for member in arguments:
-            yield from _descriptions(member, path, depth)
+            yield from _descriptions(member, path, depth, plain)
     elif kind is Literal:
         yield depth, f"one of {', '.join(map(str, arguments))}"
     elif kind in (list, tuple):
         yield depth, "a list"
         if depth < len(path):
-            yield from _descriptions(arguments[0], path, depth + 1)
-    elif isinstance(hint, type) and issubclass(hint, Struct):
-        fields = msgspec.structs.fields(hint)
-        yield depth, f"an object; give {{{', '.join(f.encode_name for f in fields)}}}"
-        for f in fields:
-            if depth < len(path) and f.encode_name == path[depth]:
-                yield from _descriptions(f.type, path, depth + 1)
+            yield from _descriptions(arguments[0], path, depth + 1, plain)
+    elif isinstance(hint, type) and (issubclass(hint, Struct) or is_dataclass(hint)):
+        if issubclass(hint, Struct):
+            fields = {f.encode_name: f.type for f in msgspec.structs.fields(hint)}
+        else:
+            fields = {f.name: get_type_hints(hint)[f.name] for f in dataclass_fields(hint)}
+        yield depth, f"an object; give {{{', '.join(fields)}}}"
+        if depth < len(path) and path[depth] in fields:
+            yield from _descriptions(fields[str(path[depth])], path, depth + 1, is_dataclass(hint))
+    elif plain and hint in _PLAIN:
+        yield depth, _PLAIN[hint]

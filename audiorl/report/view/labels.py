@@ -25,7 +25,7 @@ import msgspec
 from filelock import FileLock
 
 from audiorl.data.preferences import Pair, pair_row, part_row
-from audiorl.data.rollout_rows import rollout_from_row
+from audiorl.data.rollout_rows import rollout_from_row, rollout_row
 from audiorl.report.rollouts import written_text
 from audiorl.report.run import Row
 from audiorl.report.view.follow import UNREADABLE
@@ -126,15 +126,10 @@ class LabelFile:
 
     def _score(self, question: Question, verdict: str, folders: Sequence[Path]) -> dict[str, Any]:
         (row,), (folder,) = question.rows, folders
-        if "clips" not in row:
-            raise ValueError("recorded by audiorl 0.1, without what a label needs; skip it")
         rollout: Rollout = rollout_from_row(row, folder)
         messages = rollout.sample.messages
-        row = {**row, "clips": [_absolute(clip, folder) for clip in row["clips"]]}
-        if rollout.spoken_audio is not None:
-            row["spoken_audio"] = {"path": str(rollout.spoken_audio.path)}
         return {
-            **row,
+            **rollout_row(rollout, row.get("step", 0), row.get("advantage") or 0.0),  # with absolute paths
             "label": int(verdict),
             "id": rollout.sample.id,
             "prompt": [{"role": m.role, "content": [part_row(c) for c in m.content]} for m in messages],
@@ -142,10 +137,6 @@ class LabelFile:
             "completion": rollout.text,
             "desirable": int(verdict) >= DESIRABLE,
         }
-
-
-def _absolute(clip: dict[str, Any], folder: Path) -> dict[str, Any]:
-    return clip if clip.get("path") is None else {**clip, "path": os.path.join(folder, clip["path"])}
 
 
 def _append(path: Path, row: dict[str, Any]) -> None:

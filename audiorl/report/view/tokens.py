@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from functools import lru_cache
 from html import escape
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from audiorl.data.rollout_rows import array_of
 from audiorl.report.run import Row
 
 _HALF = {"advantages": "advantage", "ratios": "ratio", "entropies": "entropy"}
@@ -34,13 +34,13 @@ def tokens(row: Row, run_folder: Path) -> str:
 
 
 def _segment(segment: Row, tokenizer: Tokenizer, advantage: float | None) -> str:
-    ids = _array(segment["ids"], "<i8")
-    numbers = {"log-prob": _array(segment["logprobs"], "<f4").reshape(len(ids), -1).sum(1)}
+    ids = array_of(segment["ids"])
+    numbers = {"log-prob": array_of(segment["logprobs"]).reshape(len(ids), -1).sum(1)}
     if advantage is not None:
         numbers["advantage"] = np.full(len(ids), float(advantage))
-    numbers |= {name: _array(segment[field], "<f2") for field, name in _HALF.items() if segment.get(field)}
+    numbers |= {name: array_of(segment[field]) for field, name in _HALF.items() if segment.get(field)}
     has_codes = segment.get("codes") is not None
-    frames = [bool((row >= 0).any()) for row in _array(segment["codes"], "<i8")] if has_codes else [False] * len(ids)
+    frames = [bool((row >= 0).any()) for row in array_of(segment["codes"])] if has_codes else [False] * len(ids)
     texts = pieces(tokenizer, [int(i) for i in ids], frames)
     return "".join(
         f"<span class='token{' frame' if frames[i] else ''}'"
@@ -63,10 +63,6 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int], frames: Sequence[bool]) -> 
         texts.append(text)
         pending = []
     return texts
-
-
-def _array(tensor: Row, dtype: str) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(tensor["data"]), dtype).reshape(tensor["shape"])
 
 
 def _tokenizer(run_folder: Path) -> Tokenizer | None:

@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from audiorl.config import SamplingConfig
-from audiorl.distributed.local import Group
 from audiorl.models import AudioPolicy
 from audiorl.protocols import RolloutEngine
 from audiorl.run.phase import pull
 from audiorl.run.progress import Progress
-from audiorl.train.rl.driver import with_driver_gpu
-from audiorl.train.rl.weight_sync import GroupEngine
+from audiorl.train.rl.processes import Workers
 
 Evaluate = Callable[[], Mapping[str, float]]
 """Held-out metrics of the policy as it is now."""
@@ -36,22 +34,22 @@ class EvaluateByEngine(Protocol):
 
 def held_out_metrics(
     evaluate: Evaluate,
-    engine: GroupEngine,
+    workers: Workers,
     policy: AudioPolicy,
-    trainers: Group,
     sampling: SamplingConfig,
     version: int,
     progress: Progress,
 ) -> dict[str, float]:
     """eval/*: by the run's engines with the weights after `version` steps, else by the driver's policy with them."""
     if isinstance(evaluate, EvaluateByEngine) and answers_alike(evaluate, sampling):
+        engine = workers.engine
         engine.sync(version)
         metrics = evaluate.by_engine(engine, AT_ONCE * engine.size, progress.note)
         engine.free_gpus()
     else:
-        pull(policy, trainers)
+        pull(policy, workers.trainers)
         progress.note("evaluating")
-        with with_driver_gpu(policy, trainers):
+        with workers.driver_on_gpu(policy):
             metrics = evaluate()
     progress.note("")
     return {f"eval/{name}": value for name, value in metrics.items()}

@@ -16,7 +16,7 @@ def check_listening(policy: AudioPolicy, rollouts: Sequence[Rollout], config: RL
     """`audio/gain_*` on one answer for each of `audio_check_prompts` prompts; see `RLConfig.audio_check`.
 
     Prompts that have no such view, such as text or silence, are left out. Without any, or for streams and speech, there
-    is nothing to measure. Raises ValueError where the policy does not listen and `audio_check` is "stop".
+    is nothing to measure. Raises ValueError where the policy ignores its audio and `audio_check` is "stop".
     """
     one_each = list({r.group_id: r for r in rollouts if len(r.segments) == 1 and not r.speaks}.values())
     one_each = [r for r in one_each if _has_view([r.sample], "silence")][: config.audio_check_prompts]
@@ -25,8 +25,8 @@ def check_listening(policy: AudioPolicy, rollouts: Sequence[Rollout], config: RL
         return {}
     gains = audio_gains(policy, one_each, views, config.micro_batch_tokens)
     result = verdict(gains, config.audio_check_min)
-    if result.word == "deaf":
-        message = f"the model does not listen: {result.reason}"
+    if result.word == "ignores_audio":
+        message = f"the model ignores its audio: {result.reason}"
         if config.audio_check == "stop":
             raise ValueError(f"{message}, less than audio_check_min {config.audio_check_min:g}")
         print(f"audiorl: {message}", file=sys.stderr)

@@ -12,14 +12,11 @@ from audiorl.data.sets import SET
 from audiorl.rollout.hf import token_versions
 from audiorl.train.rl.collect import RolloutBatch
 from audiorl.train.rl.partial import partial_metrics
-from audiorl.train.rl.trainer import TrainOutput
 
 
-def step_metrics(batch: RolloutBatch, outputs: Sequence[TrainOutput], step: int, config: RLConfig) -> dict[str, float]:
-    """The trainers' metrics, averaged over them, and those of the rollouts."""
-    rows = [output.metrics for output in outputs]
-    trained = {name: _mean([row[name] for row in rows]) for name in rows[0]}
-    out = trained | rollout_metrics(batch, config) | {"rollout/staleness": staleness(batch, step)}
+def step_metrics(batch: RolloutBatch, step: int, config: RLConfig) -> dict[str, float]:
+    """Return the metrics of a step's rollouts: what they scored, how long they are, and how old their weights."""
+    out = rollout_metrics(batch, config) | {"rollout/staleness": staleness(batch, step)}
     if config.partial_tokens is not None:
         out |= partial_metrics(batch.rollouts, batch.unfinished, step)
     return out

@@ -75,14 +75,26 @@ class TrainOutput:
     """Its returns [L], likewise, for critics in processes of their own; else empty."""
 
 
+@dataclass(frozen=True)
+class Separate:
+    """Which models live in processes of their own and not in the trainers'."""
+
+    reference: bool = False
+    """The reference of the KL and the teacher of distillation: experiences come with `ref_logprobs` and `teacher`."""
+    critic: bool = False
+    """The critic: experiences come with `values`."""
+
+
+ALL_HERE = Separate()
+
+
 class Trainer:
     """Updates a policy from scored experiences.
 
     Log-probs are taken at the temperatures that rollouts are sampled at: `temperature` of text tokens, and
     `audio_temperature` of codec codes (None: the same). `max_tokens` is the response budget that Dr.GRPO divides by.
     Make the trainer before a checkpoint is restored: the critic, and the reference if none is given, start as copies of
-    the policy as it is now. With reference "separate" experiences come with `ref_logprobs`, and with `separate_critic`
-    with `values`: other processes hold these models.
+    the policy as it is now.
 
     The trainers of one `world` together do what one would do alone: counts, whitening, gradients and metrics are those
     of all ranks, wherever an experience is.
@@ -95,10 +107,10 @@ class Trainer:
         optim: OptimConfig,
         temperature: float,
         max_tokens: int,
-        reference: Reference | Literal["separate"] | None = None,
+        reference: Reference | None = None,
         audio_temperature: float | None = None,
         world: World | None = None,
-        separate_critic: bool = False,
+        separate: Separate = ALL_HERE,
     ):
         self.policy = policy
         self.world = world or World()
@@ -110,15 +122,15 @@ class Trainer:
         self.has_kl = config.kl_beta > 0
         self.reference: Reference | None = None
         distills = config.distill.coef > 0
-        if (self.has_kl or (distills and config.distill.teacher == "reference")) and reference != "separate":
+        if (self.has_kl or (distills and config.distill.teacher == "reference")) and not separate.reference:
             self.reference = reference or policy.reference()
         self.distillation: Distillation | None = None
         if distills:
-            teacher = self._teacher(reference == "separate")
+            teacher = self._teacher(separate.reference)
             self.distillation = Distillation(policy, config, self.temperature, self.world, teacher)
         updates = updates_of(config)
         self.critic: Critic | None = None
-        if config.advantage == "gae" and not separate_critic:
+        if config.advantage == "gae" and not separate.critic:
             self.critic = Critic(critic_of(policy, config.critic.shared), config.critic, optim, updates, self.world)
         self.optimizer = optimizer_for(policy, optim, updates, self.world)
         self.ema = None if config.ema_decay is None else EMA(policy.trainable(), config.ema_decay)

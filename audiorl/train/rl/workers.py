@@ -1,43 +1,52 @@
-"""The workers of a policy gradient phase: trainers with their engines, separate engines, references and critics.
+"""The workers of a policy gradient phase, one object in each process: trainers that also generate, engines, references.
 
-A phase with several processes first saves its model to `checkpoints/PHASE/start`; every process loads its own copy from
-there. A worker in the driver's process shares the driver's model instead.
+Every process loads its own copy of the model that the phase begins with; a worker in the driver's process shares the
+driver's model instead.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from audiorl.algos.experience import Experience, TeacherOutput
-from audiorl.config import DistillConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.config.distributed import current
-from audiorl.distributed.local import Group, changes_worker
-from audiorl.distributed.placement import check_engine, separate_group, trainer_group
+from audiorl.distributed.local import changes_worker
+from audiorl.distributed.ray_cluster import import_ray
 from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.lora import is_adapter
 from audiorl.models.policy import Reference
 from audiorl.models.weights import Weights, named
-from audiorl.protocols import Ended, Request
+from audiorl.protocols import Ended, Request, Sleep
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.vllm import VLLMConfig, VLLMEngine
 from audiorl.rollout.vllm_weights import Lora, adapter_obstacle, served_weights
-from audiorl.rollout.weight_transfer import Backend, SyncError, WeightSender
-from audiorl.run.folder import Run
+from audiorl.rollout.weight_transfer import Backend, SyncError, WeightReceiver, WeightSender
 from audiorl.run.model_file import ModelFile
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
-from audiorl.train.rl.critic_worker import critic_worker
 from audiorl.train.rl.distill import Teacher, load_teacher
-from audiorl.train.rl.trainer import State, Trainer, with_logprobs
-from audiorl.train.rl.weight_sync import EngineWorker, GroupEngine, WeightSource, free_cached, node_address
+from audiorl.train.rl.trainer import ALL_HERE, Separate, State, Trainer, with_logprobs
 from audiorl.types import Rollout
 
 _log = logging.getLogger(__name__)
+
+
+class WeightSource(NamedTuple):
+    """The sender that an engine receives weights from."""
+
+    address: str
+    """HOST:PORT of the sender."""
+    backend: Backend
+    receivers: int
+    """How many engines receive."""
+    number: int = 0
+    """Which of them this engine is."""
 
 
 class Actor(Trainer, CheckpointedWorker):
@@ -52,18 +61,16 @@ class Actor(Trainer, CheckpointedWorker):
         config: RLConfig,
         optim: OptimConfig,
         sampling: SamplingConfig,
-        reference: Reference | Literal["separate"] | None = None,
+        reference: Reference | None = None,
         world: World | None = None,
         colocated_engine: VLLMEngine | None = None,
         engine_lora: Lora = "merged",
-        separate_critic: bool = False,
+        separate: Separate = ALL_HERE,
     ):
         max_rows = sampling.max_new_tokens if policy.speech is None else sampling.max_new_tokens + sampling.max_frames
         self._writer = CheckpointWriter(policy, world)
         temperatures = sampling.temperature, sampling.audio_temperature
-        super().__init__(
-            policy, config, optim, temperatures[0], max_rows, reference, temperatures[1], world, separate_critic
-        )
+        super().__init__(policy, config, optim, temperatures[0], max_rows, reference, temperatures[1], world, separate)
         self.engine = HFEngine(policy, sampling)
         self._colocated_engine = colocated_engine
         self._engine_lora = engine_lora
@@ -161,9 +168,95 @@ class Actor(Trainer, CheckpointedWorker):
         return None
 
 
+class EngineWorker:
+    """A worker that generates rollouts with its own copy of the weights. It wakes its engine when it is called."""
+
+    def __init__(self, engine: HFEngine | VLLMEngine):
+        self._engine = engine
+        self._asleep = False
+        self._source: WeightSource | None = None
+        self._receiver: WeightReceiver | None = None
+        self._workers_connected = False
+
+    def connect(self, source: WeightSource) -> bool:
+        """Connect to a sender of weights. Returns whether this worker was already connected to it.
+
+        Of an engine of several GPUs vLLM's workers connect, one on each.
+        """
+        if (self._receiver is not None or self._workers_connected) and source == self._source:
+            return True
+        self._disconnect("another connection was made")
+        self._source = source
+        options: dict[str, Any] = {
+            "host": node_address(),
+            "timeout": current().sync_timeout,
+            "backend": source.backend,
+        }
+        workers = current().engine_gpus
+        if isinstance(self._engine, VLLMEngine) and workers > 1:
+            first = source.number * workers
+            self._workers_connected = self._engine.connect(source.address, first, source.receivers, options) is None
+            return False
+        try:
+            self._receiver = WeightReceiver(source.address, source.number, source.receivers, **options)
+        except SyncError:
+            self._receiver = None  # the sender has ended; `receive` reports it
+        return False
+
+    def receive(self, version: int) -> str | None:
+        """Load the weights that are sent next. Returns None, or why they did not arrive."""
+        self._wake()
+        if self._workers_connected and isinstance(self._engine, VLLMEngine):
+            reason = self._engine.receive(version)
+            if reason is not None:
+                self._disconnect(reason)
+            return reason
+        if self._receiver is None:
+            return "an engine has no connection for weights"
+        try:
+            self._receiver.update(self._engine.update_weights, version)
+        except SyncError as error:
+            self._disconnect(str(error))
+            return str(error)
+        return None
+
+    def generate(self, version_and_requests: tuple[int, Sequence[Request]]) -> list[Rollout] | None:
+        """Rollouts of the requests; None where the engine's weights are of another version."""
+        version, requests = version_and_requests
+        if self._engine.policy_version != version:
+            return None
+        self._wake()
+        return self._engine.generate(requests)
+
+    def sleep(self) -> None:
+        """Free GPU memory for a colocated trainer, if the engine can."""
+        if isinstance(self._engine, Sleep) and self._engine.can_sleep and not self._asleep:
+            self._engine.sleep()
+            self._asleep = True
+        free_cached()
+
+    def _wake(self) -> None:
+        if self._asleep and isinstance(self._engine, Sleep):
+            self._engine.wake()
+        self._asleep = False
+
+    def close(self) -> None:
+        self._disconnect("the phase has ended")
+        if isinstance(self._engine, VLLMEngine):
+            self._engine.close()
+
+    def _disconnect(self, reason: str) -> None:
+        if self._receiver is not None:
+            self._receiver.close(reason)
+        self._receiver = None
+        if self._workers_connected and isinstance(self._engine, VLLMEngine):
+            self._engine.disconnect(reason)
+        self._workers_connected = False
+
+
 class ReferenceWorker:
-    """Holds the reference model of the KL, and the teacher of distillation, for trainers that do not. They share no
-    weights with the trained policy. Methods are named like the fields of `Experience` that they fill in."""
+    """Holds the reference model of the KL, and the teacher of distillation, for trainers that do not. It shares no
+    weights with the trained policy."""
 
     def __init__(
         self,
@@ -174,7 +267,7 @@ class ReferenceWorker:
     ):
         self._model, self._config, self._sampling, self._teacher = model, config, sampling, teacher
 
-    def teacher(self, experiences: Sequence[Experience]) -> list[TeacherOutput]:
+    def teacher_outputs(self, experiences: Sequence[Experience]) -> list[TeacherOutput]:
         """The outputs of the teacher, see `Teacher.outputs`."""
         assert self._teacher is not None
         return self._teacher.outputs(experiences)
@@ -186,59 +279,12 @@ class ReferenceWorker:
         return [e.ref_logprobs for e in scored if e.ref_logprobs is not None]
 
 
-ReferenceSource = ModelFile[AudioPolicy] | Literal["base", "separate"] | None
-"""Where a trainer's reference comes from: a folder, the model below its adapter, another process, or (None) the policy
+ReferenceSource = ModelFile[AudioPolicy] | Literal["base"] | None
+"""Where a trainer's reference comes from: a folder, the model below its adapter, or (None) the policy
 that the phase begins with."""
 
 
-def start_workers(
-    run: Run,
-    phase: str,
-    policy: AudioPolicy,
-    config: RLConfig,
-    optim: OptimConfig,
-    sampling: SamplingConfig,
-    reference: Reference | None,
-) -> tuple[Group, GroupEngine, Group | None, Group | None]:
-    """The trainers of a phase, one on each rank, its engines, and the separate processes of its reference and of its
-    critic, if any."""
-
-    def start() -> ModelFile[AudioPolicy]:
-        return ModelFile.save(run, phase, "start", policy)
-
-    def reference_source() -> ReferenceSource:
-        if reference is None:
-            return None
-        return "base" if reference.is_base else ModelFile.save(run, phase, "reference", reference.policy)
-
-    def trainer() -> tuple[Any, ...]:
-        return _actor, start(), config, optim, sampling, "separate" if current().references else reference_source()
-
-    def local_trainer(world: World) -> Actor:
-        if current().engine != "vllm" or current().engines:
-            return Actor(policy, config, optim, sampling, reference, world)
-        lora = _engine_lora(start(), warn=True)
-        vllm = _vllm(start(), sampling)
-        if vllm.can_sleep:
-            vllm.sleep()
-        return Actor(policy, config, optim, sampling, reference, world, vllm, lora)
-
-    check_engine()
-    if current().references:
-        check_separate_teacher(config.distill)
-    if current().critics:
-        config.check_separate_critic(current().critics)
-    trainers = trainer_group(local_trainer, trainer)
-    engines = separate_group("engine", lambda: (_engine, start(), sampling))
-    colocated = engines is not None and current().shares_gpus
-    references = None
-    if config.kl_beta > 0 or config.distill.from_reference_process:
-        references = separate_group("reference", lambda: (_reference, start(), config, sampling, reference_source()))
-    critics = separate_group("critic", lambda: (critic_worker, start(), config))
-    return trainers, GroupEngine(trainers, engines, config.overlap, colocated), references, critics
-
-
-def _actor(
+def make_actor(
     start: ModelFile[AudioPolicy],
     config: RLConfig,
     optim: OptimConfig,
@@ -246,18 +292,18 @@ def _actor(
     reference: ReferenceSource,
 ) -> Actor:
     policy = start.load()
-    frozen: Reference | Literal["separate"] | None = None
-    if isinstance(reference, ModelFile):
+    separate = Separate(reference=current().references > 0, critic=current().critics > 0)
+    frozen: Reference | None = None
+    if isinstance(reference, ModelFile) and not separate.reference:
         frozen = reference.load().reference()
-    elif reference is not None:
-        frozen = "separate" if reference == "separate" else Reference(policy, base=True)
+    elif reference == "base":
+        frozen = Reference(policy, base=True)
     world = World.of_process_group()
-    lora = _engine_lora(start, warn=world.rank == 0)
-    separate = current().critics > 0
-    return Actor(policy, config, optim, sampling, frozen, world, engine_lora=lora, separate_critic=separate)
+    lora = engine_lora(start, warn=world.rank == 0)
+    return Actor(policy, config, optim, sampling, frozen, world, engine_lora=lora, separate=separate)
 
 
-def _reference(
+def make_reference(
     start: ModelFile[AudioPolicy], config: RLConfig, sampling: SamplingConfig, source: ReferenceSource
 ) -> ReferenceWorker:
     policy = source.load() if isinstance(source, ModelFile) else start.load()
@@ -270,30 +316,21 @@ def _reference(
     return ReferenceWorker(reference, config, sampling, teacher)
 
 
-def check_separate_teacher(config: DistillConfig) -> None:
-    """Raise ValueError for a divergence whose teacher cannot be a process of its own."""
-    whole = config.loss_kind is not None and (not config.top_k or config.top_k_of == "student")
-    if config.from_reference_process and whole:
-        raise ValueError(
-            "runtime.references: this distill.divergence needs the teacher's hidden states and head in the trainer; "
-            "from a process of its own it can send its top tokens (distill.top_k 64, top_k_of teacher) or log-probs "
-            "(distill.divergence sampled)"
-        )
-
-
-def _engine(start: ModelFile[AudioPolicy], sampling: SamplingConfig) -> EngineWorker:
-    engine = EngineWorker(_vllm(start, sampling) if current().engine == "vllm" else HFEngine(start.load(), sampling))
+def make_engine(start: ModelFile[AudioPolicy], sampling: SamplingConfig) -> EngineWorker:
+    engine = EngineWorker(
+        make_vllm(start, sampling) if current().engine == "vllm" else HFEngine(start.load(), sampling)
+    )
     if current().shares_gpus:
         engine.sleep()
     return engine
 
 
-def _vllm(start: ModelFile[AudioPolicy], sampling: SamplingConfig) -> VLLMEngine:
+def make_vllm(start: ModelFile[AudioPolicy], sampling: SamplingConfig) -> VLLMEngine:
     """vLLM with the weights that the phase begins with; it can sleep where it shares a trainer's GPU."""
     runtime, gpu = current(), torch.cuda.is_available()
     config = VLLMConfig(
         dtype=_vllm_dtype(start),
-        lora=_engine_lora(start),
+        lora=engine_lora(start),
         gpu_memory_utilization=runtime.engine_gpu_fraction,
         tensor_parallel_size=runtime.engine_gpus if runtime.engines else 1,
         sleep=gpu and runtime.shares_gpus,
@@ -305,7 +342,7 @@ def _vllm_dtype(start: ModelFile[AudioPolicy]) -> Literal["auto", "bfloat16"]:
     return "bfloat16" if start.config.autocast else "auto"
 
 
-def _engine_lora(start: ModelFile[AudioPolicy], warn: bool = False) -> Lora:
+def engine_lora(start: ModelFile[AudioPolicy], warn: bool = False) -> Lora:
     """How vLLM runs the adapter of this folder; trainers and engines each find the same. `warn`: if not as an adapter.
 
     Raises ValueError where `runtime.engine_lora` is adapter and vLLM cannot run it.
@@ -321,3 +358,15 @@ def _engine_lora(start: ModelFile[AudioPolicy], warn: bool = False) -> Lora:
     if warn:
         _log.warning("vLLM is sent merged weights at every step, not the adapter: %s", reason)
     return "merged"
+
+
+def free_cached() -> None:
+    """Return torch's cached but unused GPU memory, so that other processes can use it."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def node_address() -> str:
+    """This node's address in the Ray cluster."""
+    address: Any = import_ray().util.get_node_ip_address()
+    return str(address)

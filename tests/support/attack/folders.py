@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import shutil
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from audiorl.audio import AudioClip
 from audiorl.config import to_json
-from audiorl.data.rollout_rows import read_rollouts
+from audiorl.data.rollout_rows import array_of, read_rollouts
 from audiorl.models import load_policy
 from audiorl.models.families.text import tiny
 from audiorl.models.weights import copy_weights, read_tensors
@@ -215,10 +214,8 @@ def _judge_rollouts(given: Input, result: Sequence[Rollout]) -> Iterator[str]:
             yield f"a total {score['total']!r} became {rollout.score.total}"
         if len(row["segments"]) != len(rollout.segments):
             yield f"{len(rollout.segments)} of {len(row['segments'])} segments"
-        if "clips" not in row:
-            continue
         for segment, held in zip(row["segments"], rollout.segments, strict=True):
-            ids = np.frombuffer(base64.b64decode(segment["ids"]["data"]), "<i8")
+            ids = array_of(segment["ids"])
             if held.ids.tolist() != ids.tolist() or len(held.logprobs) != len(ids) or held.text != segment["text"]:
                 yield "other tokens than the row's"
             if type(segment["policy_version"]) is not int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import balance, micro_batches, pack_experiences, sorted_batches
-from audiorl.train.rl.split import split_groups
+from audiorl.train.rl.processes import split_groups
 
 
 def answer(prompt: int, sampled: int, group: str = "", first: int = 0) -> Experience:

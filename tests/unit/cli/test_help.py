@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import importlib.util
 import inspect
 import itertools
 import subprocess
@@ -13,6 +12,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -23,8 +23,9 @@ from audiorl import cli
 from audiorl.cli import main
 from audiorl.cli.results import print_results
 from audiorl.config.distributed import RuntimeConfig
+from audiorl.eval._common import options_type
 from audiorl.recipes._loader import load_recipe
-from audiorl.recipes._scripts import find_script, scripts
+from audiorl.recipes._scripts import scripts
 
 COMMANDS = (
     "", "train", "resume", "report", "eval", "rewards", "rewards score", "rewards serve", "codec", "codec encode",
@@ -137,12 +138,7 @@ def test_every_option_of_a_recipe_is_described(recipe: str) -> None:
 
 @pytest.mark.parametrize("evaluation", scripts("eval"))
 def test_every_option_of_an_evaluation_is_described(evaluation: str) -> None:
-    spec = importlib.util.spec_from_file_location(f"options_of_{evaluation}", find_script("eval", evaluation))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for their module
-    spec.loader.exec_module(module)
-    assert undocumented(module.Options) == []
+    assert undocumented(options_type(import_module(f"audiorl.eval.{evaluation}").main)) == []
 
 
 @pytest.mark.parametrize("name", COMMAND_OPTIONS)

@@ -13,8 +13,7 @@ import soundfile
 import torch
 
 from audiorl.audio import AudioClip
-from audiorl.data.clip_files import file_bytes
-from audiorl.data.rollout_rows import read_rollouts, rollout_row
+from audiorl.data.rollout_rows import file_bytes, read_rollouts, rollout_row
 from audiorl.data.rows import Row, read_rows, write_json_lines
 from audiorl.rewards.replay import replay
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, Unit, interpretation_sample
@@ -88,25 +87,6 @@ def test_a_stream_in_memory_comes_back_whole_from_one_file(tmp_path: Path) -> No
     row = json.loads((tmp_path / "rollouts" / "step_000001.jsonl").read_text())
     (clip,) = row["sample"]["audio"]
     assert clip["start"] == 0 and clip["duration"] == pytest.approx(2.3)
-
-
-def test_rows_of_0_1_keep_turns_and_speech(tmp_path: Path) -> None:
-    turn = {"end": 1.0, "reference": "hola", "source": "hello", "reference_seconds": 0.5}
-    sample = {"id": "s", "prompt": "Translate.", "references": ["hola"], "choices": [], "task": "en-es", "metadata": {}}
-    sample |= {"audio": [{"path": "/a.wav", "start": 2.0, "duration": 2.0}], "turns": [turn, turn | {"end": 2.0}]}
-    row = {"group_id": "0/0", "index": 1, "sample": sample, "score": {"total": 0.5, "parts": {}}}
-    part = {"stop_reason": "eos", "num_tokens": 2, "policy_version": 4, "source_time": 1.0, "emit_time": 1.5}
-    row |= {"segments": [{"text": "hola"} | part, {"text": ""} | part], "said": {"path": "rollouts/step_1/0.wav"}}
-    path = tmp_path / "rollouts" / "step_1.jsonl"
-    path.parent.mkdir()
-    path.write_text(json.dumps(row) + "\n")
-    (read,) = read_rollouts(path)
-    assert [(t.audio.path, t.audio.start, t.audio.duration) for t in read.sample.turns] == [
-        ("/a.wav", 2.0, 1.0),
-        ("/a.wav", 3.0, 1.0),
-    ]
-    assert read.text == "hola" and read.num_sampled == 4 and read.score == Score(0.5)
-    assert read.spoken_audio is not None and read.spoken_audio.path == str(path.parent / "step_1" / "0.wav")
 
 
 def test_replay_reads_patterns_step_by_step(tmp_path: Path) -> None:

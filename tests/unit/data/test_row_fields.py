@@ -269,17 +269,28 @@ def test_a_saved_dataset_is_read_without_mapping(tmp_path: Path) -> None:
 # -- recorded rollouts -------------------------------------------------------------------------------------------------
 
 
+def tensor(shape: list[int], data: str, dtype: str = "int64") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data": data}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"segments": []}, "field 'segments': empty"),
         ({"index": True}, "index': True is not a whole number"),
-        ({"segments.policy_version": -1}, "policy_version': -1 is not a number from 0"),
-        ({"segments.ids": {"shape": [1], "data": "//////////8="}}, "ids': holds -1, expected 0 or more"),
+        ({"segments.policy_version": 0.5}, r"segments\[0\].policy_version': 0.5 is not a whole number"),
+        (
+            {"segments.ids": tensor([1], "//////////8=")},
+            "ids': holds -1, expected 0 or more",
+        ),
         ({"segments.code_mask": None}, "codes without code_mask, or code_mask without codes"),
-        ({"segments.prompt_codes": {"shape": [1, 2], "data": "AAAAAAAAAAAAAAAAAAAAAA=="}}, "not as long as its ids"),
+        (
+            {"segments.prompt_codes": tensor([1, 2], "AAAAAAAAAAAAAAAAAAAAAA==")},
+            "not as long as its ids",
+        ),
         ({"segments.text": "\ud800"}, "half a character"),
-        ({"clips.start": -1.0}, "start': -1.0 is not a time"),
+        ({"segments.audio": [{"path": "a.wav", "start": "x"}]}, r"audio\[0\].start': 'x' is not a number"),
+        ({"segments.ids": tensor([], "", "int8")}, "'int8' is none of int64"),
         ({"spoken_audio": {"path": 3}}, "field 'spoken_audio.path': 3 is not a text"),
     ],
 )

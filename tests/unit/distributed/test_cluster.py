@@ -66,24 +66,24 @@ def trainers(start: float = 0.0, restarts: int = 3) -> RayGroup:
 def test_a_group_calls_its_workers_as_every_group_does(cluster: Cluster) -> None:
     group = trainers(10.0)
     assert group.size == 2 and not group.shared
-    assert group.each("train", [1.0, 2.0]) == [23.0, 23.0], "each has its own, and the sum is everyone's"
-    assert group.all("train", 1.0) == [25.0, 25.0] and group.first("train", 0.0) == 25.0
-    assert group.first("weights") == {"total": torch.tensor(12.0)}
+    assert group.each(Counter.train, [1.0, 2.0]) == [23.0, 23.0], "each has its own, and the sum is everyone's"
+    assert group.all(Counter.train, 1.0) == [25.0, 25.0] and group.first(Counter.train, 0.0) == 25.0
+    assert group.first(Counter.weights) == {"total": torch.tensor(12.0)}
     before = group.cpu_seconds()
-    group.all("compute", 0.2)
+    group.all(Counter.compute, 0.2)
     assert all(0.2 <= b - a < 0.4 for a, b in zip(before, group.cpu_seconds(), strict=True))
     with pytest.raises(ValueError, match="3 shards for 2 workers"):
-        group.each("train", [1.0, 2.0, 3.0])
+        group.each(Counter.train, [1.0, 2.0, 3.0])
     engines = RayGroup("engine", Counter, 0.0)
-    engines.all("update_weights", group.first_ref("weights"), 7)
-    assert [total for total, _ in engines.all("generate", 0.0)] == [19.0, 19.0]
+    engines.all(Counter.update_weights, group.first_ref(Counter.weights), 7)
+    assert [total for total, _ in engines.all(Counter.generate, 0.0)] == [19.0, 19.0]
 
 
 def test_what_a_worker_raises_reaches_the_driver_and_the_next_group_works(cluster: Cluster) -> None:
     group = trainers()
     with pytest.raises(RankError, match=r"rank 1: ValueError: row 7 of data\.jsonl is empty; the run stopped"):
-        group.all("fail_on", 1, "data.jsonl")
-    assert trainers(3.0).all("train", 1.0) == [8.0, 8.0]
+        group.all(Counter.fail_on, 1, "data.jsonl")
+    assert trainers(3.0).all(Counter.train, 1.0) == [8.0, 8.0]
 
 
 RECIPE_OF_ITS_OWN = """
@@ -113,36 +113,36 @@ def test_workers_import_what_the_driver_can_and_recipes_travel(
     set_current(runtime)
     cluster.kill(2)  # a process that starts from here on knows the path
     with connected(runtime):
-        assert RayGroup("engine", recipe.Doubler).each("generate", [21]) == [42]
+        assert RayGroup("engine", recipe.Doubler).each(recipe.Doubler.generate, [21]) == [42]
 
 
 def test_dead_trainers_are_replaced_and_brought_to_where_they_were(cluster: Cluster, tmp_path: Path) -> None:
     cluster.restarts = 2
     group = trainers(1.0)
-    group.all("train", 5.0)
+    group.all(Counter.train, 5.0)
     state = tmp_path / "state"
     state.write_text("100")
     group.saving()
-    group.each("train", [1.0, 2.0])  # while the checkpoint is written
+    group.each(Counter.train, [1.0, 2.0])  # while the checkpoint is written
     group.saved(str(state))  # in the place of what came before `saving`
     before = group.pids()
-    assert group.all("end_on", 1, str(tmp_path / "once")) == [203.0, 203.0]
+    assert group.all(Counter.end_on, 1, str(tmp_path / "once")) == [203.0, 203.0]
     assert not set(before) & set(group.pids()), "both are new: their process group was broken"
     os.kill(group.pids()[0], signal.SIGKILL)  # between two calls
-    assert group.each("train", [1.0, 1.0]) == [205.0, 205.0]
+    assert group.each(Counter.train, [1.0, 1.0]) == [205.0, 205.0]
     os.kill(group.pids()[0], signal.SIGKILL)
     with pytest.raises(RankError, match=r"rank 0 died \(.+\), after as many restarts as runtime.restarts allows"):
-        group.all("train", 1.0)
+        group.all(Counter.train, 1.0)
 
 
 def test_a_dead_engine_is_replaced_alone(cluster: Cluster) -> None:
     cluster.restarts = 1
     set_current(RuntimeConfig(kind="ray", ranks=2, engines=2))
     group = RayGroup("engine", Counter, 0.0)
-    group.all("update_weights", {"total": torch.tensor(4.0)}, 1)
+    group.all(Counter.update_weights, {"total": torch.tensor(4.0)}, 1)
     before = group.pids()
     threading.Timer(0.5, os.kill, (before[1], signal.SIGKILL)).start()
-    (first, kept), (second, new) = group.each("generate", [0.1, 1.5])
+    (first, kept), (second, new) = group.each(Counter.generate, [0.1, 1.5])
     assert (first, second) == (5.0, 5.0) and kept == before[0] and new not in before
 
 

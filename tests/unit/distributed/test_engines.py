@@ -32,10 +32,11 @@ from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile
 from audiorl.train.rl import train as loop
 from audiorl.train.rl import workers
+from audiorl.train.rl.engines import GroupEngine
+from audiorl.train.rl.processes import Workers
 from audiorl.train.rl.train import train_rl
-from audiorl.train.rl.trainer import TrainBatch, Trainer, TrainOutput
-from audiorl.train.rl.weight_sync import EngineWorker, GroupEngine
-from audiorl.train.rl.workers import Actor, _actor, _engine_lora, _reference
+from audiorl.train.rl.trainer import Separate, TrainBatch, Trainer, TrainOutput
+from audiorl.train.rl.workers import Actor, EngineWorker, engine_lora, make_actor, make_reference
 from audiorl.types import Rollout, Sample, Score
 from tests.conftest import TEXTS, make_omni, make_qwen3_omni
 from tests.support.held_out import Compared
@@ -120,7 +121,7 @@ def test_a_death_in_the_middle_of_a_transfer(cluster: Cluster, samples: list[Sam
     policy = make_omni()
     run = Run.create(tmp_path / "run", "transfer", [], CONFIG)
     start = ModelFile.save(run, "rl", "start", policy)
-    trainers = RayGroup("trainer", _actor, start, CONFIG, OPTIM, SAMPLING, None)
+    trainers = RayGroup("trainer", make_actor, start, CONFIG, OPTIM, SAMPLING, None)
     engines = RayGroup("engine", fragile, start, str(tmp_path / "once"))
     engine = GroupEngine(trainers, engines)
     engine.sync(3)
@@ -218,11 +219,11 @@ def test_engines_sleep_while_trainers_train_and_wake_to_write(
     config = replace(CONFIG, advantage="remax", overlap=False, steps=3)
     diary = tmp_path / "diary"
 
-    def workers(run: Run, phase: str, policy: AudioPolicy, *_: object) -> tuple[RayGroup, GroupEngine, None, None]:
+    def workers(run: Run, phase: str, policy: AudioPolicy, *_: object) -> Workers:
         start = ModelFile.save(run, phase, "start", policy)
         trainers = RayGroup("trainer", noting, start, config, str(diary))
         engines = RayGroup("engine", dozing, start, str(diary))
-        return trainers, GroupEngine(trainers, engines, colocated=True), None, None
+        return Workers(config, trainers, GroupEngine(trainers, engines, colocated=True))
 
     trained = {}
     cluster.restarts = 1
@@ -322,7 +323,7 @@ def test_a_separate_reference_below_an_adapter(learned: bool, samples: list[Samp
     start = ModelFile.save(run, "rl", "start", policy)
     found = [Experience.from_rollout(r) for r in HFEngine(policy, SAMPLING).generate([Request(s, 2) for s in samples])]
     worker = Trainer(policy, replace(CONFIG, kl_beta=0.5), OPTIM, 1.0, 8, reference)
-    separate = _reference(start, worker.config, SAMPLING, "base" if learned else None)
+    separate = make_reference(start, worker.config, SAMPLING, "base" if learned else None)
     for e, logprobs in zip(worker.prepare(found), separate.ref_logprobs(found), strict=True):
         assert e.ref_logprobs is not None
         torch.testing.assert_close(logprobs, e.ref_logprobs, atol=1e-6, rtol=0)
@@ -332,7 +333,7 @@ def test_a_separate_reference_below_an_adapter(learned: bool, samples: list[Samp
 
 def test_trainers_hold_no_separate_reference() -> None:
     config = replace(CONFIG, kl_beta=0.5)
-    worker = Trainer(make_omni(), config, OPTIM, 1.0, 8, "separate")
+    worker = Trainer(make_omni(), config, OPTIM, 1.0, 8, separate=Separate(reference=True))
     assert worker.reference is None and worker.has_kl
     experience = Experience(
         torch.tensor([3, 4]), torch.tensor([False, True]), prompt_length=1, engine_logprobs=torch.zeros(2)
@@ -394,7 +395,7 @@ def test_vllm_is_sent_the_adapter_alone(
     monkeypatch.setattr(workers, "served_weights", lambda p, lora: calls.append(lora) or served_weights(p, lora))
     train_rl(policy, samples, even, run, config=config, optim=OptimConfig(lr=2e-2), sampling=SAMPLING)
     assert calls == (["adapter"] * 4 if where == "colocated" else []), "other processes send their own"
-    assert _engine_lora(ModelFile.save(run, "rl", "start", policy)) == "adapter"
+    assert engine_lora(ModelFile.save(run, "rl", "start", policy)) == "adapter"
     staleness = column(tmp_path / "run", "rollout/staleness")
     assert staleness == ([0, 1, 1, 0] if where == "overlapped" else [0, 0, 0, 0])
     for stale, gap in zip(staleness, column(tmp_path / "run", "policy/engine_gap"), strict=True):
@@ -410,14 +411,14 @@ def test_adapters_that_vllm_cannot_run_are_merged_with_one_warning(
     policy = load_policy(tmp_path / "base", ModelConfig(lora=lora))
     start = ModelFile.save(Run.create(tmp_path / "run", "vllm", [], CONFIG), "rl", "start", policy)
     set_current(RuntimeConfig(engine="vllm"))
-    assert _engine_lora(start) == _engine_lora(start, warn=True) == "merged"
+    assert engine_lora(start) == engine_lora(start, warn=True) == "merged"
     (record,) = caplog.records
     assert record.getMessage().endswith("not the adapter: on a CPU it runs no adapter in a model with experts")
     set_current(RuntimeConfig(engine="vllm", engine_lora="adapter"))
     with pytest.raises(ValueError, match=r"runtime\.engine_lora adapter: vLLM cannot run it: .* take auto or merged"):
-        _engine_lora(start)
+        engine_lora(start)
     set_current(RuntimeConfig(engine="vllm", engine_lora="merged"))
-    assert _engine_lora(start) == "merged"
+    assert engine_lora(start) == "merged"
     with pytest.raises(ValueError, match=r"runtime\.engine_lora merged: only --runtime\.engine vllm"):
         RuntimeConfig(engine_lora="merged").check()
 

@@ -49,32 +49,32 @@ with process_group() as world:
         follow()
     else:
         group = RanksGroup(lambda: Adder(10), Adder, 20)
-        assert group.each("plus", [1, 2]) == [11, 22] and group.all("plus", 5) == [15, 25]
-        assert group.first("plus", 7) == 17 and group.all("total") == [30.0, 30.0]
+        assert group.each(Adder.plus, [1, 2]) == [11, 22] and group.all(Adder.plus, 5) == [15, 25]
+        assert group.first(Adder.plus, 7) == 17 and group.all(Adder.total) == [30.0, 30.0]
         (before,) = group.cpu_seconds()
-        group.all("compute", 0.2)
+        group.all(Adder.compute, 0.2)
         (after,) = group.cpu_seconds()
         assert 0.2 <= after - before < 0.4, "the other rank's, without the driver's own"
         for bad in ([1], [1, 2, 3]):
             try:
-                group.each("plus", bad)
+                group.each(Adder.plus, bad)
             except ValueError as error:
                 assert "shards for 2 workers" in str(error)
             else:
                 raise AssertionError
         for _ in range(2):
             kept = RanksGroup(Counted, Counted)
-            assert kept.all("living") == [1, 1]
-            assert RanksGroup(Counted, Counted).all("living") == [2, 2] and group.all("plus", 5) == [15, 25]
+            assert kept.all(Counted.living) == [1, 1]
+            assert RanksGroup(Counted, Counted).all(Counted.living) == [2, 2] and group.all(Adder.plus, 5) == [15, 25]
             del kept
         print("so far so good", flush=True)
         if sys.argv[1] == "other":
             try:
-                group.all("fail_on", 1)
+                group.all(Adder.fail_on, 1)
             except RankError as error:
                 print("driver:", error)
         if sys.argv[1] == "own":
-            group.all("fail_on", 0)
+            group.all(Adder.fail_on, 0)
 """
 
 

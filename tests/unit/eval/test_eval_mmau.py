@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from audiorl.audio import AudioClip
+from audiorl.eval import mmau
 from audiorl.types import Message, Sample
 
 ROOT = Path(__file__).parents[3]
@@ -28,12 +29,7 @@ def question(id: str, answer: str = "dog", **changes) -> dict:
     return {**row, **changes}
 
 
-@pytest.fixture
-def mmau(load_eval):
-    return load_eval("mmau")
-
-
-def test_scores_by_hand(mmau) -> None:
+def test_scores_by_hand() -> None:
     rows = [
         question("1", model_output="dog"),
         question("2", model_output="cat", task="music", difficulty="hard"),
@@ -85,7 +81,7 @@ def official_score(rows: list[dict], key: str) -> tuple[dict[str, list[int]], in
     return tasks, skipped
 
 
-def test_agrees_with_the_official_scorer_on_random_predictions(mmau) -> None:
+def test_agrees_with_the_official_scorer_on_random_predictions() -> None:
     rng = random.Random(1)
     pool = ["dog", "cat", "big drum", "Hot-Dog", "café", "狗叫", "3/4 time", "man's voice", "x_y", "½", "İ", "dogs"]
     rows = []
@@ -111,7 +107,7 @@ def test_agrees_with_the_official_scorer_on_random_predictions(mmau) -> None:
 
 
 def test_inference_writes_the_official_list_and_counts_unusable_audio_as_wrong(
-    mmau, manifest, scripted, tmp_path, capsys
+    manifest, scripted, tmp_path, capsys
 ) -> None:
     data = tmp_path / "mini.json"
     data.write_text(json.dumps([question("1"), question("2"), question("3"), question("4")]))
@@ -121,8 +117,8 @@ def test_inference_writes_the_official_list_and_counts_unusable_audio_as_wrong(
         "2": "<answer>cat</answer>",
         "3": "<think>dog dog dog and so on",
     }
-    options = mmau.Options(data=data, model="m", out=tmp_path / "out", batch_size=2)
-    scores = mmau.run(options, engine=scripted(texts))
+    options = mmau.MMAUOptions(data=data, model="m", out=tmp_path / "out", batch_size=2)
+    scores = mmau.main(options, engine=scripted(texts))
     assert (scores["total"]["accuracy"], scores["total"]["missing"], scores["total"]["unanswered"]) == (0.25, 1, 1)
     written = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert [r.get("model_output") for r in written] == ["dog", "cat", "", None]
@@ -131,36 +127,36 @@ def test_inference_writes_the_official_list_and_counts_unusable_audio_as_wrong(
     assert json.loads((tmp_path / "out" / "scores.json").read_text())["total"] == scores["total"]
     assert "25.00" in capsys.readouterr().out
 
-    assert mmau.run(mmau.Options(score=tmp_path / "out" / "predictions.json")) == scores
+    assert mmau.main(mmau.MMAUOptions(score=tmp_path / "out" / "predictions.json")) == scores
     idle = scripted({})
-    assert mmau.run(options, engine=idle) == scores
+    assert mmau.main(options, engine=idle) == scores
     assert idle.asked == []
     with pytest.raises(ValueError, match="other settings"):
-        mmau.run(mmau.Options(data=data, model="m", out=tmp_path / "out", think=True), engine=idle)
+        mmau.main(mmau.MMAUOptions(data=data, model="m", out=tmp_path / "out", think=True), engine=idle)
 
 
-def test_mmar_keys_lines_and_limit(mmau, manifest, scripted, tmp_path) -> None:
+def test_mmar_keys_lines_and_limit(manifest, scripted, tmp_path) -> None:
     data = tmp_path / "mmar.jsonl"
     rows = [question("a", modality="sound", task=None), question("b", modality="mix-music-speech", task=None)]
     data.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows))
     manifest([Sample(id=i, messages=()) for i in ("a", "b")])
-    options = mmau.Options(data=data, model="m", out=tmp_path / "out", kind="mmar", limit=1)
-    scores = mmau.run(options, engine=scripted({"a": "<think>woof</think><answer>dog</answer>"}))
+    options = mmau.MMAUOptions(data=data, model="m", out=tmp_path / "out", kind="mmar", limit=1)
+    scores = mmau.main(options, engine=scripted({"a": "<think>woof</think><answer>dog</answer>"}))
     (row,) = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert (row["answer_prediction"], row["thinking_prediction"]) == ("dog", "woof")
     assert scores["modality"]["sound"]["accuracy"] == 1.0
     assert "task" not in scores
 
 
-def test_blind_answers_are_compared_question_by_question(mmau, manifest, scripted, tmp_path, capsys) -> None:
+def test_blind_answers_are_compared_question_by_question(manifest, scripted, tmp_path, capsys) -> None:
     data = tmp_path / "mini.json"
     data.write_text(json.dumps([question(str(i), task="music" if i == 3 else "sound") for i in range(4)]))
     clip = AudioClip(array=np.ones(8000, np.float32), sample_rate=8000)
     manifest([Sample(id=str(i), messages=(Message("user", (clip, "What?")),)) for i in range(4)])
-    options = mmau.Options(data=data, model="m", out=tmp_path / "out")
-    mmau.run(options, engine=scripted({"0": "dog", "1": "dog", "2": "dog", "3": "cat"}))
+    options = mmau.MMAUOptions(data=data, model="m", out=tmp_path / "out")
+    mmau.main(options, engine=scripted({"0": "dog", "1": "dog", "2": "dog", "3": "cat"}))
     engine = scripted({"0": "dog", "1": "cat", "2": "cat", "3": "cat"})  # asked only what is not answered yet
-    scores = mmau.run(dataclasses.replace(options, blind="silence"), engine=engine)
+    scores = mmau.main(dataclasses.replace(options, blind="silence"), engine=engine)
     assert engine.asked == ["0", "1", "2", "3"]
     total = scores["total"]
     assert (total["accuracy"], total["blind"]["accuracy"], total["difference"]["accuracy"]) == (0.75, 0.25, 0.5)
@@ -172,27 +168,27 @@ def test_blind_answers_are_compared_question_by_question(mmau, manifest, scripte
     assert [row["model_output"] for row in written] == ["dog", "dog", "dog", "cat"]
     assert (tmp_path / "out" / "blind-silence.jsonl").exists()
     with pytest.raises(ValueError, match="--blind asks a model"):
-        mmau.run(mmau.Options(score=tmp_path / "out" / "predictions.json", blind="text"))
+        mmau.main(mmau.MMAUOptions(score=tmp_path / "out" / "predictions.json", blind="text"))
 
 
-def test_scoring_partial_predictions_against_the_data(mmau, tmp_path) -> None:
+def test_scoring_partial_predictions_against_the_data(tmp_path) -> None:
     data, predictions = tmp_path / "mini.json", tmp_path / "predictions.json"
     data.write_text(json.dumps([question("1"), question("2")]))
     predictions.write_text(json.dumps([{"id": "1", "model_output": "dog"}]))
-    scores = mmau.run(mmau.Options(data=data, score=predictions))
+    scores = mmau.main(mmau.MMAUOptions(data=data, score=predictions))
     assert (scores["total"]["accuracy"], scores["total"]["missing"]) == (0.5, 1)
 
 
-def test_data_without_answers_is_predicted_and_not_scored(mmau, manifest, scripted, tmp_path) -> None:
+def test_data_without_answers_is_predicted_and_not_scored(manifest, scripted, tmp_path) -> None:
     data = tmp_path / "test.json"
     data.write_text(json.dumps([{k: v for k, v in question("1").items() if k != "answer"}]))
     manifest([Sample(id="1", messages=())])
-    assert mmau.run(mmau.Options(data=data, model="m", out=tmp_path), engine=scripted({"1": "dog"})) == {}
+    assert mmau.main(mmau.MMAUOptions(data=data, model="m", out=tmp_path), engine=scripted({"1": "dog"})) == {}
     assert json.loads((tmp_path / "predictions.json").read_text())[0]["model_output"] == "dog"
     assert not (tmp_path / "scores.json").exists()
 
 
-def test_errors_name_file_and_question(mmau, tmp_path) -> None:
+def test_errors_name_file_and_question(tmp_path) -> None:
     bad = tmp_path / "bad.json"
     for content, message in (
         ("[{]", "neither a JSON list nor JSON lines"),
@@ -213,7 +209,7 @@ def test_errors_name_file_and_question(mmau, tmp_path) -> None:
     with pytest.raises(ValueError, match="question '7': no choices to score against"):
         mmau.score_rows([{"id": "7", "answer": "x", "model_output": "x"}])
     with pytest.raises(ValueError, match="--score"):
-        mmau.run(mmau.Options())
+        mmau.main(mmau.MMAUOptions())
 
 
 @pytest.mark.slow

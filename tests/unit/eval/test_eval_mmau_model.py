@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import soundfile
 
-from audiorl.cli import main
+from audiorl import cli
 from audiorl.data.corpus import Utterance
 from audiorl.data.manifest import read_samples
-from audiorl.eval.mmau import Options, run
+from audiorl.eval.mmau import MMAUOptions, main
 from tests.conftest import make_omni
 
 MMAU = [
@@ -91,7 +91,7 @@ def evaluate(folder: Path, model: Path, rows: list[dict[str, Any]], *options: st
     data = folder / "data.json"
     data.write_text("\n".join(map(json.dumps, rows)) if lines else json.dumps(rows))
     command = ["eval", "mmau", "--data", str(data), "--model", str(model), "--out", str(folder / "out")]
-    assert main([*command, "--max-new-tokens", "4", "--device", "cpu", *options]) == 0
+    assert cli.main([*command, "--max-new-tokens", "4", "--device", "cpu", *options]) == 0
     return folder / "out"
 
 
@@ -147,7 +147,7 @@ def test_mmsu_as_parquet(folder: Path, model: Path, scripted: Callable[..., Any]
     pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
     out = tmp_path / "out"
     words = ["--kind", "mmsu", "--data", str(folder / "train.parquet"), "--out", str(out), "--max-new-tokens", "4"]
-    assert main(["eval", "mmau", *words, "--model", str(model), "--device", "cpu"]) == 0
+    assert cli.main(["eval", "mmau", *words, "--model", str(model), "--device", "cpu"]) == 0
     written = json.loads((out / "predictions.json").read_text())
     assert [{k: row[k] for k in MMSU[0]} for row in written] == MMSU
     assert [row["audio_path"] for row in written] == ["0.wav", "1.wav"] and all("audio" not in row for row in written)
@@ -155,12 +155,12 @@ def test_mmsu_as_parquet(folder: Path, model: Path, scripted: Callable[..., Any]
     assert list(scores["sub-category"]) == ["Perception, Paralinguistics", "Reasoning, Paralinguistics"]
 
     engine = scripted({MMSU[0]["id"]: "<answer>Woman</answer>", MMSU[1]["id"]: "<answer>A nice man</answer>"})
-    options = Options(data=folder / "train.parquet", model="m", out=tmp_path / "scripted", kind="mmsu")
-    scores = run(options, engine)
+    options = MMAUOptions(data=folder / "train.parquet", model="m", out=tmp_path / "scripted", kind="mmsu")
+    scores = main(options, engine)
     assert (scores["total"]["accuracy"], scores["total"]["unanswered"]) == (0.5, 1)
     written = json.loads((tmp_path / "scripted" / "predictions.json").read_text())
     assert [row["response"] for row in written] == ["B", ""]  # a text that names no choice gives no letter
-    assert scores["total"] == run(Options(score=tmp_path / "scripted" / "predictions.json", kind="mmsu"))["total"]
+    assert scores["total"] == main(MMAUOptions(score=tmp_path / "scripted" / "predictions.json", kind="mmsu"))["total"]
 
 
 def test_mmsu_rows_that_cannot_be_asked(tmp_path: Path) -> None:
@@ -193,12 +193,12 @@ def test_rated_thoughts_of_mmar(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ]
     file = tmp_path / "predictions.json.evaluated.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    scores = run(Options(score=file, kind="mmar"))
+    scores = main(MMAUOptions(score=file, kind="mmar"))
     assert scores["total"]["accuracy"] == 0.5 and scores["total"]["rubric"]["score"] == 0.25
     assert scores["modality"]["speech"]["rubric"]["score"] == 0.5 and "rubric" in capsys.readouterr().out
     file.write_text(json.dumps({**rows[0], "raw_responses": ["good"]}) + "\n")
     with pytest.raises(ValueError, match=r"question 'clip0', field 'raw_responses': a rating is not JSON"):
-        run(Options(score=file, kind="mmar"))
+        main(MMAUOptions(score=file, kind="mmar"))
     file.write_text(json.dumps({**rows[0], "rubric": [{"name": "cue"}]}) + "\n")
     with pytest.raises(ValueError, match=r"row 1, field 'rubric\[0\].choices': missing"):
-        run(Options(score=file, kind="mmar"))
+        main(MMAUOptions(score=file, kind="mmar"))

@@ -14,8 +14,8 @@ from audiorl.cli.results import print_results
 from audiorl.data.corpus import Utterance
 from audiorl.data.prompts import asr_prompt
 from audiorl.eval import _phases as phases
+from audiorl.eval._common import paired_changes
 from audiorl.eval._phases import UNSEEN, Evaluation, answer, measures_of
-from audiorl.eval._summaries import paired_changes
 from audiorl.models import AudioPolicy
 from audiorl.recipes._common import check_strangers
 from audiorl.report import write_report

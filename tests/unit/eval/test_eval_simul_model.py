@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import tyro
 from torch import Tensor
 
 from audiorl.audio import AudioClip
+from audiorl.eval import simul
 from audiorl.protocols import Request, Schedule
 from audiorl.tasks.simul.bundled import bundled_streams
 from audiorl.tasks.simul.formats import write_streams
@@ -64,11 +64,6 @@ class Echo:
         return Rollout(request.sample, segments, request.sample.id)
 
 
-@pytest.fixture
-def simul(load_eval: Callable[[str], types.ModuleType]) -> types.ModuleType:
-    return load_eval("simul")
-
-
 def speak(id: str, *units: Unit, target: str = "es", seconds: float = 3.5) -> Stream:
     wav = (0.3 * np.sin(np.arange(round(seconds * 16_000)) / 10)).astype(np.float32)
     return Stream(id, AudioClip(array=wav, sample_rate=16_000), seconds, units, "en", target)
@@ -88,12 +83,12 @@ def args(file: Path | str, out: Path, *more: str) -> list[str]:
     return ["--model", "m", "--streams", str(file), "--out", str(out), "--chunk-seconds", "1", *more]
 
 
-def test_interprets_logs_and_scores(simul: types.ModuleType, file: Path, tmp_path: Path, capsys) -> None:
+def test_interprets_logs_and_scores(file: Path, tmp_path: Path, capsys) -> None:
     with file.open("a") as rows:
         row = {"id": "d", "audio": "none.flac", "source_language": "en", "target_language": "es", "units": []}
         rows.write(json.dumps(row) + "\n")
     engine = Echo()
-    scores = simul.run(tyro.cli(simul.Options, args=args(file, tmp_path / "out")), engine)
+    scores = simul.main(tyro.cli(simul.SimulOptions, args=args(file, tmp_path / "out")), engine)
     assert engine.asked == ["a", "b", "c"] and engine.sizes == [1, 1, 1]
     out, err = capsys.readouterr()
     assert "1 of 3 streams have no reference" in out and "│ skipped " in out
@@ -116,39 +111,39 @@ def test_interprets_logs_and_scores(simul: types.ModuleType, file: Path, tmp_pat
     assert (bare[0].source, bare[0].reference) == (str(file.parent / "audio" / "b.flac"), None)
     again = ["--score", str(tmp_path / "out"), "--language", "es", "--cumulative-elapsed"]
     again += ["--segments", str(tmp_path / "out" / "segments.yaml")]
-    rescored = simul.run(tyro.cli(simul.Options, args=again))
+    rescored = simul.main(tyro.cli(simul.SimulOptions, args=again))
     assert rescored == {k: v for k, v in scores.items() if k not in ("skipped", "unscored")}
 
 
-def test_goes_on_where_it_stopped(simul: types.ModuleType, file: Path, tmp_path: Path) -> None:
-    options = tyro.cli(simul.Options, args=args(file, tmp_path / "out"))
+def test_goes_on_where_it_stopped(file: Path, tmp_path: Path) -> None:
+    options = tyro.cli(simul.SimulOptions, args=args(file, tmp_path / "out"))
     with pytest.raises(KeyboardInterrupt):
-        simul.run(options, Echo(fail_after=2))
+        simul.main(options, Echo(fail_after=2))
     with (tmp_path / "out" / "rollouts.jsonl").open("a") as rows:
         rows.write('{"id": "c", "te')  # torn
     engine = Echo()
-    scores = simul.run(options, engine)
+    scores = simul.main(options, engine)
     assert engine.asked == ["c"]
-    whole = simul.run(tyro.cli(simul.Options, args=args(file, tmp_path / "whole")), Echo())
+    whole = simul.main(tyro.cli(simul.SimulOptions, args=args(file, tmp_path / "whole")), Echo())
     for name in ("instances.log", "segments.yaml", "rollouts.jsonl", "scores.tsv"):
         assert (tmp_path / "out" / name).read_text() == (tmp_path / "whole" / name).read_text()
     assert scores["segments"] != whole["segments"] and scores["StreamLAAL"] == whole["StreamLAAL"]
     with pytest.raises(ValueError, match=r"other settings \(chunk_seconds: 1.0 -> 2.0\)"):
-        simul.run(tyro.cli(simul.Options, args=[*args(file, tmp_path / "out"), "--chunk-seconds", "2"]), Echo())
+        simul.main(tyro.cli(simul.SimulOptions, args=[*args(file, tmp_path / "out"), "--chunk-seconds", "2"]), Echo())
 
 
-def test_batches_are_marked(simul: types.ModuleType, file: Path, tmp_path: Path, capsys) -> None:
+def test_batches_are_marked(file: Path, tmp_path: Path, capsys) -> None:
     engine = Echo()
-    scores = simul.run(tyro.cli(simul.Options, args=args(file, tmp_path / "out", "--batch-size", "2")), engine)
+    scores = simul.main(tyro.cli(simul.SimulOptions, args=args(file, tmp_path / "out", "--batch-size", "2")), engine)
     assert engine.sizes == [2, 1] and scores["run"]["batch_size"] == 2
     assert "2 streams at" in capsys.readouterr().out
 
 
-def test_operating_points(simul: types.ModuleType, file: Path, tmp_path: Path, capsys) -> None:
+def test_operating_points(file: Path, tmp_path: Path, capsys) -> None:
     argv = args(file, tmp_path / "out")
     argv[-1:] = ["1", "2", "--schedule", "wait-2"]
     engine = Echo()
-    simul.run(tyro.cli(simul.Options, args=argv), engine)
+    simul.main(tyro.cli(simul.SimulOptions, args=argv), engine)
     assert (tmp_path / "out" / "tradeoff.png").read_bytes().startswith(b"\x89PNG")
     for seconds in (1, 2):
         scores = json.loads((tmp_path / "out" / f"chunk-{seconds}" / "scores.json").read_text())
@@ -156,19 +151,19 @@ def test_operating_points(simul: types.ModuleType, file: Path, tmp_path: Path, c
     # The references have 4 + 2 words in 3.5 + 3.5 s.
     assert engine.schedules[0] == WaitK(2, 6 / 7, "es") and engine.schedules[-1] == WaitK(2, 12 / 7, "es")
     argv[argv.index(str(tmp_path / "out"))] = str(tmp_path / "silent")
-    simul.run(tyro.cli(simul.Options, args=argv), Echo(silent=True))
+    simul.main(tyro.cli(simul.SimulOptions, args=argv), Echo(silent=True))
     assert "nothing was written in chunk-1, chunk-2" in capsys.readouterr().out
     assert json.loads((tmp_path / "silent" / "chunk-1" / "scores.json").read_text())["StreamLAAL"] is None
 
 
-def test_schedules(simul: types.ModuleType, tmp_path: Path) -> None:
+def test_schedules(tmp_path: Path) -> None:
     def named(
         schedule: str,
         rate: float | None = None,
         streams: list[Stream] | None = None,
         layers: tuple[int, ...] = (),
     ) -> Schedule | None:
-        options = simul.Options(model="m", schedule=(schedule,), rate=rate, attention_layers=layers)
+        options = simul.SimulOptions(model="m", schedule=(schedule,), rate=rate, attention_layers=layers)
         return simul.schedule_of(options, schedule, streams or [speak("a", *UNITS)], 0.5)
 
     assert named("policy") is None and named("offline") == Offline("es")
@@ -211,17 +206,17 @@ def test_schedules(simul: types.ModuleType, tmp_path: Path) -> None:
         named("offline", 1.0)
 
 
-def test_nothing_to_score(simul: types.ModuleType, tmp_path: Path, capsys) -> None:
+def test_nothing_to_score(tmp_path: Path, capsys) -> None:
     write_streams(tmp_path / "data", [speak("b")])
-    assert simul.run(tyro.cli(simul.Options, args=args(tmp_path / "data", tmp_path / "out")), Echo()) == {}
+    assert simul.main(tyro.cli(simul.SimulOptions, args=args(tmp_path / "data", tmp_path / "out")), Echo()) == {}
     assert "1 of 1 streams have no reference" in capsys.readouterr().out
     assert len(read_log(tmp_path / "out" / "unscored")) == 1
     assert not (tmp_path / "out" / "scores.json").exists()
 
 
-def test_errors(simul: types.ModuleType, file: Path, tmp_path: Path) -> None:
+def test_errors(file: Path, tmp_path: Path) -> None:
     def ask(*argv: str) -> None:
-        simul.run(tyro.cli(simul.Options, args=argv), Echo())
+        simul.main(tyro.cli(simul.SimulOptions, args=argv), Echo())
 
     with pytest.raises(ValueError, match="give --model, --streams and --out"):
         ask("--model", "m")
@@ -240,20 +235,20 @@ def test_errors(simul: types.ModuleType, file: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "french" / "scores.json").read_text())["skipped"] == 1
 
 
-def test_a_model_on_bundled_streams(simul: types.ModuleType, tmp_path: Path) -> None:
+def test_a_model_on_bundled_streams(tmp_path: Path) -> None:
     """A tiny random model from disk, alone and two streams at once: the same text."""
     make_omni().save(tmp_path / "model")
     argv = ["--model", str(tmp_path / "model"), "--streams", "bundled:es/test", "--limit", "2", "--device", "cpu"]
     argv += ["--max-new-tokens", "3", "--chunk-seconds", "1.92"]
-    simul.run(tyro.cli(simul.Options, args=[*argv, "--out", str(tmp_path / "one")]))
-    simul.run(tyro.cli(simul.Options, args=[*argv, "--out", str(tmp_path / "two"), "--batch-size", "2"]))
+    simul.main(tyro.cli(simul.SimulOptions, args=[*argv, "--out", str(tmp_path / "one")]))
+    simul.main(tyro.cli(simul.SimulOptions, args=[*argv, "--out", str(tmp_path / "two"), "--batch-size", "2"]))
     one, two = read_log(tmp_path / "one"), read_log(tmp_path / "two")
     assert [(i.prediction, i.delays) for i in one] == [(i.prediction, i.delays) for i in two]
     assert all(i.timed for i in one) and any(i.prediction for i in one)
     assert [i.source for i in one] == [s.id for s in bundled_streams("test", "es", count=2)]
 
 
-def test_several_schedules_of_one_model_make_one_picture(simul: types.ModuleType, tmp_path: Path, monkeypatch) -> None:
+def test_several_schedules_of_one_model_make_one_picture(tmp_path: Path, monkeypatch) -> None:
     """Every schedule has its folder; points of one kind are one line; each costs the passes that it says."""
     make_omni().save(tmp_path / "model")
     out = tmp_path / "out"
@@ -268,7 +263,7 @@ def test_several_schedules_of_one_model_make_one_picture(simul: types.ModuleType
         return plot(folders, *args, **kw)
 
     monkeypatch.setattr(simul, "plot_tradeoff", draw)
-    simul.run(tyro.cli(simul.Options, args=[*argv, *names]))
+    simul.main(tyro.cli(simul.SimulOptions, args=[*argv, *names]))
     folders = [
         "policy", "wait/2", "local-agreement/2", "alignatt/4", "alignatt/40", "edatt/0.3", "offline",
     ]  # fmt: skip
@@ -281,4 +276,4 @@ def test_several_schedules_of_one_model_make_one_picture(simul: types.ModuleType
     passes = [s["decoder_passes"] for row in rows for s in row["segments"]]
     assert scores["alignatt/4"]["DecoderPasses"] == pytest.approx(np.mean(passes))
     with pytest.raises(ValueError, match="--schedule: give one or more, each once"):
-        simul.run(tyro.cli(simul.Options, args=[*argv, "wait-2", "wait-2"]))
+        simul.main(tyro.cli(simul.SimulOptions, args=[*argv, "wait-2", "wait-2"]))

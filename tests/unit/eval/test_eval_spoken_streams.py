@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from audiorl.audio import AudioClip
-from audiorl.eval._judging import Judges
-from audiorl.eval._spoken_streams import (
+from audiorl.eval._common import Judges
+from audiorl.eval._streams import (
     durations,
     measure_spoken,
     own_voice,

@@ -3,8 +3,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from audiorl.data.score_rows import deserialize_scores, serialize_scores
-from audiorl.data.serialization import VERSION
+from audiorl.data.serialization import VERSION, deserialize_scores, serialize_scores
 from audiorl.rewards import AnswerAccuracy, Gated, StandardisedSum, Term, ThinkFormat, WeightedSum, check_scores
 from audiorl.types import Rollout, Score
 

@@ -53,7 +53,7 @@ def test_scores_are_read_by_read_judged_and_the_study(recorded: Path, tmp_path: 
     judged = read_judged(file).samples
     assert [j.answer for j in judged] == texts
     assert [j.desirable for j in judged] == [False, False, False, True, True]
-    assert not {"segments", "clips", "sample", "score"} & judged[0].sample.metadata.keys()
+    assert not {"segments", "sample", "score"} & judged[0].sample.metadata.keys()
     studied = Rollouts.load(file)
     assert studied.labels == (1.0, 3.0, 2.0, 4.0, 5.0) and [r.text for r in studied] == texts
     assert all(Path(str(clip.path)).is_file() for r in studied for clip in r.audio)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from audiorl.data.tensor_rows import tensor_row
+from audiorl.data.rollout_rows import tensor_row
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.report.view.tokens import pieces, tokens
 from tests.conftest import TEXTS
@@ -35,7 +35,7 @@ def ids(run: Path) -> list[int]:
 
 def segment(ids: list[int], **more: Any) -> dict[str, Any]:
     logprobs = -torch.arange(1, len(ids) + 1, dtype=torch.float32) / 8
-    rows = {"ids": tensor_row(torch.tensor(ids), np.dtype("<i8")), "logprobs": tensor_row(logprobs, np.dtype("<f4"))}
+    rows = {"ids": tensor_row(torch.tensor(ids)), "logprobs": tensor_row(logprobs)}
     return rows | more
 
 
@@ -50,7 +50,7 @@ def test_the_texts_of_tokens_are_the_text(run: Path, ids: list[int]) -> None:
 
 def test_recorded_advantages_count_before_that_of_the_row(run: Path, ids: list[int]) -> None:
     advantages = torch.linspace(-1, 1, len(ids)).half()
-    more = {"advantages": tensor_row(advantages, np.dtype("<f2")), "ratios": tensor_row(advantages, np.dtype("<f2"))}
+    more = {"advantages": tensor_row(advantages.half()), "ratios": tensor_row(advantages.half())}
     html = tokens({"segments": [segment(ids, **more)], "advantage": 0.0}, run)
     for name in ("advantage", "ratio"):
         values = [float(n) for n in re.findall(rf"data-{name}='([^']+)'", html)]
@@ -60,7 +60,7 @@ def test_recorded_advantages_count_before_that_of_the_row(run: Path, ids: list[i
 def test_frames_sum_over_their_codes(run: Path, ids: list[int]) -> None:
     codes = torch.tensor([[-1, -1], [3, 4], [5, 6]])
     logprobs = torch.tensor([[-0.5, 0.0], [-1.0, -2.0], [0.0, -0.25]])
-    more = {"codes": tensor_row(codes, np.dtype("<i8")), "logprobs": tensor_row(logprobs, np.dtype("<f4"))}
+    more = {"codes": tensor_row(codes), "logprobs": tensor_row(logprobs)}
     html = tokens({"segments": [segment(ids[:3], **more)]}, run)
     assert html.count("class='token frame'") == 2 and html.count("▪") == 2
     assert re.findall(r"data-log-prob='([^']+)'", html) == ["-0.5", "-3", "-0.25"]
@@ -70,7 +70,7 @@ def test_without_a_tokenizer_there_are_no_tokens(run: Path, ids: list[int], tmp_
     row = {"segments": [segment(ids)]}
     assert tokens(row, tmp_path / "elsewhere") == ""
     assert tokens({"segments": [{"text": "of 0.1", "num_tokens": 2}]}, run) == ""
-    assert tokens({"segments": [segment(ids, logprobs={"shape": [3], "data": "AAAA"})]}, run) == ""
+    assert tokens({"segments": [segment(ids, logprobs={"dtype": "float32", "shape": [3], "data": "AAAA"})]}, run) == ""
     (run / "checkpoints/grpo/step_000001/tokenizer.json").write_text("{")
     assert tokens(row, run) == ""
 

@@ -92,7 +92,15 @@ def scored_by_simuleval(out: Path) -> dict[str, float]:
 
 
 def test_the_same_text_and_delays_as_our_own_run(driven: Path, folder: Path) -> None:
-    command = [sys.executable, "-m", "eval.simul", "--model", folder / "model", "--streams", folder / "streams.jsonl"]
+    command = [
+        sys.executable,
+        "-m",
+        "audiorl.eval.simul",
+        "--model",
+        folder / "model",
+        "--streams",
+        folder / "streams.jsonl",
+    ]
     command += ["--out", folder / "own", "--max-new-tokens", str(CAP), "--device", "cpu"]
     subprocess.run(list(map(str, command)), check=True, cwd=ROOT)
     theirs, ours = read_log(driven), read_log(folder / "own")
@@ -107,7 +115,7 @@ def test_the_same_text_and_delays_as_our_own_run(driven: Path, folder: Path) -> 
 
 def test_the_same_scores(driven: Path) -> None:
     expected = scored_by_simuleval(driven)
-    command = [sys.executable, "-m", "eval.simul", "--score", driven, "--language", "es"]
+    command = [sys.executable, "-m", "audiorl.eval.simul", "--score", driven, "--language", "es"]
     subprocess.run(list(map(str, command)), check=True, cwd=ROOT)
     found = json.loads((driven / "scores.json").read_text())
     assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-6)

@@ -17,9 +17,8 @@ from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance as Recorded
 from audiorl.data.seedtts import Utterance
-from audiorl.eval._judging import Judges
-from audiorl.eval._speech import measure_speech
-from audiorl.eval._summaries import summarize_speech
+from audiorl.eval._common import Judges
+from audiorl.eval._speech import measure_speech, summarize_speech
 from audiorl.eval.metrics.prosody import MEASURES
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.protocols import Request

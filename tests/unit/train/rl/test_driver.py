@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from audiorl.train.rl.driver import with_driver_gpu, without_driver_gpu
+from audiorl.config import RLConfig
+from audiorl.train.rl.engines import GroupEngine
+from audiorl.train.rl.processes import Workers
 
 
 class Model:
@@ -33,15 +35,19 @@ class Policy:
         return self.model.places[-1]
 
 
-OTHERS: Any = SimpleNamespace(shared=False)
-OWN: Any = SimpleNamespace(shared=True)
+def workers(shared: bool) -> Workers:
+    group: Any = SimpleNamespace(shared=shared)
+    return Workers(RLConfig(), group, GroupEngine(group))
+
+
+OTHERS, OWN = workers(shared=False), workers(shared=True)
 
 
 def test_the_model_is_on_the_gpu_only_while_the_driver_computes() -> None:
     policy: Any = Policy()
-    with without_driver_gpu(policy, OTHERS):
+    with OTHERS.driver_on_cpu(policy):
         assert policy.device.type == "cpu"
-        with with_driver_gpu(policy, OTHERS):
+        with OTHERS.driver_on_gpu(policy):
             assert policy.device.type == "cuda"
         assert policy.device.type == "cpu"
     assert [d.type for d in policy.model.places] == ["cuda", "cpu", "cuda", "cpu", "cuda"]
@@ -49,14 +55,14 @@ def test_the_model_is_on_the_gpu_only_while_the_driver_computes() -> None:
 
 def test_it_comes_back_after_an_error() -> None:
     policy: Any = Policy()
-    with pytest.raises(RuntimeError), without_driver_gpu(policy, OTHERS):
+    with pytest.raises(RuntimeError), OTHERS.driver_on_cpu(policy):
         raise RuntimeError
     assert policy.device.type == "cuda"
 
 
 def test_a_model_that_the_first_trainer_trains_stays() -> None:
     policy: Any = Policy()
-    with without_driver_gpu(policy, OWN), with_driver_gpu(policy, OWN):
+    with OWN.driver_on_cpu(policy), OWN.driver_on_gpu(policy):
         assert policy.device.type == "cuda"
     assert len(policy.model.places) == 1
 
@@ -64,5 +70,5 @@ def test_a_model_that_the_first_trainer_trains_stays() -> None:
 def test_a_model_in_cpu_memory_stays_there() -> None:
     policy: Any = Policy("cpu")
     policy.model.places = [torch.device("cpu")]
-    with without_driver_gpu(policy, OTHERS), with_driver_gpu(policy, OTHERS):
+    with OTHERS.driver_on_cpu(policy), OTHERS.driver_on_gpu(policy):
         assert len(policy.model.places) == 1

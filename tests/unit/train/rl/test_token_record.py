@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
-from audiorl.data.rollout_rows import rollout_row
+from audiorl.data.rollout_rows import array_of, rollout_row
 from audiorl.distributed.local import LocalGroup
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.rl.split import split_batch, token_numbers
+from audiorl.train.rl.engines import GroupEngine
+from audiorl.train.rl.processes import StepBatch, Workers
 from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.types import Rollout, Sample, Segment
 from tests.conftest import make_omni
@@ -68,13 +67,9 @@ def test_recording_changes_no_number(samples: list[Sample]) -> None:
 @pytest.mark.parametrize("ranks", [[[0, 1, 2, 3]], [[2, 3], [0, 1]]])
 def test_numbers_come_in_the_order_of_the_step(samples: list[Sample], ranks: list[list[int]]) -> None:
     batch = experiences(make_omni(), samples)
-    outputs = [
-        trainer(make_omni(), 1).step(TrainBatch([batch[i] for i in share], record_tokens=True)) for share in ranks
-    ]
-    numbers = token_numbers(outputs, ranks)
+    group = LocalGroup([trainer(make_omni(), 1) for _ in range(2)])
+    numbers = Workers(RLConfig(), group, GroupEngine(group)).step(StepBatch(batch, record_tokens=True)).tokens
     assert [len(of_one["ratios"]) for of_one in numbers] == [len(e) for e in batch] and "advantages" in numbers[0]
-    group = LocalGroup([trainer(make_omni(), 1)])
-    assert split_batch(batch, (), group, RLConfig(), (), True)[0][0].record_tokens
 
 
 def test_each_segment_has_its_part() -> None:
@@ -86,7 +81,7 @@ def test_each_segment_has_its_part() -> None:
     numbers = {"ratios": torch.arange(9, dtype=torch.float16)}
 
     def half(row: dict[str, Any]) -> list[float]:
-        values: list[float] = np.frombuffer(base64.b64decode(row["ratios"]["data"]), "<f2").tolist()
+        values: list[float] = array_of(row["ratios"]).tolist()
         return values
 
     row = rollout_row(rollout, 1, 0.0, None, numbers)

@@ -31,10 +31,11 @@ from audiorl.train.rl.distill import (
     shared_vocabulary,
     with_teacher_prompts,
 )
-from audiorl.train.rl.split import add_from_references
+from audiorl.train.rl.engines import GroupEngine
+from audiorl.train.rl.processes import Workers, check_separate_teacher
 from audiorl.train.rl.train import train_rl
-from audiorl.train.rl.trainer import TrainBatch, Trainer
-from audiorl.train.rl.workers import ReferenceWorker, check_separate_teacher
+from audiorl.train.rl.trainer import Separate, TrainBatch, Trainer
+from audiorl.train.rl.workers import ReferenceWorker
 from audiorl.types import Rollout, Sample, Score, Turn
 from tests.conftest import TEXTS, make_omni
 from tests.support.experiences import batch_of, with_advantage
@@ -59,11 +60,14 @@ def spoken(samples: list[Sample]) -> list[Sample]:
     return [replace(s, metadata={"text": text}) for s, text in zip(samples, ("yes no", "why", "English"), strict=True)]
 
 
-def learner(policy: AudioPolicy, distill: dict[str, Any], reference: Any = None, **options: Any) -> Trainer:
+def learner(
+    policy: AudioPolicy, distill: dict[str, Any], reference: Any = None, elsewhere: bool = False, **options: Any
+) -> Trainer:
     """Does not clip gradients, so that they can be read after its update."""
     settings: dict[str, Any] = dict(steps=4, prompts_per_step=2, group_size=3, kl_beta=0.0, advantage="none") | options
     config = RLConfig(distill=DistillConfig(**({"coef": 1.0} | distill)), **settings)
-    return Trainer(policy, config, OptimConfig(lr=1e-3, max_grad_norm=1e9), TEMPERATURE, 8, reference)
+    optim, separate = OptimConfig(lr=1e-3, max_grad_norm=1e9), Separate(reference=elsewhere)
+    return Trainer(policy, config, optim, TEMPERATURE, 8, reference, separate=separate)
 
 
 @torch.no_grad()
@@ -402,7 +406,7 @@ def test_a_teacher_in_another_process_gives_the_same_step(spoken: list[Sample], 
     results = []
     for separate in (False, True):
         policy = make_omni()
-        trainer = learner(policy, distill, "separate" if separate else None)
+        trainer = learner(policy, distill, elsewhere=separate)
         experiences = batch(policy, spoken)
         if separate:
             assert trainer.reference is None
@@ -411,7 +415,9 @@ def test_a_teacher_in_another_process_gives_the_same_step(spoken: list[Sample], 
             worker = ReferenceWorker(
                 frozen, trainer.config, sampling, Teacher(frozen, frozen, trainer.config, TEMPERATURE)
             )
-            experiences = [e.replace(teacher=t) for e, t in zip(experiences, worker.teacher(experiences), strict=True)]
+            experiences = [
+                e.replace(teacher=t) for e, t in zip(experiences, worker.teacher_outputs(experiences), strict=True)
+            ]
         disturb(policy)
         results.append((step(trainer, experiences), gradients(policy)))
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-5, abs=1e-7)
@@ -424,12 +430,12 @@ def test_processes_that_hold_the_teacher_fill_in_what_the_step_needs(spoken: lis
     for beta in (0.0, 0.1):
         config = RLConfig(kl_beta=beta, distill=distill)
         teacher = Teacher(policy, policy, config, 1.0)
-        workers = [ReferenceWorker(policy, config, SamplingConfig(), teacher) for _ in range(2)]
-        filled = add_from_references(batch(policy, spoken), LocalGroup(workers), config)
+        group = LocalGroup([ReferenceWorker(policy, config, SamplingConfig(), teacher) for _ in range(2)])
+        filled = Workers(config, group, GroupEngine(group), references=group).fill_in(batch(policy, spoken))
         assert all(e.teacher is not None and len(e.teacher.logprobs) == e.num_sampled for e in filled)
         assert all((e.ref_logprobs is not None) == (beta > 0) for e in filled)
     alive = RLConfig(kl_beta=0.0, distill=replace(distill, teacher="policy"))
-    filled = add_from_references(batch(policy, spoken), LocalGroup(workers), alive)
+    filled = Workers(alive, group, GroupEngine(group), references=group).fill_in(batch(policy, spoken))
     assert all(e.teacher is None for e in filled)
 
 

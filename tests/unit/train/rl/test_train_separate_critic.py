@@ -14,8 +14,9 @@ from audiorl.distributed.local import LocalGroup
 from audiorl.distributed.world import World
 from audiorl.run.checkpoint import read_state, save_checkpoint
 from audiorl.train.rl.critic_worker import CriticWorker
-from audiorl.train.rl.split import add_from_critics, mean_advantages, split_batch, update_critics
-from audiorl.train.rl.trainer import TrainBatch, Trainer
+from audiorl.train.rl.engines import GroupEngine
+from audiorl.train.rl.processes import StepBatch, Workers
+from audiorl.train.rl.trainer import Separate, TrainBatch, Trainer
 from audiorl.types import Sample
 from tests.conftest import make_omni
 from tests.support.experiences import LENGTHS, SCORES, batch_of
@@ -41,7 +42,7 @@ CONFIG = RLConfig(
 
 
 def trainer(separate: bool) -> Trainer:
-    return Trainer(make_omni(), CONFIG, OPTIM, 1.0, 8, separate_critic=separate)
+    return Trainer(make_omni(), CONFIG, OPTIM, 1.0, 8, separate=Separate(critic=separate))
 
 
 def critic() -> CriticWorker:
@@ -62,13 +63,11 @@ def test_separate_critic_trains_as_the_trainers_own(samples: list[Sample], tmp_p
         experiences = batch_of(whole.policy, samples, LENGTHS, scores)
         group, critics = LocalGroup([without]), LocalGroup([separate])
         expected = whole.step(TrainBatch(experiences))
-        with_values = add_from_critics(experiences, critics)
-        batches, shares = split_batch(with_values, [], group, CONFIG)
-        outputs = group.each("step", batches)
-        metrics = outputs[0].metrics | update_critics(with_values, outputs, shares, critics, CONFIG)
-        assert metrics.keys() == expected.metrics.keys()
-        assert metrics == pytest.approx(expected.metrics, abs=1e-6), step
-        assert mean_advantages(outputs, shares) == pytest.approx(expected.advantages, abs=1e-6)
+        workers = Workers(CONFIG, group, GroupEngine(group), critics=critics)
+        output = workers.step(StepBatch(workers.fill_in(experiences)))
+        assert output.metrics.keys() == expected.metrics.keys()
+        assert output.metrics == pytest.approx(expected.metrics, abs=1e-6), step
+        assert output.advantages == pytest.approx(expected.advantages, abs=1e-6)
     assert whole.critic is not None and without.critic is None
     for one, two in (
         (whole.policy.weights(), without.policy.weights()),
