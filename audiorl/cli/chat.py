@@ -78,15 +78,9 @@ def run_chat(options: Chat) -> int:
     return 0
 
 
-<<<<<<< HEAD
-def _conversation(options: Chat) -> ChatSession:
-    from audiorl.eval._speech_generation import load_with_codec
-    from audiorl.rollout.conversation import ChatSession
-=======
 def _conversation(options: Chat) -> ChatSession:
     from audiorl.eval._speech import load_with_codec
     from audiorl.rollout.conversation import ChatSession
->>>>>>> main
     from audiorl.run.folder import checkpoint_of
 
     model = checkpoint_of(options.model)

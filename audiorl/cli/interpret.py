@@ -88,7 +88,6 @@ def _check(options: Interpret) -> None:
 
 def _interpret(options: Interpret, write_raw: Write | None) -> int:
     from audiorl.eval._speech import load_with_codec
-    from audiorl.eval._speech_generation import load_with_codec
     from audiorl.rollout.speech import CodecSpeechDecoder
     from audiorl.run.folder import checkpoint_of
     from audiorl.run.stop_request import StopRequest
