@@ -57,14 +57,14 @@ from audiorl.protocols import Reward
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.report.listening import Card, Take, listening_page
 from audiorl.rewards import Term, WeightedSum
-from audiorl.rewards.prosody import ProsodyBins, ProsodyDistribution
-from audiorl.rewards.speech import Intelligibility, Likelihood
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.checkpoint import write_json
 from audiorl.run.folder import ComputeTime, Run
 from audiorl.run.records import read_record
 from audiorl.speech_models import SpeakerEncoder
 from audiorl.speech_models.loading import load_quality_model
+from audiorl.tasks.tts.prosody import ProsodyBins, ProsodyDistribution
+from audiorl.tasks.tts.rewards import Intelligibility, Likelihood
 from audiorl.train.preference import prefer
 from audiorl.train.rl.train import train_rl
 from audiorl.train.sft import sft

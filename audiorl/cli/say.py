@@ -118,8 +118,7 @@ def _say(options: Say, write_raw: Write | None) -> int:
 
 def _sample(options: Say) -> Sample:
     from audiorl.audio import AudioClip, seconds
-    from audiorl.tasks.tts.dialogue import SHORTEST_VOICE
-    from audiorl.tasks.tts.prompts import speech_sample
+    from audiorl.tasks.tts.prompts import SHORTEST_VOICE, speech_sample
 
     text = sys.stdin.read() if options.text == "-" else options.text
     if not text.strip():

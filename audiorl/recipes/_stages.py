@@ -12,8 +12,8 @@ from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.rewards import StandardisedSum, WeightedSum
-from audiorl.rewards.similarity import Metric
 from audiorl.run.folder import Run
+from audiorl.tasks.simul.quality import Metric
 from audiorl.tasks.simul.rewards import TimeCompliance, Waits, hpo, multi_turn, single_turn
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.train.rl.train import train_rl

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from audiorl.models.families import higgs
 from audiorl.recipes._speech import SpeechConfig
 from audiorl.speech_models.character_ctc import CharacterCTC, Head
-from audiorl.speech_models.ge2e import Network
+from audiorl.speech_models.speakers import GE2ENetwork
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 
 CODEBOOKS, SIZE = 2, 16
@@ -75,7 +75,7 @@ def save_recogniser(folder: Path) -> None:
 
 def save_speaker_encoder(folder: Path) -> None:
     folder.mkdir(parents=True)
-    save_file(Network().state_dict(), folder / "model.safetensors")
+    save_file(GE2ENetwork().state_dict(), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"model_type": "ge2e"}) + "\n", encoding="utf-8")
 
 

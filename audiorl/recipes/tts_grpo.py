@@ -24,9 +24,9 @@ from audiorl.recipes._tiny_speech import tiny_part, with_tiny_parts
 from audiorl.report import write_report
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
-from audiorl.tasks.tts.codes import encode_corpus
 from audiorl.tasks.tts.prompts import utterance_example, utterance_sample
 from audiorl.tasks.tts.rewards import SpeechRewards, speech_reward
+from audiorl.tasks.tts.texts import encode_corpus
 from audiorl.train.rl.train import train_rl
 
 

@@ -49,13 +49,14 @@ from audiorl.models.families.text import tiny as tiny_text
 from audiorl.protocols import Reward
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
-from audiorl.rewards.prosody import ProsodyRange, prosody_norm
-from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges, WordIntelligibility
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.speech_models import Recogniser, load_recogniser
 from audiorl.speech_models.character_ctc import Features, plain, train_character_ctc
+from audiorl.tasks.tts.listening import SpeechModels
 from audiorl.tasks.tts.prompts import speech_sample
+from audiorl.tasks.tts.prosody import ProsodyRange, prosody_norm
+from audiorl.tasks.tts.rewards import Duration, Finished, Intelligibility, WordIntelligibility
 from audiorl.train.codec import CodecConfig, quick_training, small_tokenizer, train_codec
 from audiorl.train.rl.train import train_rl
 from audiorl.train.sft import sft
@@ -226,7 +227,7 @@ def main(config: Config, run: Run) -> None:
     measure_speech(run, "before", policy, held_out, config.sampling, Judges(judge), outside=outside)
     policy = load_policy(run.checkpoint("sft"), ModelConfig(only=config.only), codec)
     speech_decoder = CodecSpeechDecoder.of(policy)
-    reward = reward_of(config, SpeechJudges(speech_decoder, recogniser=recogniser), [wav for _, wav in speech])
+    reward = reward_of(config, SpeechModels(speech_decoder, recogniser=recogniser), [wav for _, wav in speech])
     train_rl(
         policy,
         [prompt(words, voices, config.clone) for words in practice],
@@ -245,7 +246,7 @@ def main(config: Config, run: Run) -> None:
     print(write_report(run.dir))
 
 
-def reward_of(config: Config, judges: SpeechJudges, speech: Sequence[np.ndarray] = ()) -> WeightedSum:
+def reward_of(config: Config, judges: SpeechModels, speech: Sequence[np.ndarray] = ()) -> WeightedSum:
     """The reward of GRPO. speech: recordings [T] at RATE Hz whose prosody is the usual one, for `prosody_weight`."""
     understood = WordIntelligibility(judges) if config.credit == "word" else Intelligibility(judges, "cer")
     rewards: dict[str, tuple[Reward, float]] = {

@@ -28,9 +28,8 @@ from audiorl.recipes._speech import SpeechConfig, measurement, speaking_policy, 
 from audiorl.recipes._tiny_speech import with_tiny_parts
 from audiorl.report import write_report
 from audiorl.run.folder import Run
-from audiorl.tasks.tts.codes import encode_corpus
-from audiorl.tasks.tts.dialogue import check_voices, conversation_examples
-from audiorl.tasks.tts.prompts import utterance_example
+from audiorl.tasks.tts.prompts import check_voices, conversation_examples, utterance_example
+from audiorl.tasks.tts.texts import encode_corpus
 from audiorl.train.sft import sft
 
 

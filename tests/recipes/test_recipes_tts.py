@@ -22,11 +22,13 @@ from audiorl.models import load_policy
 from audiorl.recipes import tts_quickstart
 from audiorl.recipes._tiny_speech import save_recogniser
 from audiorl.rewards import WeightedSum
+from audiorl.rewards.llm_judge import RecordedSpeech
 from audiorl.rewards.replay import replay
-from audiorl.rewards.speech import Duration, Finished, RecordedSpeech, SpeechJudges, WordIntelligibility
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.metrics_log import read_metrics
-from audiorl.speech_models.character_ctc import load as load_judge
+from audiorl.speech_models.character_ctc import load as load_model
+from audiorl.tasks.tts.listening import SpeechModels
+from audiorl.tasks.tts.rewards import Duration, Finished, WordIntelligibility
 from audiorl.train.fit import Learner
 from tests.conftest import make_text
 from tests.support.voices import write_two_voices
@@ -68,7 +70,7 @@ def test_its_parts_can_be_loaded(quickstart: Path) -> None:
     policy = load_policy(sorted((quickstart / "checkpoints" / "grpo").glob("step_*"))[-1])
     assert policy.speech is not None
     policy.set_codec(codec)
-    assert load_judge(quickstart / "recogniser").name == "recogniser"
+    assert load_model(quickstart / "recogniser").name == "recogniser"
 
 
 def test_what_was_said_is_in_the_report(quickstart: Path) -> None:
@@ -82,13 +84,13 @@ def test_what_was_said_is_in_the_report(quickstart: Path) -> None:
 def test_recorded_speech_scores_the_same_again(quickstart: Path) -> None:
     policy = load_policy(sorted((quickstart / "checkpoints" / "grpo").glob("step_*"))[-1])
     policy.set_codec(load(quickstart / "codec"))
-    judges = SpeechJudges(CodecSpeechDecoder.of(policy), recogniser=load_judge(quickstart / "recogniser"))
+    judges = SpeechModels(CodecSpeechDecoder.of(policy), recogniser=load_model(quickstart / "recogniser"))
     reward = WeightedSum.of(
         understood=WordIntelligibility(judges), length=(Duration(judges), 0.2), finished=(Finished(judges), 0.1)
     )
     result = replay(reward, str(quickstart / "rollouts" / "*.jsonl"))
     assert result.scores == result.recorded and len({s.total for s in result.scores if s}) > 1
-    from_recordings = replay(Duration(SpeechJudges(RecordedSpeech())), [*dict.fromkeys(result.files)])
+    from_recordings = replay(Duration(SpeechModels(RecordedSpeech())), [*dict.fromkeys(result.files)])
     for old, new in zip(result.scores, from_recordings.scores, strict=True):
         assert old and new and new.parts["seconds"] == pytest.approx(old.parts["length/seconds"], abs=1e-4)
 

@@ -19,7 +19,7 @@ from audiorl.config import SamplingConfig
 from audiorl.models import dualize, load_policy
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.simul.live import Interpreter
-from audiorl.tasks.simul.speech import playback_track
+from audiorl.tasks.simul.logs import playback_track
 from tests.conftest import make_omni
 from tests.support.unified_codec import tiny as tiny_codec
 from tokenizers_audio import load

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from audiorl.data.manifest import read_samples
-from audiorl.data.stored import stored
+from audiorl.data.rows import stored
 from audiorl.recipes._common import column_names, read_sets
 from audiorl.recipes.asr_grpo import Config
 from audiorl.run.folder import Run

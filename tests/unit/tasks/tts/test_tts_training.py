@@ -28,9 +28,9 @@ from audiorl.report import write_report
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
-from audiorl.tasks.tts.codes import encode_corpus
 from audiorl.tasks.tts.prompts import utterance_sample
 from audiorl.tasks.tts.rewards import SpeechRewards, speech_reward
+from audiorl.tasks.tts.texts import encode_corpus
 from tests.support.prosody import glide
 from tokenizers_audio import load
 

@@ -1,4 +1,4 @@
-"""Whisper checkpoints of transformers as recognisers."""
+"""Recognisers without a CTC head: Whisper by transformers, Whisper by CTranslate2, pocketsphinx."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from audiorl.config import torch_device
-from audiorl.speech_models.checkpoint import load_judge, load_processor
-from audiorl.speech_models.protocol import Waveform
-from audiorl.speech_models.waves import Wave, batches_by_length, resampled
+from audiorl.speech_models.protocol import Wave, Waveform, batches_by_length, load_model, load_processor, resampled
 
 PROMPT = 4
 """Maximum number of tokens before the text: start, language, task, no timestamps."""
 
 
 @dataclass(frozen=True)
-class Whisper:
+class WhisperRecogniser:
     """Greedy transcripts without timestamps, in float32 on the CPU and float16 on a GPU.
 
     Clips of up to 30 s are transcribed in batches; longer ones alone, window by window, as the paper describes for
@@ -42,7 +41,7 @@ class Whisper:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.max_new_tokens < 1:
-            raise ValueError("Whisper: batch_size and max_new_tokens must be at least 1")
+            raise ValueError("WhisperRecogniser: batch_size and max_new_tokens must be at least 1")
 
     @property
     def name(self) -> str:
@@ -53,7 +52,7 @@ class Whisper:
         """Model, feature extractor and tokenizer."""
         from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
 
-        model = load_judge(WhisperForConditionalGeneration, self.path, torch_device(self.device))
+        model = load_model(WhisperForConditionalGeneration, self.path, torch_device(self.device))
         extractor = load_processor(WhisperFeatureExtractor, self.path, "feature extractor")
         tokenizer = load_processor(WhisperTokenizer, self.path, "tokenizer")
         self._check_language(model, self.language)
@@ -190,3 +189,95 @@ class Whisper:
                 **options,
             )
         return [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
+
+
+RATE = 16_000
+
+
+@dataclass(frozen=True)
+class FasterWhisper:
+    """Greedy transcripts at temperature 0, without retries or conditioning on previous text, one clip at a time.
+
+    `compute_type` as CTranslate2 names it; "default" is that of the folder.
+    """
+
+    path: str
+    language: str | None = None
+    device: str = "auto"
+    compute_type: str = "default"
+    task: Literal["transcribe", "translate"] = "transcribe"
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+    @cached_property
+    def model(self) -> Any:
+        try:
+            from faster_whisper import WhisperModel
+        except ImportError as error:
+            raise ImportError("CTranslate2 folders need faster-whisper: pip install 'audiorl[speech]'") from error
+        try:
+            return WhisperModel(self.path, device=self.device, compute_type=self.compute_type, local_files_only=True)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise ValueError(f"{self.path}: cannot be read as a CTranslate2 folder of Whisper ({error})") from error
+
+    @property
+    def multilingual(self) -> bool:
+        return bool(self.model.model.is_multilingual)
+
+    def transcribe(
+        self, waveforms: Sequence[Waveform], sample_rate: int, languages: Sequence[str] | None = None
+    ) -> list[str]:
+        waves = resampled(waveforms, sample_rate, RATE)
+        codes = languages if languages is not None else [self.language] * len(waves)
+        return [self._text(wav, code) if len(wav) else "" for wav, code in zip(waves, codes, strict=True)]
+
+    def identify(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[dict[str, float]]:
+        """The probability of each language by its code, from the first 30 s; {} for no samples."""
+        waves = resampled(waveforms, sample_rate, RATE)
+        return [dict(self.model.detect_language(audio=wav)[2]) if len(wav) else {} for wav in waves]
+
+    def _text(self, wav: Waveform, language: str | None) -> str:
+        segments, _ = self.model.transcribe(
+            wav,
+            language=language,
+            task=self.task,
+            beam_size=1,
+            best_of=1,
+            temperature=0.0,
+            condition_on_previous_text=False,
+        )
+        return "".join(segment.text for segment in segments).strip()
+
+
+RATE = 16_000
+
+
+@dataclass(frozen=True)
+class PocketSphinx:
+    """English, far weaker than Whisper and small enough for tests. Source: Huggins-Daines et al. 2006."""
+
+    @property
+    def name(self) -> str:
+        return "pocketsphinx"
+
+    @cached_property
+    def decoder(self) -> Any:
+        try:
+            from pocketsphinx import Decoder
+        except ImportError as error:
+            raise ImportError("this recogniser needs its package: pip install 'audiorl[speech]'") from error
+        # Means over the whole utterance: those carried from one to the next would make texts depend on their order.
+        return Decoder(samprate=RATE, cmn="batch", loglevel="FATAL")
+
+    def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
+        return [self._text(wav) if len(wav) else "" for wav in resampled(waveforms, sample_rate, RATE)]
+
+    def _text(self, wav: np.ndarray) -> str:
+        samples = (np.clip(wav, -1.0, 1.0) * 32767).astype(np.int16)
+        self.decoder.start_utt()
+        self.decoder.process_raw(samples.tobytes(), no_search=False, full_utt=True)
+        self.decoder.end_utt()
+        hypothesis = self.decoder.hyp()
+        return hypothesis.hypstr if hypothesis else ""

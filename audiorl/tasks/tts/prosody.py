@@ -1,9 +1,9 @@
 """A reward of usual prosody, next to those of intelligibility, which alone make speech monotone (arXiv 2509.18531).
 
 norm = prosody_norm(recordings, decoder.sample_rate)
-judges = SpeechJudges(decoder, recogniser=load_recogniser("judges/whisper-base", "en"))
-understood = Intelligibility(judges, "cer")
-WeightedSum.of(understood=understood, prosody=(Gated(ProsodyRange(judges, norm), understood, 0.7), 0.3))
+models = SpeechModels(decoder, recogniser=load_recogniser("whisper-base", "en"))
+understood = Intelligibility(models, "cer")
+WeightedSum.of(understood=understood, prosody=(Gated(ProsodyRange(models, norm), understood, 0.7), 0.3))
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from audiorl.audio import AudioClip
 from audiorl.eval.metrics.prosody import MEASURES, Prosody, prosody
-from audiorl.rewards.speech import SpeechJudges
+from audiorl.tasks.tts.listening import SpeechModels
 from audiorl.types import Rollout, Sample, Score
 
 LEAST_RANGE = 0.1
@@ -130,18 +130,18 @@ class ProsodyRange:
     Speech that nobody understands can be lively: add it to `Intelligibility`, or put it behind one with `Gated`.
     """
 
-    judges: SpeechJudges
+    models: SpeechModels
     norm: ProsodyNorm
     reference: Callable[[Sample], AudioClip | None] = own_recording
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [self._score(r, p) for r, p in zip(rollouts, self.judges.prosodies(rollouts), strict=True)]
+        return [self._score(r, p) for r, p in zip(rollouts, self.models.prosodies(rollouts), strict=True)]
 
     def _score(self, rollout: Rollout, spoken: Prosody | None) -> Score:
         if spoken is None:
             return Score(0.0, _parts(None))
         clip = self.reference(rollout.sample)
-        usual = None if clip is None else self.judges.reference_prosody(clip)
+        usual = None if clip is None else self.models.reference_prosody(clip)
         product = 1.0
         for name in MEASURES:
             mean, deviation = getattr(self.norm, name)
@@ -164,11 +164,11 @@ class ProsodyDistribution:
     usual. This one needs a batch: all rollouts of a step, a hundred or more.
     """
 
-    judges: SpeechJudges
+    models: SpeechModels
     bins: ProsodyBins
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        measured = self.judges.prosodies(rollouts)
+        measured = self.models.prosodies(rollouts)
         totals = np.zeros(len(rollouts))
         for name, places in self.bins.of(measured).items():
             spoken = places >= 0
