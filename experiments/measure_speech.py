@@ -57,7 +57,7 @@ from audiorl.protocols import Reward
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.report.listening import Card, Take, listening_page
 from audiorl.rewards import Term, WeightedSum
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.checkpoint import write_json
 from audiorl.run.folder import ComputeTime, Run
 from audiorl.run.records import read_record

@@ -23,7 +23,7 @@ from audiorl.models.weights import read_tensors
 from audiorl.protocols import Request, Reward
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.speech_models import Recogniser, load_recogniser

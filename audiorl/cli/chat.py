@@ -22,7 +22,7 @@ from audiorl.options import first_word, parse
 
 if TYPE_CHECKING:
     from audiorl.audio import AudioClip
-    from audiorl.rollout.conversation import Conversation
+    from audiorl.rollout.conversation import ChatSession
 
 HELP = """\
 TEXT                ask; the path of an audio file before it, or one dropped here, is sent along
@@ -81,16 +81,16 @@ def main(args: list[str]) -> int:
     return 0
 
 
-def _conversation(options: ChatOptions) -> Conversation:
+def _conversation(options: ChatOptions) -> ChatSession:
     from audiorl.eval._speech import load_with_codec
-    from audiorl.rollout.conversation import Conversation
+    from audiorl.rollout.conversation import ChatSession
     from audiorl.run.folder import checkpoint_of
 
     model = checkpoint_of(options.model)
     policy = load_with_codec(model, options.codec, options.device)
     if policy.speech is None and (options.speak or options.codec is not None):
         raise ValueError(f"{model}: writes text only; leave --speak and --codec out")
-    return Conversation(
+    return ChatSession(
         policy,
         options.sampling,
         system=options.system,
@@ -136,7 +136,7 @@ def _answer_lines(session: _Session) -> None:
 class _Session:
     """The conversation, and the recordings that the next question is sent with."""
 
-    def __init__(self, options: ChatOptions, conversation: Conversation):
+    def __init__(self, options: ChatOptions, conversation: ChatSession):
         self.options, self.conversation = options, conversation
         self.attached: list[AudioClip] = []
         self._commands: dict[str, Callable[[str], object]] = {

@@ -17,7 +17,7 @@ from audiorl.config import SamplingConfig
 from audiorl.options import parse
 
 if TYPE_CHECKING:
-    from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+    from audiorl.rollout.speech import CodecSpeechDecoder
     from audiorl.types import Segment
 
 RATE = 16_000
@@ -90,7 +90,7 @@ def _check(options: InterpretOptions) -> None:
 
 def _interpret(options: InterpretOptions, write_raw: Write | None) -> int:
     from audiorl.eval._speech import load_with_codec
-    from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+    from audiorl.rollout.speech import CodecSpeechDecoder
     from audiorl.run.folder import checkpoint_of
     from audiorl.run.stop_request import StopRequest
     from audiorl.tasks.simul.live import Interpreter

@@ -82,7 +82,7 @@ def _check(options: SayOptions) -> None:
 def _say(options: SayOptions, write_raw: Write | None) -> int:
     from audiorl.eval._speech import load_speaking
     from audiorl.eval.metrics.speech import real_time_factor
-    from audiorl.rollout.speech_stream import speech_blocks
+    from audiorl.rollout.speech import speech_blocks
     from audiorl.run.folder import checkpoint_of
 
     sample = _sample(options)

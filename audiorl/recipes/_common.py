@@ -36,7 +36,7 @@ from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.protocols import Reward
 from audiorl.report import write_report
 from audiorl.rewards import AnswerAccuracy, AnswerFormat, StandardisedSum, Term, ThinkFormat, WeightedSum, load_reward
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.train.rl.held_out import Evaluate
 from audiorl.train.rl.train import train_rl

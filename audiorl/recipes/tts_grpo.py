@@ -30,7 +30,7 @@ from audiorl.recipes._speech import (
     with_tiny_parts,
 )
 from audiorl.report import write_report
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.tasks.tts.prompts import utterance_example, utterance_sample
 from audiorl.tasks.tts.rewards import SpeechRewards, speech_reward

@@ -49,7 +49,7 @@ from audiorl.models.families.text import tiny as tiny_text
 from audiorl.protocols import Reward
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.speech_models import Recogniser, load_recogniser
 from audiorl.speech_models.character_ctc import Features, plain, train_character_ctc

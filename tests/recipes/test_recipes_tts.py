@@ -24,7 +24,7 @@ from audiorl.recipes._speech import write_tiny_part
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.llm_judge import RecordedSpeech
 from audiorl.rewards.replay import replay
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.metrics_log import read_metrics
 from audiorl.speech_models.character_ctc import load as load_model
 from audiorl.tasks.tts.listening import SpeechModels

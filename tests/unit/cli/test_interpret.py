@@ -17,7 +17,7 @@ from audiorl.cli import interpret as command
 from audiorl.cli import main
 from audiorl.config import SamplingConfig
 from audiorl.models import dualize, load_policy
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.simul.live import Interpreter
 from audiorl.tasks.simul.logs import playback_track
 from tests.conftest import make_omni

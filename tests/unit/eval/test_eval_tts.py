@@ -22,7 +22,7 @@ from audiorl.models import load_policy
 from audiorl.protocols import Request
 from audiorl.recipes._speech import write_tiny_part
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.speech_models import load_recogniser
 from audiorl.tasks.tts.prompts import utterance_sample
 from tests.conftest import make_text

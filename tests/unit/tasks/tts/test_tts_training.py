@@ -25,7 +25,7 @@ from audiorl.protocols import Request
 from audiorl.recipes._speech import SpeechConfig, texts_of, tiny_part, write_tiny_part
 from audiorl.report import write_report
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.tasks.tts.prompts import utterance_sample
 from audiorl.tasks.tts.rewards import SpeechRewards, speech_reward
