@@ -1,61 +1,45 @@
-"""The command line: for each command a frozen dataclass, whose fields are its options, and a function that runs it.
+"""The command line: `audiorl NAME …` calls `main(args)` of the module here that is called NAME.
 
-Help appears without importing torch, except where a recipe, an evaluation or the planner brings the options.
+The first line of its docstring is the command's summary. Other packages add commands as entry points of the group
+`audiorl.commands`: functions that take the arguments and return the exit code. No command imports torch before its
+options are read, except where a recipe or an evaluation brings the options.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
-import runpy
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, make_dataclass
-from functools import reduce
-from importlib import import_module
 from importlib.metadata import entry_points
-from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from tyro.conf import Positional, arg, subcommand
 
 import audiorl
-from audiorl.cli.chat import Chat
-from audiorl.cli.codec import Decode, Encode, run_codec
-from audiorl.cli.graft import Graft, run_graft
-from audiorl.cli.interpret import Interpret, run_interpret
-from audiorl.cli.say import Say, run_say
-from audiorl.config import RewardServerConfig
-from audiorl.config.distributed import RuntimeConfig
 from audiorl.errors import Interrupted, RankError
-from audiorl.options import parse, parse_known
-from audiorl.recipes._scripts import UnknownScript, find_script, folder, listing, scripts
+from audiorl.recipes._loader import UnknownScript, summary
 
-HELP = ("-h", "--help")
-TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+COMMANDS = (
+    "train", "resume", "report", "view", "eval", "audit", "rewards", "codec", "graft", "export", "chat", "say",
+    "interpret", "doctor",
+)  # fmt: skip
+EXTENSIONS = {
+    "data": "Build a corpus of human speech, split it into rows, or build questions about audio.",
+    "annotate": "Find, transcribe and describe the speech in recordings: rows to train on.",
+}
+"""Commands of the package `corpora`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. Bad input ends with one line on stderr and exit code 2; an interrupted run with 130."""
+    """Run a command. Bad input ends with one line on stderr and exit code 2; an interrupted run with 130."""
     # OpenMP reads this when torch is loaded. By default its threads spin at barriers and, on a machine with other work,
     # keep the processor from the thread that they wait for (bench/threads.py, docs/performance.md).
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    if args[0] == "--version":
-        print(audiorl.__version__)
+    name, *args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help", "--version"):
+        print(audiorl.__version__ if name == "--version" else usage())
         return 0
-    installed = {point.name: point for point in entry_points(group="audiorl.commands")}
-    if args[0] not in (*COMMANDS, *installed, *HELP):
-        print(f"audiorl: unknown command {args[0]!r}; see audiorl --help", file=sys.stderr)
-        return 2
     try:
-        if args[0] in HELP:
-            commands = {name: options for name, (options, _) in COMMANDS.items()}
-            for name, point in installed.items():
-                commands[name] = make_dataclass(name, [], namespace={"__doc__": point.load().__doc__})
-            parse(_union(commands), args, prog="audiorl", description=audiorl.__doc__)
-        run: Callable[[list[str]], int] = COMMANDS[args[0]][1] if args[0] in COMMANDS else installed[args[0]].load()
-        return run(args[1:])
+        return _command(name)(args)
     except KeyboardInterrupt:
         print("audiorl: stopped at once; 'audiorl resume' continues from the last checkpoint", file=sys.stderr)
         return 130
@@ -71,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
+<<<<<<< HEAD
 def run_recipe(file: str) -> None:
     """What `python -m audiorl.recipes.NAME` does."""
     sys.exit(main(["train", file, *sys.argv[1:]]))
@@ -445,3 +430,23 @@ COMMANDS: dict[str, tuple[type, Callable[[list[str]], int]]] = {
     "interpret": (Interpret, _interpret),
     "doctor": (Doctor, _doctor),
 }
+=======
+def usage() -> str:
+    """Return the commands, each with its summary."""
+    summaries = {name: summary(Path(__file__).parent / f"{name}.py") for name in COMMANDS} | EXTENSIONS
+    lines = [f"  {name:10} {text}" for name, text in summaries.items()]
+    head = f"usage: audiorl COMMAND [OPTIONS]\n\n{audiorl.__doc__}\n"
+    return "\n".join([head, *lines, "", "`audiorl COMMAND --help` lists the options of a command."])
+
+
+def _command(name: str) -> Callable[[list[str]], int]:
+    if name in COMMANDS:
+        function: Callable[[list[str]], int] = importlib.import_module(f"audiorl.cli.{name}").main
+        return function
+    for point in entry_points(group="audiorl.commands", name=name):
+        loaded: Callable[[list[str]], int] = point.load()
+        return loaded
+    if name in EXTENSIONS:
+        raise ValueError(f"audiorl {name} belongs to the package corpora, which is not installed: pip install audiorl")
+    raise ValueError(f"unknown command {name!r}; see audiorl --help")
+>>>>>>> main

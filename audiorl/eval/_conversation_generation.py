@@ -18,7 +18,7 @@ from audiorl.data.seedtts import Conversation
 from audiorl.eval._speech import generate_speech
 from audiorl.eval.metrics.prosody import level_steps, pitch_steps
 from audiorl.eval.metrics.speech import real_time_factor
-from audiorl.rollout.speech_stream import StreamingEngine
+from audiorl.rollout.speech import StreamingEngine
 from audiorl.tasks.tts.prompts import TurnPiece, check_voices, piece_sample, pieces_of
 from audiorl.types import Rollout, Sample
 

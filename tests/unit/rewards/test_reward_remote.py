@@ -362,7 +362,7 @@ SPEECH = """
     from audiorl.rewards import AnswerAccuracy, ThinkFormat, WeightedSum, WordAccuracy
     from audiorl.tasks.tts.rewards import Duration, Finished, Intelligibility, NotSilent
     from audiorl.tasks.tts.listening import SpeechModels
-    from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+    from audiorl.rollout.speech import CodecSpeechDecoder
     from tokenizers_audio import load
 
     layout = FrameLayout(4, 66, bos=64, eos=65, begin_id=1, frame_id=0, delay_id=3, end_id=2)

@@ -1,27 +1,149 @@
-"""The streams of `simul-quickstart`: said by people and synthetic voices, in training and by others.
+"""What recipes of interpretation share: the stages of segmented PPO, and the streams of `simul-quickstart`.
 
-`Prompts` lays out whole prompts of the recordings; synthetic voices say all of them, those that are measured too.
-`Announcements` composes numbers, dates and times of single words; what is measured nobody says in training.
+Streams are said by people and synthetic voices, in training and by unseen speakers. `Prompts` lays out whole prompts of
+the recordings; synthetic voices say all of them, those that are measured too. `Announcements` composes numbers, dates
+and times of single words; nobody says in training what is measured.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
+from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.augment import augment
 from audiorl.data.corpus import Utterance, bundled_speech, corpus
 from audiorl.data.silence import trimmed
 from audiorl.data.synth import Speech, synthesize_many, voices
+from audiorl.eval._streams import probe_streams
+from audiorl.models import AudioPolicy
+from audiorl.models.examples import Example
+from audiorl.protocols import Reward, SpeechDecoder
+from audiorl.rewards import StandardisedSum, WeightedSum
+from audiorl.run.folder import Run
 from audiorl.tasks.simul import announcements
 from audiorl.tasks.simul.announcements import Augment, WordVoice, announcement_streams, bundled_words, voices_of, words
 from audiorl.tasks.simul.bundled import Speak, Split, bundled_streams, prompt_pairs
-from audiorl.tasks.simul.streams import SPEAKER_MARK, Stream, with_speaker_marks
+from audiorl.tasks.simul.quality import Metric
+from audiorl.tasks.simul.rewards import TimeCompliance, Waits, hpo, multi_turn, single_turn
+from audiorl.tasks.simul.streams import SPEAKER_MARK, ChunkConfig, Stream, interpretation_sample, with_speaker_marks
+from audiorl.train.rl.train import train_rl
+
+StageName = Literal["stage1", "stage2"]
+
+
+@dataclass(frozen=True)
+class StreamRewards:
+    """What the two stages reward; see `audiorl.tasks.simul.rewards`."""
+
+    quality: Metric = "word_f1"
+    """How a translation is compared with its reference. `word_f1` and `ter` weigh what is missing and what is too much
+    alike; chrF weighs what is missing more."""
+    time: bool = False
+    """Time compliance: the translation should last as long as its reference does when spoken."""
+    longest_wait: float = 1.0
+    """Acceptable wait of a translation, in chunks."""
+    waits: Waits = "silence"
+    """How waits are counted: the silent chunks before a translation (the paper's), or with `available` only those since
+    something could be said."""
+    hinge: float | None = None
+    """Reward speed only where a sentence's quality is at least this, in [0, 1], as HPO does (arXiv 2604.21045); None:
+    the penalty on waits, whatever the quality."""
+    guards: bool = True
+    """Penalise output that is longer or shorter than the reference, or that repeats itself: parts `length` and
+    `repetition`. Without them and with chrF as `quality` it pays to say more than the reference."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Weights of rewards by name; 1 for those that are not named."""
+    hpo: bool = False
+    """In both stages HPO's reward in place of these: the quality of the stream, and promptness above `hinge` (0.5 where
+    it is None). It wants the advantage `decoupled`, several rollouts of a stream, and the KL in the loss."""
+
+    def of_stages(
+        self, frame_rate: float | None = None
+    ) -> tuple[StandardisedSum, StandardisedSum] | tuple[WeightedSum, WeightedSum]:
+        """The rewards of stage 1 and of stage 2; `frame_rate` of a codec, where the policy speaks."""
+        if self.hpo:
+            reward = hpo(self.quality, 0.5 if self.hinge is None else self.hinge)
+            return reward, reward
+        time: bool | TimeCompliance = self.time
+        if time and frame_rate is not None:
+            time = TimeCompliance(frame_rate)
+        of_turns = {name: w for name, w in self.weights.items() if name not in ("latency", "stream_quality")}
+        single = single_turn(self.quality, time, of_turns, guards=self.guards)
+        both = multi_turn(
+            self.quality,
+            time,
+            self.longest_wait,
+            self.weights,
+            waits=self.waits,
+            guards=self.guards,
+            hinge=self.hinge,
+        )
+        return single, both
+
+
+@dataclass(frozen=True)
+class SimulStage:
+    """A phase of the run, its reward, and the name of the evaluation after it."""
+
+    name: StageName
+    reward: Reward
+    config: RLConfig
+    measured_as: str
+
+
+def train_stages(
+    policy: AudioPolicy,
+    streams: Sequence[Stream],
+    held_out: Sequence[Stream],
+    run: Run,
+    stages: Sequence[SimulStage],
+    *,
+    chunks: ChunkConfig,
+    optim: OptimConfig,
+    sampling: SamplingConfig,
+    measure: Callable[[str], object],
+    seed: int = 0,
+    supervised: Sequence[Example] = (),
+    speech_decoder: SpeechDecoder | None = None,
+) -> None:
+    """Train `policy` in place, stage after stage.
+
+    The KL of all stages is measured from the policy as it is now, and an adaptive β starts at its last value of the
+    stage before. `supervised`: the examples of the ptx term. `speech_decoder`: of a policy that speaks.
+    """
+    start = policy.reference()
+    beta: float | None = None
+    samples = [interpretation_sample(s, chunks) for s in streams]
+    for number, stage in enumerate(stages):
+        config = stage.config
+        if beta is not None and config.kl_control != "fixed":
+            config = replace(config, kl_beta=beta)
+        train_rl(
+            policy,
+            samples,
+            stage.reward,
+            run,
+            config=config,
+            optim=optim,
+            sampling=sampling,
+            seed=seed + number,
+            phase=stage.name,
+            evaluate=probe_streams(policy, held_out, chunks, sampling),
+            supervised=supervised,
+            reference=start,
+            speech_decoder=speech_decoder,
+        )
+        beta = run.result(stage.name)["kl_beta"]
+        measure(stage.measured_as)
+
+
+# -- the streams of simul-quickstart -----------------------------------------------------------------------------------
 
 SPLITS: tuple[Split, ...] = ("train", "test")
 
@@ -106,7 +228,7 @@ class Prompts:
             streams += self._streams(split, self.options.robot_streams // 2, seed=self.options.seed, speak=speak)
         return streams
 
-    def strangers(self) -> list[Stream]:
+    def unseen(self) -> list[Stream]:
         """Streams of the speakers of `unseen`, `test_streams` in all, each of one speaker.
 
         A speaker says held-out prompts only, or all, which is printed, where the held-out ones last no
@@ -209,7 +331,7 @@ class Announcements:
         ]
         return self._streams("train", robots, self.options.robot_streams, self.options.seed, augment)
 
-    def strangers(self) -> list[Stream]:
+    def unseen(self) -> list[Stream]:
         """Streams of the speakers of `unseen`, `test_streams` in all, of announcements that nobody says in training."""
         recordings = unseen_recordings(self.options, [v.name for v in self._speakers])
         unseen = self._voices(u for of_speaker in recordings.values() for u in of_speaker)
