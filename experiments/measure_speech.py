@@ -60,9 +60,8 @@ from audiorl.rewards import Term, WeightedSum
 from audiorl.rewards.prosody import ProsodyBins, ProsodyDistribution
 from audiorl.rewards.speech import Intelligibility, Likelihood
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
-from audiorl.run.checkpoint import write_json
 from audiorl.run.folder import ComputeTime, Run
-from audiorl.run.records import read_record
+from audiorl.run.records import read_record, write_json
 from audiorl.speech_models import SpeakerEncoder
 from audiorl.speech_models.loading import load_quality_model
 from audiorl.train.preference import prefer

@@ -89,8 +89,7 @@ def _check(options: Interpret) -> None:
 def _interpret(options: Interpret, write_raw: Write | None) -> int:
     from audiorl.eval._speech import load_with_codec
     from audiorl.rollout.speech_decoder import CodecSpeechDecoder
-    from audiorl.run.folder import checkpoint_of
-    from audiorl.run.stop_request import StopRequest
+    from audiorl.run.folder import StopRequest, checkpoint_of
     from audiorl.tasks.simul.live import Interpreter
     from audiorl.tasks.simul.streams import ChunkConfig
 

@@ -117,7 +117,7 @@ class Steps:
                 raise FieldError("labels", f"label {k} is {label}; give a number from 0 (wrong) to 1 (right)")
 
 
-# -- columns of the rows -------------------------------------------------------------------------------------------------
+# -- columns of the rows ----------------------------------------------------------------------------------------------
 
 
 class ContentPart(AudioColumns, kw_only=True):
@@ -189,7 +189,7 @@ class ConversationColumns(Struct):
     metadata: Object | None = None
 
 
-# -- reading and writing --------------------------------------------------------------------------------------------------
+# -- reading and writing ----------------------------------------------------------------------------------------------
 
 
 def read_pairs(path: str | Path, kind: Kind | str = "auto", **options: Unpack[ReadOptions]) -> Loaded[Pair]:

@@ -23,8 +23,8 @@ from audiorl.distributed.world import World
 from audiorl.eval.metrics.codes import bitrate, codebook_use, count_codes
 from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.eval.metrics.speech import mel_distance, stft_distance
+from audiorl.run.checkpoint import TrainerState
 from audiorl.run.folder import Run
-from audiorl.run.pieces import TrainerState
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
 from audiorl.train.fit import fit
 from tokenizers_audio.audio import prepare
