@@ -26,11 +26,12 @@ from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.protocols import Request
 from audiorl.recipes._loader import load_recipe, parse_config
-from audiorl.rewards.speech import Intelligibility, SpeechJudges
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.speech_models import load_recogniser
+from audiorl.tasks.tts.listening import SpeechModels
+from audiorl.tasks.tts.rewards import Intelligibility
 from audiorl.train.batches import counts, repeat_each
 from audiorl.types import Rollout
 from tokenizers_audio.unified import load as load_tokenizer
@@ -90,7 +91,7 @@ def main() -> None:
     texts = [recipe.prompt(words, recordings) for words in recipe.splits(config)[1][: args.texts]]
     engine = HFEngine(policy, replace(config.sampling, audio_temperature=args.temperature))
     recogniser = load_recogniser(args.run / "recogniser")
-    reward = Intelligibility(SpeechJudges(CodecSpeechDecoder.of(policy), recogniser=recogniser), "cer")
+    reward = Intelligibility(SpeechModels(CodecSpeechDecoder.of(policy), recogniser=recogniser), "cer")
     rollouts: list[Rollout] = []
     scores: list[float] = []
     for number, text in enumerate(texts):

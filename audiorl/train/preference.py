@@ -48,7 +48,7 @@ from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, answer_example, experience
 from audiorl.models.weights import read_tensors
 from audiorl.protocols import Request, Reward, RolloutEngine
-from audiorl.rewards.check import scored_rollouts
+from audiorl.rewards.combine import scored_rollouts
 from audiorl.run.checkpoint import flush_to_disk
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress

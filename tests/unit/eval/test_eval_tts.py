@@ -20,9 +20,9 @@ from audiorl.eval import tts
 from audiorl.eval._conversation_generation import PieceConfig
 from audiorl.models import load_policy
 from audiorl.protocols import Request
-from audiorl.recipes._tiny_speech import save_codec, save_model
+from audiorl.recipes._speech import write_tiny_part
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.speech_models import load_recogniser
 from audiorl.tasks.tts.prompts import utterance_sample
 from tests.conftest import make_text
@@ -246,8 +246,8 @@ SAY = SamplingConfig(max_new_tokens=2, max_frames=6)
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Higgs Audio V2, with its codec in the folder above, as runs have them."""
     run = tmp_path_factory.mktemp("run")
-    save_model(run / "checkpoints" / "step")
-    save_codec(run / "codec")
+    write_tiny_part("model", run / "checkpoints" / "step")
+    write_tiny_part("codec", run / "codec")
     return run / "checkpoints" / "step"
 
 
@@ -413,7 +413,7 @@ def test_texts_of_a_plain_file(use: Callable[[Any], None], checkpoint: Path, tmp
 
 def test_checkpoints_that_cannot_speak(use: Callable[[Any], None], meta: Path, tmp_path: Path) -> None:
     make_text().save(tmp_path / "text")
-    save_model(tmp_path / "alone" / "a" / "b" / "c" / "d")
+    write_tiny_part("model", tmp_path / "alone" / "a" / "b" / "c" / "d")
     for model, message in (
         (tmp_path / "text", "text: writes text only; give a model that speaks"),
         (tmp_path / "alone" / "a" / "b" / "c" / "d", "no folder codec/ in it or above it; name its audio tokenizer"),
