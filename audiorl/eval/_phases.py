@@ -22,8 +22,6 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.types import Rollout, Sample
 
-UNSEEN = "unseen"
-"""The set of speakers that no phase trains on."""
 AT_ONCE = 64
 """Samples that are answered between two movements of the progress bar."""
 
