@@ -275,8 +275,6 @@ def test_schedules(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no references to take the rate from; give --rate"):
         named("wait-3", streams=[speak("b")])
     for name in ("wait3", "wait-1.5", "edatt-", "edatt-1-2-3", "alignatt", "local-agreement", "wait-2\n"):
-        "wait-2\n"
-    ]:
         with pytest.raises(ValueError, match=rf"--schedule: {re.escape(repr(name))}; give policy, offline, wait-K"):
             named(name)
     for name, problem in {
