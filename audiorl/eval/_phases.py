@@ -20,10 +20,9 @@ from audiorl.rewards import StandardisedSum, WeightedSum
 from audiorl.rewards.check import check_scores, scored_rollouts
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
+from audiorl.run.records import UNSEEN as UNSEEN
 from audiorl.types import Rollout, Sample
 
-UNSEEN = "unseen"
-"""The set of speakers that no phase trains on."""
 AT_ONCE = 64
 """Samples that are answered between two movements of the progress bar."""
 

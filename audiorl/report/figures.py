@@ -14,8 +14,9 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from matplotlib.transforms import Bbox, BboxBase
 
 from audiorl.report.series import Series, is_control, own_steps, smooth, window
-from audiorl.report.summary import STRANGERS, Measure, Point, show
+from audiorl.report.summary import Measure, Point, show
 from audiorl.report.theme import VARIABLES, Theme
+from audiorl.run.records import UNSEEN
 
 # How a line is drawn: every step faint under a moving average, marked points, or as recorded.
 Style = Literal["average", "points", "exact"]
@@ -81,7 +82,7 @@ def draw_tradeoff(ax: Axes, points: Sequence[Point], theme: Theme, quality: str 
     before and after, for unseen speakers too."""
     waits = sorted((p for p in points if _wait(p.entry) is not None), key=lambda p: _wait(p.entry) or 0)
     trained = [p for p in points if p.entry.startswith(("before", "stage", "after"))]
-    unseen = [p for p in points if p.entry.startswith(f"{STRANGERS}_")]
+    unseen = [p for p in points if p.entry.startswith(f"{UNSEEN}_")]
     dotted = (0, (1, 2))
     lines = [(waits, theme.muted, "-"), (trained, theme.lines[0], dotted)]
     for line, tint, dash in [*lines, (unseen, theme.lines[1], dotted)] if unseen else lines:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from audiorl.report.run import Row, Run, read_json_object
+from audiorl.run.records import UNSEEN
 
 BASIC_ENTRIES = ("before", "after", "control")
-STRANGERS = "unseen"
-"""The set of speakers that no phase trained on."""
 _NOT_METRICS = ("n", "low", "high")
 _LOWER_IS_BETTER = frozenset(
     (
@@ -327,7 +326,7 @@ def disagreements(entries: Mapping[str, Any], metrics: Sequence[Row] = ()) -> li
     outsiders = [
         row
         for row in rows
-        if (row.outside and row.task in ("", STRANGERS)) or (row.task == STRANGERS and row.metric == optimised)
+        if (row.outside and row.task in ("", UNSEEN)) or (row.task == UNSEEN and row.metric == optimised)
     ]
     return [
         *(f"{rise}, but {row.label} did not get better: {row.change_text()}." for row in outsiders if not _better(row)),
@@ -364,7 +363,7 @@ def without_strangers(entries: Mapping[str, Any]) -> list[str]:
     missing: list[str] = []
     if not any(row.changes for row in rows):
         return missing
-    if not any(row.task == STRANGERS for row in rows):
+    if not any(row.task == UNSEEN for row in rows):
         missing.append("unseen speakers: none were measured (--unseen)")
     if not any(row.outside for row in rows):
         missing.append("a measure that no phase optimised: none was given (--outside-file)")
