@@ -73,7 +73,7 @@ from audiorl.models.examples import Example
 from audiorl.models.families.qwen_omni import tiny
 from audiorl.models.weights import read_tensors
 from audiorl.recipes._common import answer_reward
-from audiorl.rewards.tags import extract_answer, extract_think
+from audiorl.rewards.answers import extract_answer, extract_think
 from audiorl.run.folder import Run
 from audiorl.speech_models.loading import model_type
 from audiorl.train.rl.train import train_rl

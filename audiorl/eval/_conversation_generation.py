@@ -18,8 +18,8 @@ from audiorl.data.seedtts import Conversation
 from audiorl.eval._speech import generate_speech
 from audiorl.eval.metrics.prosody import level_steps, pitch_steps
 from audiorl.eval.metrics.speech import real_time_factor
-from audiorl.rollout.speech_stream import StreamingEngine
-from audiorl.tasks.tts.dialogue import Piece, check_voices, piece_sample, pieces_of
+from audiorl.rollout.speech import StreamingEngine
+from audiorl.tasks.tts.prompts import TurnPiece, check_voices, piece_sample, pieces_of
 from audiorl.types import Rollout, Sample
 
 SAID = "conversations.jsonl"
@@ -124,7 +124,7 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _next_sample(
-    conversation: Conversation, pieces: Sequence[Piece], number: int, folder: Path, config: PieceConfig
+    conversation: Conversation, pieces: Sequence[TurnPiece], number: int, folder: Path, config: PieceConfig
 ) -> Sample:
     next_piece = pieces[number]
     earlier = [piece for piece in pieces[:number] if not config.own_voice or piece.speaker == next_piece.speaker]
@@ -135,7 +135,7 @@ def _next_sample(
 
 def _join(
     conversation: Conversation,
-    pieces: Sequence[Piece],
+    pieces: Sequence[TurnPiece],
     folder: Path,
     pause: float,
     rate: int,

@@ -17,7 +17,7 @@ from audiorl.eval.text import measure_text_phase
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request, Reward, RolloutEngine
 from audiorl.rewards import StandardisedSum, WeightedSum
-from audiorl.rewards.check import check_scores, scored_rollouts
+from audiorl.rewards.combine import check_scores, scored_rollouts
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.run.records import UNSEEN as UNSEEN

@@ -19,8 +19,8 @@ from audiorl.config import ModelConfig, torch_device
 from audiorl.data.bundled import bundled_set
 from audiorl.data.formats import audio_field
 from audiorl.data.manifest import read_values
+from audiorl.data.rows import cache_folder
 from audiorl.data.schema import check_limit
-from audiorl.data.stored import cache_folder
 from audiorl.eval._common import InferenceOptions, Row, complete_rows
 from audiorl.eval.metrics.choice import log_distribution
 from audiorl.models import AudioPolicy, load_policy

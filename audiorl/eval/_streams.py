@@ -35,17 +35,14 @@ from audiorl.eval.metrics.longform import ReferenceSegment, chunks, soft_cuts
 from audiorl.eval.metrics.text import normalize
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Ended, Request, Reward, RolloutEngine, Schedule
-from audiorl.rewards.check import score_rollouts
-from audiorl.rewards.similarity import Metric, sentence_chrf
+from audiorl.rewards.combine import score_rollouts
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
-from audiorl.tasks.simul.degeneracy import degeneracy
-from audiorl.tasks.simul.logs import Instance, read_log, write_log
-from audiorl.tasks.simul.quality import NAMES, Quality, default_quality, quality_counts
+from audiorl.tasks.simul.logs import Instance, read_log, write_log, write_speech_log
+from audiorl.tasks.simul.quality import NAMES, Metric, Quality, default_quality, quality_counts, sentence_chrf
 from audiorl.tasks.simul.schedules import split_words
-from audiorl.tasks.simul.scoring import score
-from audiorl.tasks.simul.speech import write_speech_log
+from audiorl.tasks.simul.scoring import degeneracy, score
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Rollout, Segment
 

@@ -22,8 +22,8 @@ from audiorl.eval._common import Row, check_settings, complete_rows, read_rows, 
 from audiorl.eval._speech import RATE, recording_of
 from audiorl.eval._speech import ROWS as GENERATED
 from audiorl.report.listening import Card, Take, listening_page
-from audiorl.rewards.chat import Answer, ChatEndpoint, JudgeError, Question
-from audiorl.rewards.judge import Choice, Content, comparison
+from audiorl.rewards.chat import ChatEndpoint, JudgeAnswer, JudgeError, JudgeQuestion
+from audiorl.rewards.llm_judge import Choice, Content, comparison
 
 ROWS = "comparisons.jsonl"
 BATCH = 64
@@ -216,7 +216,7 @@ def compare(
     return rows
 
 
-def _question(pair: ComparedPair, rubrics: Mapping[str, str], seed: int) -> Question:
+def _question(pair: ComparedPair, rubrics: Mapping[str, str], seed: int) -> JudgeQuestion:
     sides: list[list[Content]] = [
         ["It said nothing aloud."] if clip is None else [clip] for clip in (pair.ours, pair.theirs)
     ]
@@ -234,7 +234,7 @@ def _row(pair: ComparedPair, answer: Any, fingerprint: str, seed: int) -> Row:
         "file": fingerprint,
         "first": "ours" if ours_first else "theirs",
     }
-    if not isinstance(answer, Answer):
+    if not isinstance(answer, JudgeAnswer):
         return row | {"problem": f"{answer.kind}: {answer.message}"}
     choice: Choice = answer.value
     win = choice.points if ours_first else 1 - choice.points

@@ -56,8 +56,8 @@ from audiorl.eval.metrics.text import (
     word_errors,
 )
 from audiorl.protocols import RolloutEngine
+from audiorl.rewards.answers import final_text
 from audiorl.rewards.asr import languages_of
-from audiorl.rewards.tags import final_text
 from audiorl.speech_models import load_recogniser
 from audiorl.types import Sample
 

@@ -51,8 +51,7 @@ from audiorl.report.eval_page import eval_page, number_table
 from audiorl.report.figures import draw_bars, svg
 from audiorl.report.summary import Measure
 from audiorl.report.theme import PAGE
-from audiorl.rewards.choices import match_choice, normalize_text
-from audiorl.rewards.tags import final_text
+from audiorl.rewards.answers import final_text, match_choice, normalize_text
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Sample
 

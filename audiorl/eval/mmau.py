@@ -48,8 +48,7 @@ from audiorl.eval._common import (
 )
 from audiorl.eval.metrics.choice import mmau_match, mmsu_letter, mmsu_match, rubric_score, word_set
 from audiorl.protocols import RolloutEngine
-from audiorl.rewards.choices import match_choice
-from audiorl.rewards.tags import extract_think, final_text
+from audiorl.rewards.answers import extract_think, final_text, match_choice
 from audiorl.types import Rollout
 
 Kind = Literal["mmau", "mmar", "mmsu"]

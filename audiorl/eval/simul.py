@@ -49,17 +49,15 @@ from audiorl.eval.metrics.latency import latency_unit
 from audiorl.protocols import Request, RolloutEngine, Schedule
 from audiorl.report.tradeoff import PlotQuality, plot_tradeoff
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.simul.bundled import bundled_streams
-from audiorl.tasks.simul.degeneracy import degeneracy
 from audiorl.tasks.simul.formats import read_streams
-from audiorl.tasks.simul.logs import read_log, read_types
+from audiorl.tasks.simul.logs import read_log, read_types, write_speech_log
 from audiorl.tasks.simul.quality import NAMES, Quality, bleu_tokenizer, default_quality
 from audiorl.tasks.simul.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed, WaitK, words_per_chunk
-from audiorl.tasks.simul.scoring import Segments, score
-from audiorl.tasks.simul.segments import match_segments, read_segments
-from audiorl.tasks.simul.speech import write_speech_log
+from audiorl.tasks.simul.scoring import Segments, degeneracy, score
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
+from audiorl.tasks.simul.talks import match_segments, read_segments
 from audiorl.types import Rollout
 
 TRANSCRIPTS = "asr_transcripts.txt"

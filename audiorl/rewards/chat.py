@@ -52,7 +52,7 @@ class _Failure(Exception):
 
 
 @dataclass(frozen=True)
-class Question:
+class JudgeQuestion:
     """One request, made by a judge."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -66,11 +66,11 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The answer to a Question, made by `ChatEndpoint.ask`."""
+class JudgeAnswer:
+    """The answer to a JudgeQuestion, made by `ChatEndpoint.ask`."""
 
     value: Any
-    """What `Question.read` returned."""
+    """What `JudgeQuestion.read` returned."""
     tokens: int = 0
     """Tokens of the prompt and of the answer that this call used, over all tries; 0 from the cache."""
     seconds: float = 0.0
@@ -78,8 +78,8 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A Question without an answer, made by `ChatEndpoint.ask`."""
+class JudgeFailure:
+    """A JudgeQuestion without an answer, made by `ChatEndpoint.ask`."""
 
     kind: str
     """Such as "timeout", "status 500", "refusal", "not JSON", "another sample"."""
@@ -156,8 +156,8 @@ class ChatEndpoint:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"ChatEndpoint: {name} is {getattr(self, name)}; it must be 0 or more")
 
-    def ask(self, questions: Sequence[Question]) -> list[Answer | Failure]:
-        """An Answer or a Failure for each question, in order.
+    def ask(self, questions: Sequence[JudgeQuestion]) -> list[JudgeAnswer | JudgeFailure]:
+        """An JudgeAnswer or a JudgeFailure for each question, in order.
 
         Raises JudgeError where no other question would be answered either (wrong key, no such model), and ValueError
         where openai or tenacity is not installed or the key is missing.
@@ -188,7 +188,7 @@ class ChatEndpoint:
             counts["completion_tokens"],
         )
 
-    async def _ask_all(self, questions: Sequence[Question]) -> list[Answer | Failure]:
+    async def _ask_all(self, questions: Sequence[JudgeQuestion]) -> list[JudgeAnswer | JudgeFailure]:
         import openai
 
         secure = urlsplit(self.base_url).scheme == "https"
@@ -215,7 +215,7 @@ class ChatEndpoint:
             raise ValueError(f"environment variable {self.api_key_env}: not a key; give printable ASCII characters")
         return key or "none"
 
-    def _body(self, question: Question) -> dict[str, Any]:
+    def _body(self, question: JudgeQuestion) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.model,
             "messages": list(question.messages),
@@ -231,8 +231,8 @@ class ChatEndpoint:
         return {name: value for name, value in (body | dict(self.fields)).items() if value is not None}
 
     async def _ask(
-        self, client: Any, passing: asyncio.Semaphore, deadline: float, question: Question, key: str
-    ) -> Answer | Failure:
+        self, client: Any, passing: asyncio.Semaphore, deadline: float, question: JudgeQuestion, key: str
+    ) -> JudgeAnswer | JudgeFailure:
         import tenacity
 
         body = self._body(question)
@@ -245,7 +245,7 @@ class ChatEndpoint:
                 log.warning("%s: not a verdict; asking again", file)
             else:
                 self.counts["cached"] += 1
-                return Answer(value)
+                return JudgeAnswer(value)
         usage: Counter[str] = Counter()
         backoff = tenacity.wait_random_exponential(multiplier=self.backoff, max=self.max_backoff)
 
@@ -267,15 +267,20 @@ class ChatEndpoint:
         except TimeoutError:
             message = f"no answer within the {self.max_seconds:g} s of the call"
             self.counts["failed: no time left"] += 1
-            return Failure("no time left", message, usage.total())
+            return JudgeFailure("no time left", message, usage.total())
         except _Failure as failure:
-            return Failure(failure.kind, str(failure), usage.total())
+            return JudgeFailure(failure.kind, str(failure), usage.total())
         if file is not None:
             _write_cached(file, text)
-        return Answer(value, usage.total(), seconds)
+        return JudgeAnswer(value, usage.total(), seconds)
 
     async def _try(
-        self, client: Any, passing: asyncio.Semaphore, body: Mapping[str, Any], question: Question, usage: Counter[str]
+        self,
+        client: Any,
+        passing: asyncio.Semaphore,
+        body: Mapping[str, Any],
+        question: JudgeQuestion,
+        usage: Counter[str],
     ) -> tuple[Any, str, float]:
         """(value, text, seconds) of one request; counts it."""
         async with passing:
@@ -340,9 +345,9 @@ def _key_of(body: Mapping[str, Any], vote: int) -> str:
     return hashlib.sha256(json.dumps([body, vote], sort_keys=True).encode()).hexdigest()
 
 
-def _without_cost(answer: Answer | Failure) -> Answer | Failure:
+def _without_cost(answer: JudgeAnswer | JudgeFailure) -> JudgeAnswer | JudgeFailure:
     """For a question that was asked once for several rollouts: the first of them has its cost."""
-    return replace(answer, tokens=0) if isinstance(answer, Failure) else Answer(answer.value)
+    return replace(answer, tokens=0) if isinstance(answer, JudgeFailure) else JudgeAnswer(answer.value)
 
 
 def check_address(url: str) -> None:

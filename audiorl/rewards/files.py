@@ -18,7 +18,7 @@ from torch import Tensor
 
 from audiorl.protocols import Reward
 from audiorl.rewards.chat import JudgeError
-from audiorl.rewards.check import check_scores
+from audiorl.rewards.combine import check_scores
 from audiorl.rewards.concurrency import gate, gather_all, run_async
 from audiorl.rewards.remote import RewardServerError
 from audiorl.types import Rollout, Score

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlsplit
 
 from audiorl.data.serialization import AudioMode, deserialize_scores, digest, serialize_rollouts
-from audiorl.rewards.check import check_scores
+from audiorl.rewards.combine import check_scores
 from audiorl.rewards.concurrency import gate, gather_all, run_async
 from audiorl.types import Rollout, Score
 
@@ -100,7 +100,7 @@ class RemoteReward:
 
     @property
     def by_group(self) -> bool:
-        """With a `batch_size` the scores cannot depend on the whole step; see `audiorl.rewards.early`."""
+        """With a `batch_size` the scores cannot depend on the whole step; see `audiorl.rewards.concurrency`."""
         return self.batch_size is not None
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:

@@ -43,7 +43,7 @@ from audiorl.data.serialization import (
     digest,
     serialize_scores,
 )
-from audiorl.rewards.check import check_scores
+from audiorl.rewards.combine import check_scores
 from audiorl.rewards.files import FileReward, load_reward
 from audiorl.rewards.remote import TOKEN_ENV, checked_token
 from audiorl.types import Rollout, Score

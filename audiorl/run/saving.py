@@ -10,6 +10,7 @@ import copy
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,19 +104,31 @@ class CheckpointWriter:
 
 
 class CheckpointedWorker:
-    """A worker that writes and reads its rank's part of checkpoints. It makes `_writer` before its optimizer."""
+    """A worker that writes and reads its rank's part of checkpoints.
 
+    Its state is that of one optimizer unless it says otherwise. It makes `_writer` before the optimizer.
+    """
+
+    model: Any
+    optimizer: Any
     _writer: CheckpointWriter
 
     def state(self) -> TrainerState:
-        raise NotImplementedError
+        """Return what training needs besides the weights."""
+        return {"optimizer": self.optimizer.state()}
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the trained weights by name."""
-        raise NotImplementedError
+        weights: Mapping[str, Tensor] = self.model.weights()
+        return weights
 
     def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
-        raise NotImplementedError
+        """Take over a `state` that was read from the checkpoint `where`."""
+        self.optimizer.load(state["optimizer"], where)
+
+    def close(self) -> None:
+        """End after the last update."""
+        self.optimizer.close()
 
     @changes_worker
     def begin_save(self, folder: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import ceil
 from typing import Literal
@@ -22,7 +22,6 @@ from audiorl.models.ctc import BLANK, CTCModel, fits
 from audiorl.models.examples import Example
 from audiorl.run.folder import Run
 from audiorl.run.model_file import ModelFile
-from audiorl.run.pieces import TrainerState
 from audiorl.run.progress import Progress
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
 from audiorl.train.fit import fit
@@ -59,18 +58,6 @@ class CTCWorker(CheckpointedWorker):
         metrics = self.world.add_up({"ctc/loss": total}) | self.optimizer.step()
         self.model.weights_changed()
         return metrics
-
-    def weights(self) -> Mapping[str, Tensor]:
-        return self.model.weights()
-
-    def state(self) -> TrainerState:
-        return {"optimizer": self.optimizer.state()}
-
-    def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
-        self.optimizer.load(state["optimizer"], where)
-
-    def close(self) -> None:
-        """After the last update."""
 
 
 def train_ctc(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from audiorl.models.speech import FrameLayout
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.types import Segment
 
 LAYOUT = FrameLayout(2, 6, 4, 5, 100, 101, 101, 102)

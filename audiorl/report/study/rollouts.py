@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 from audiorl.data.rollout_rows import read_rollouts
 from audiorl.data.rows import BadRow, read_rows
 from audiorl.protocols import Reward
-from audiorl.rewards.check import score_rollouts
+from audiorl.rewards.combine import score_rollouts
 from audiorl.rewards.files import FileReward, naming
 from audiorl.rewards.replay import rollout_files
 from audiorl.types import Rollout, Score

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from audiorl.eval.metrics.corpus import repeated
 from audiorl.eval.metrics.text import script_counts, units
-from audiorl.rewards.language import LanguageConsistency, identify
-from audiorl.rewards.tags import extract_answer, strip_tags
+from audiorl.rewards.answers import extract_answer, strip_tags
+from audiorl.rewards.text_quality import LanguageConsistency, identify
 from audiorl.types import Rollout, Segment
 
 LANGUAGES = LanguageConsistency().languages

@@ -18,7 +18,7 @@ from audiorl.eval.metrics.corpus import Estimate, estimate, ratio
 from audiorl.protocols import Reward
 from audiorl.report.study.rollouts import Rollouts
 from audiorl.report.study.signs import probes, properties
-from audiorl.rewards.check import score_rollouts
+from audiorl.rewards.combine import score_rollouts
 
 Column = NDArray[np.float64]
 """[N] float64, NaN where there is no value."""

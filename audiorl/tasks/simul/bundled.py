@@ -198,7 +198,7 @@ def _random_streams(
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class StreamPiece:
     """A unit of a stream before it has a place in it: its speech, float32 [T] at RATE Hz, and the pause behind it."""
 
     wav: np.ndarray
@@ -217,7 +217,7 @@ class Piece:
 
 def lay_out(
     id: str,
-    pieces: Sequence[Piece],
+    pieces: Sequence[StreamPiece],
     source: str,
     target: str,
     rng: np.random.Generator,
@@ -261,7 +261,7 @@ def _of_prompts(
 ) -> Stream:
     """The stream of prompts without silence around them, [T] each; `pauses` and `at_least` in samples."""
     pieces = [
-        Piece(wav, pause, source.text, target.text, trimmed_recording(target))
+        StreamPiece(wav, pause, source.text, target.text, trimmed_recording(target))
         for wav, pause, (source, target) in zip(waveforms, pauses, pairs, strict=True)
     ]
     languages = [(a.language, b.language) for a, b in pairs[:1]] or [("", "")]

@@ -25,8 +25,7 @@ from audiorl.models.policy import Reference
 from audiorl.models.weights import Weights, named
 from audiorl.protocols import Ended, Request, Sleep
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.vllm import VLLMEngine
-from audiorl.rollout.vllm_start import VLLMConfig
+from audiorl.rollout.vllm import VLLMConfig, VLLMEngine
 from audiorl.rollout.vllm_weights import Lora, adapter_obstacle, served_weights
 from audiorl.rollout.weight_transfer import Backend, SyncError, WeightReceiver, WeightSender
 from audiorl.run.model_file import ModelFile

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from audiorl.cli.results import print_results
+from audiorl.cli.train import print_results
 from audiorl.data.corpus import Utterance
 from audiorl.data.prompts import asr_prompt
 from audiorl.eval import _phases as phases
 from audiorl.eval._common import paired_changes
 from audiorl.eval._phases import UNSEEN, Evaluation, answer, measures_of
 from audiorl.models import AudioPolicy
-from audiorl.recipes._common import check_strangers
+from audiorl.recipes._common import check_unseen_speakers
 from audiorl.report import write_report
 from audiorl.report.summary import disagreements, evaluation_rows, without_strangers
 from audiorl.rewards import CharAccuracy, Repetition, WeightedSum, WordAccuracy
@@ -195,11 +195,11 @@ def test_strangers_speak_in_no_training_row(speech: list[Utterance], capsys) -> 
     samples = transcripts(speech)
     others = [s for s in samples if s.metadata["speaker"] != samples[0].metadata["speaker"]]
     named = [(s.id, s.metadata["speaker"]) for s in samples]
-    check_strangers(named[:1], [(s.id, s.metadata["speaker"]) for s in others])
+    check_unseen_speakers(named[:1], [(s.id, s.metadata["speaker"]) for s in others])
     with pytest.raises(
         ValueError, match=rf"--unseen: {samples[1].id!r} is spoken by .* in the training row {samples[0].id!r}"
     ):
-        check_strangers(named[:1], named[1:2])
+        check_unseen_speakers(named[:1], named[1:2])
     capsys.readouterr()
-    check_strangers(named[:1], [("x", "")])
+    check_unseen_speakers(named[:1], [("x", "")])
     assert capsys.readouterr().out.startswith("1 of 1 rows of --unseen name no speaker")

@@ -19,9 +19,9 @@ from audiorl.eval import tts
 from audiorl.eval._conversation_generation import PieceConfig
 from audiorl.models import load_policy
 from audiorl.protocols import Request
-from audiorl.recipes._tiny_speech import save_codec, save_model
+from audiorl.recipes._speech import write_tiny_part
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.tts.prompts import utterance_sample
 from tests.conftest import make_text
 from tests.support.judges import save_ctc
@@ -216,8 +216,8 @@ SAY = SamplingConfig(max_new_tokens=2, max_frames=6)
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Higgs Audio V2, with its codec in the folder above, as runs have them."""
     run = tmp_path_factory.mktemp("run")
-    save_model(run / "checkpoints" / "step")
-    save_codec(run / "codec")
+    write_tiny_part("model", run / "checkpoints" / "step")
+    write_tiny_part("codec", run / "codec")
     return run / "checkpoints" / "step"
 
 
@@ -369,9 +369,9 @@ def test_steps_at_joints_of_known_pieces(use: Callable[[Any], None], checkpoint:
     assert "pitch step at joints, semitones" in shown[1]
 
 
-def test_checkpoints_that_cannot_speak(use: Callable[[Any], None], meta: Path, tmp_path: Path) -> None:
+def test_checkpoints_that_cannot_speak(checkpoint: Path, meta: Path, tmp_path: Path) -> None:
     make_text().save(tmp_path / "text")
-    save_model(tmp_path / "alone" / "a" / "b" / "c" / "d")
+    write_tiny_part("model", tmp_path / "alone" / "a" / "b" / "c" / "d")
     (tmp_path / "up.jsonl").write_text('{"id": "../up", "text": "x"}\n')
     with pytest.raises(ValueError, match=r"'\.\./up' is no name of a file"):
         given = {"texts": tmp_path / "up.jsonl", "codec": str(checkpoint.parents[1] / "codec")}

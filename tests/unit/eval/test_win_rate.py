@@ -16,7 +16,7 @@ from audiorl.data.emergent import CATEGORIES, Case, read_cases
 from audiorl.eval import tts
 from audiorl.eval._win_rate import ComparedPair, ListeningJudge
 from audiorl.eval.metrics.corpus import bootstrap_interval
-from audiorl.recipes._tiny_speech import save_codec, save_model
+from audiorl.recipes._speech import write_tiny_part
 from audiorl.rewards import JudgeError
 from tests.support.chat_servers import ChatServer, recordings_of, text_of
 from tests.support.reward_servers import serving
@@ -138,8 +138,8 @@ def test_a_judge_that_prefers_the_first_place(folder: Path) -> None:
 
 def test_a_checkpoint_against_another_system(folder: Path) -> None:
     """A text that the checkpoint leaves unsaid is a comparison with nothing."""
-    save_model(folder / "run" / "model")
-    save_codec(folder / "run" / "codec")
+    write_tiny_part("model", folder / "run" / "model")
+    write_tiny_part("codec", folder / "run" / "codec")
     given = {"model": str(folder / "run" / "model"), "audio": None}
     sampling = SamplingConfig(max_new_tokens=4, max_frames=4)
     with serving(ChatServer(listen=loudness).app) as url:

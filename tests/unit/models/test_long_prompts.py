@@ -16,7 +16,8 @@ from audiorl.models.examples import Example
 from audiorl.models.families import qwen_omni
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.sft import SFTWorker
+from audiorl.train.fit import Learner
+from audiorl.train.sft import sft_loss
 from audiorl.types import Sample
 
 
@@ -54,5 +55,5 @@ def test_a_clip_of_ten_minutes_and_11_000_words_are_learned_from(tmp_path: Path,
     long, model = sample(tmp_path, seconds, words), policy(positions=2**17)
     (rollout,) = HFEngine(model, SamplingConfig(max_new_tokens=4)).generate([Request(long)])
     assert len(rollout.segments[0].prompt_ids) > 10_000 and rollout.num_sampled >= 1
-    metrics = SFTWorker(model, SFTConfig(steps=1, batch_size=1), OptimConfig()).train([Example(long, "a word")])
+    metrics = Learner(sft_loss, model, SFTConfig(steps=1, batch_size=1), OptimConfig()).train([Example(long, "a word")])
     assert np.isfinite(metrics["sft/loss"]) and metrics["grad_norm"] > 0

@@ -21,7 +21,7 @@ from audiorl.audio import AudioClip
 from audiorl.cli import main
 from audiorl.models import load_policy
 from audiorl.models.graft import graft, read_text_model, vllm_problem
-from audiorl.speech_models.checkpoint import load_judge
+from audiorl.speech_models.protocol import load_model
 from tests.conftest import ask
 from tests.support.grafts import save_llm, save_whisper
 
@@ -207,5 +207,5 @@ def test_code_in_a_model_s_folder_is_not_run(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ValueError, match="trust_remote_code"):
         read_text_model(tmp_path, "qwen2.5-omni", "float32")
     with pytest.raises(ValueError, match="trust_remote_code"):
-        load_judge(AutoModelForCTC, tmp_path, "cpu")
+        load_model(AutoModelForCTC, tmp_path, "cpu")
     assert not (tmp_path / "ran").exists()

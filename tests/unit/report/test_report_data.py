@@ -42,7 +42,7 @@ def test_a_complete_run_misses_nothing(run_dir):
 def test_the_command_is_the_one_that_started_the_run(run_dir, monkeypatch):
     monkeypatch.chdir(run_dir.parent)
     (run_dir.parent / "a b").symlink_to(run_dir)
-    options = ["--grpo.lr", "2e-5", "--title", "it's"]
+    options = ["--rl.lr", "2e-5", "--title", "it's"]
     words = ["audiorl", "train", "recipes/think_qa.py", *options, "--out", "a b"]
     assert shlex.split(load_run("a b").command) == words
     (run_dir / "config.json").unlink()

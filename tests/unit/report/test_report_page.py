@@ -27,7 +27,7 @@ def test_a_complete_run(run_dir):
     for words in ("rose from 40.0%", "Wrong → right", "then a", "first b", "at the last step", "grpo.lr", "2e-05"):
         assert words in text
     assert "Not in this report" not in text
-    assert f"audiorl train recipes/think_qa.py --grpo.lr 2e-5 --title 'it'\"'\"'s' --out {run_dir}" in unescape(text)
+    assert f"audiorl train recipes/think_qa.py --rl.lr 2e-5 --title 'it'\"'\"'s' --out {run_dir}" in unescape(text)
 
 
 def test_long_names_of_evaluations_stay_inside_the_chart(run_dir, monkeypatch):

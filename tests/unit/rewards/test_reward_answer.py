@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audiorl.rewards import AnswerAccuracy, match_choice, maths_equal, normalize_text
-from audiorl.rewards.maths import looks_like_maths
+from audiorl.rewards.answers import looks_like_maths
 
 CHOICES = ("Dog barking", "cat", "Acoustic-guitar", "A train, passing")
 

@@ -13,8 +13,8 @@ import torch
 from audiorl.config import RLConfig, SamplingConfig
 from audiorl.protocols import Ended, Request, Reward
 from audiorl.rewards import RemoteReward, StandardisedSum, WeightedSum, load_reward
-from audiorl.rewards.check import score_rollouts
-from audiorl.rewards.early import EarlyScores, begins_early
+from audiorl.rewards.combine import score_rollouts
+from audiorl.rewards.concurrency import EarlyScores, begins_early
 from audiorl.rewards.files import FunctionReward, RewardError
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.collect import collect

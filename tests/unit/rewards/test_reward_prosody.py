@@ -13,7 +13,8 @@ from audiorl.audio import AudioClip
 from audiorl.data.corpus import bundled_speech
 from audiorl.eval.metrics.prosody import MEASURES, Prosody, prosody
 from audiorl.protocols import SpeechDecoder
-from audiorl.rewards.prosody import (
+from audiorl.tasks.tts.listening import SpeechModels
+from audiorl.tasks.tts.prosody import (
     ProsodyBins,
     ProsodyDistribution,
     ProsodyNorm,
@@ -23,7 +24,6 @@ from audiorl.rewards.prosody import (
     prosody_bins,
     prosody_norm,
 )
-from audiorl.rewards.speech import SpeechJudges
 from audiorl.types import Message, Rollout, Sample, Segment
 from tests.support.prosody import glide, melody_scaled
 
@@ -65,7 +65,7 @@ def test_flat_and_wild_melodies_score_less_than_the_recordings(clips: list[Audio
     totals = {}
     for factor in (0.0, 0.5, 1.0, 2.0):
         voice = Says({id: melody_scaled(wav, RATE, factor) for id, wav in recordings.items()})
-        scores = ProsodyRange(SpeechJudges(voice), norm)([rollout(id) for id in recordings])
+        scores = ProsodyRange(SpeechModels(voice), norm)([rollout(id) for id in recordings])
         totals[factor] = np.mean([s.total for s in scores])
         assert all(0 < s.total <= 1 and set(s.parts) == set(MEASURES) for s in scores)
         assert voice.calls == list(recordings)
@@ -79,7 +79,7 @@ def test_the_score_in_numbers() -> None:
     measured = prosody(wav, RATE)
     assert measured is not None
     levels = (np.log(measured.energy_range), 0.5)
-    judges = SpeechJudges(Says({"a": wav}))
+    judges = SpeechModels(Says({"a": wav}))
     for mean, z in (
         (10, 1),
         (measured.f0_range, 1),
@@ -95,7 +95,7 @@ def test_the_score_in_numbers() -> None:
 
 def test_a_sample_with_its_own_recording_is_compared_with_it(norm: ProsodyNorm) -> None:
     flat = glide(1, RATE)
-    judges = SpeechJudges(Says({"a": flat}))
+    judges = SpeechModels(Says({"a": flat}))
     own = AudioClip(array=flat.astype(np.float32), sample_rate=RATE)
     without, compared = ProsodyRange(judges, norm)([rollout("a"), rollout("a", reference_audio=own)])
     assert compared.total == 1.0 > without.total
@@ -108,7 +108,7 @@ def test_a_sample_with_its_own_recording_is_compared_with_it(norm: ProsodyNorm) 
 def test_silence_scores_nothing(norm: ProsodyNorm) -> None:
     noise = 0.1 * np.random.default_rng(0).standard_normal(RATE).astype(np.float32)
     waves = {"empty": np.zeros(0, np.float32), "silence": np.zeros(RATE, np.float32), "noise": noise}
-    for score in ProsodyRange(SpeechJudges(Says(waves)), norm)([rollout(id) for id in waves]):
+    for score in ProsodyRange(SpeechModels(Says(waves)), norm)([rollout(id) for id in waves]):
         assert score.total == 0
         assert score.parts == {"f0_range": 0, "energy_range": 0, "pauses": 1}
 
@@ -132,9 +132,9 @@ def test_a_batch_that_speaks_too_flatly_is_paid_for_lively_speech(clips: list[Au
     recordings = {str(i): clip.load(RATE) for i, clip in enumerate(clips)}
     flat = {id: melody_scaled(wav, RATE, 0.2) if int(id) % 4 else wav for id, wav in recordings.items()}
     bins = prosody_bins(clips, RATE)
-    as_recorded = ProsodyDistribution(SpeechJudges(Says(recordings)), bins)([rollout(id) for id in recordings])
+    as_recorded = ProsodyDistribution(SpeechModels(Says(recordings)), bins)([rollout(id) for id in recordings])
     assert [s.total for s in as_recorded] == pytest.approx([0.5] * len(clips))
-    scores = ProsodyDistribution(SpeechJudges(Says(flat)), bins)([rollout(id) for id in flat])
+    scores = ProsodyDistribution(SpeechModels(Says(flat)), bins)([rollout(id) for id in flat])
     lively, monotone = ([s.total for id, s in zip(flat, scores, strict=True) if int(id) % 4 == r] for r in (0, 1))
     assert np.mean(lively) > 0.5 > np.mean(monotone) + 0.05
     lively_f0, monotone_f0 = (
@@ -149,11 +149,11 @@ def test_the_score_of_a_batch_in_numbers() -> None:
     edges = {"f0_range": (np.log(4),), "energy_range": (), "pauses": ()}
     bins = ProsodyBins(edges, {"f0_range": (0.25, 0.75), "energy_range": (1.0,), "pauses": (1.0,)})
     voice = Says({"a": low, "b": low, "c": high, "silence": np.zeros(RATE, np.float32)})
-    scores = ProsodyDistribution(SpeechJudges(voice), bins)([rollout(id) for id in voice.waves])
+    scores = ProsodyDistribution(SpeechModels(voice), bins)([rollout(id) for id in voice.waves])
     often, seldom = 0.25 / (0.25 + 3 / 5), 0.75 / (0.75 + 2 / 5)
     expected = [(often + 1) / 3, (often + 1) / 3, (seldom + 1) / 3, 0]
     assert [s.total for s in scores] == pytest.approx(expected)
-    assert ProsodyDistribution(SpeechJudges(voice), bins)([rollout("silence")])[0].parts["pauses"] == 1
+    assert ProsodyDistribution(SpeechModels(voice), bins)([rollout("silence")])[0].parts["pauses"] == 1
 
 
 def test_bins_hold_equally_many_recordings(clips: list[AudioClip]) -> None:

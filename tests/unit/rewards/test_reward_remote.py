@@ -39,7 +39,7 @@ from audiorl.data.serialization import (
 )
 from audiorl.models.speech import FrameLayout
 from audiorl.rewards import RemoteReward, RewardServerError, StandardisedSum, WeightedSum, load_reward
-from audiorl.tasks.simul.rewards import Quality, multi_turn
+from audiorl.tasks.simul.rewards import TurnQuality, multi_turn
 from audiorl.types import Message, Rollout, Sample, Score, Segment, Turn
 from tests.support.codecs import save_mimi
 from tests.support.reward_servers import FAULTS, Faulty, Process, app_of, serving
@@ -347,10 +347,12 @@ def test_rewards_of_streams(reward_file: Callable[[str], Path], speech: list[Utt
         app_of(reward_file("from audiorl.tasks.simul.rewards import multi_turn\nreward = multi_turn()"))
     ) as url:
         assert same(remote(url, audio="none")(rollouts), multi_turn()(rollouts))
-    with serving(app_of(reward_file("from audiorl.tasks.simul.rewards import Quality\nreward = Quality()"))) as url:
+    with serving(
+        app_of(reward_file("from audiorl.tasks.simul.rewards import TurnQuality\nreward = TurnQuality()"))
+    ) as url:
         found = remote(url, audio="none")(rollouts)
-        assert math.isnan(found[0].per_segment[0]) and same(found, Quality()(rollouts))  # type: ignore[index]
-        here, there = StandardisedSum.of(quality=Quality()), StandardisedSum.of(quality=remote(url, batch_size=1))
+        assert math.isnan(found[0].per_segment[0]) and same(found, TurnQuality()(rollouts))  # type: ignore[index]
+        here, there = StandardisedSum.of(quality=TurnQuality()), StandardisedSum.of(quality=remote(url, batch_size=1))
         assert same(there(rollouts), here(rollouts))
 
 
@@ -358,12 +360,13 @@ SPEECH = """
     from audiorl.speech_models import load_recogniser
     from audiorl.models.speech import FrameLayout
     from audiorl.rewards import AnswerAccuracy, ThinkFormat, WeightedSum, WordAccuracy
-    from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges, NotSilent
-    from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+    from audiorl.tasks.tts.rewards import Duration, Finished, Intelligibility, NotSilent
+    from audiorl.tasks.tts.listening import SpeechModels
+    from audiorl.rollout.speech import CodecSpeechDecoder
     from tokenizers_audio import load
 
     layout = FrameLayout(4, 66, bos=64, eos=65, begin_id=1, frame_id=0, delay_id=3, end_id=2)
-    judges = SpeechJudges(CodecSpeechDecoder(load("CODEC"), layout), load_recogniser("pocketsphinx", "en"))
+    judges = SpeechModels(CodecSpeechDecoder(load("CODEC"), layout), load_recogniser("pocketsphinx", "en"))
     reward = WeightedSum.of(
         accuracy=(AnswerAccuracy(), 2.0),
         words=WordAccuracy(),

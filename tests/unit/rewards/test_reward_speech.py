@@ -14,7 +14,9 @@ from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance
 from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.rewards import WeightedSum
-from audiorl.rewards.speech import (
+from audiorl.speech_models import AlignedWord, load_recogniser
+from audiorl.tasks.tts.listening import SpeechModels
+from audiorl.tasks.tts.rewards import (
     Duration,
     Finished,
     Intelligibility,
@@ -23,12 +25,10 @@ from audiorl.rewards.speech import (
     NotSilent,
     PredictedMOS,
     SpeakerSimilarity,
-    SpeechJudges,
     WordIntelligibility,
     reference_clip,
     reference_seconds,
 )
-from audiorl.speech_models import AlignedWord, load_recogniser
 from audiorl.types import Message, Rollout, Sample, Segment, Turn
 
 RATE = 8000
@@ -106,7 +106,7 @@ def totals(reward, rollouts: Sequence[Rollout]) -> list[float]:
 def test_intelligibility_by_words_and_characters() -> None:
     voice = Said({"a": tone(1.0), "b": tone(2.0), "c": tone(0.5)})
     judge = ByLength({8000: "the cat sat", 16_000: "one two three four", 4000: "hello"})
-    judges = SpeechJudges(voice, recogniser=judge)
+    judges = SpeechModels(voice, recogniser=judge)
     rollouts = [rollout("a", "The cat sat down."), rollout("b", "hello"), rollout("c", "nothing", "Hello!")]
     scores = Intelligibility(judges)(rollouts)
     assert [s.total for s in scores] == pytest.approx([0.75, 0.0, 1.0])  # the best reference counts; never below 0
@@ -118,7 +118,7 @@ def test_intelligibility_by_words_and_characters() -> None:
 
 def test_what_it_wrote_itself_as_the_reference() -> None:
     voice = Said({"a": tone(1.0), "b": tone(1.0), "c": None})
-    judges = SpeechJudges(voice, recogniser=ByLength({8000: "good morning"}))
+    judges = SpeechModels(voice, recogniser=ByLength({8000: "good morning"}))
     reward = Intelligibility(judges, against="text")
     wrote = rollout("a", text="<think>hm</think><answer>Good evening</answer>")
     assert totals(reward, [wrote, rollout("b"), rollout("c")]) == [0.5, 0.0, 0.0]  # b wrote nothing, c neither
@@ -126,13 +126,13 @@ def test_what_it_wrote_itself_as_the_reference() -> None:
 
 def test_the_language_of_the_sample_spells_digits() -> None:
     pytest.importorskip("num2words")
-    judges = SpeechJudges(Said({"a": tone(1.0)}), recogniser=ByLength({8000: "21"}))
+    judges = SpeechModels(Said({"a": tone(1.0)}), recogniser=ByLength({8000: "21"}))
     assert totals(Intelligibility(judges), [rollout("a", "einundzwanzig", language="de")]) == [1.0]
 
 
 def test_saying_nothing_never_pays() -> None:
     judge = ByLength({8000: "hello"}, {8000: [1.0, 0.0]}, {8000: 4.0})
-    judges = SpeechJudges(Said({**SILENT, "loud": tone(1.0)}), judge, judge, judge)
+    judges = SpeechModels(Said({**SILENT, "loud": tone(1.0)}), judge, judge, judge)
     clip = AudioClip(array=tone(1.0), sample_rate=RATE)
     quiet = [rollout(id, "hello", text="hello", clips=[clip], reference_seconds=1.0) for id in SILENT]
     loud = rollout("loud", "hello", text="hello", clips=[clip], reference_seconds=1.0)
@@ -155,7 +155,7 @@ def test_speaker_similarity_is_the_cosine() -> None:
     half = math.sqrt(0.5)
     judge = ByLength(vectors={8000: [1.0, 0.0], 16_000: [half, half], 4000: [-1.0, 0.0]})
     voice = Said({"same": tone(1.0), "near": tone(2.0), "far": tone(0.5)})
-    judges = SpeechJudges(voice, encoder=judge)
+    judges = SpeechModels(voice, encoder=judge)
     clip = AudioClip(array=tone(1.0), sample_rate=RATE)
     rollouts = [rollout(id, clips=[clip]) for id in ("same", "near", "far")]
     assert totals(SpeakerSimilarity(judges), rollouts) == pytest.approx([1.0, half, 0.0])
@@ -173,12 +173,12 @@ def test_where_the_reference_voice_comes_from() -> None:
 
 @pytest.mark.parametrize(("said", "wanted", "score"), [(2.0, 1.0, 0.5), (1.0, 2.0, 0.5), (1.0, 1.0, 1.0)])
 def test_duration_both_ways(said: float, wanted: float, score: float) -> None:
-    (found,) = Duration(SpeechJudges(Said({"a": tone(said)})))([rollout("a", reference_seconds=wanted)])
+    (found,) = Duration(SpeechModels(Said({"a": tone(said)})))([rollout("a", reference_seconds=wanted)])
     assert found.total == pytest.approx(score) and found.parts == {"seconds": said}
 
 
 def test_duration_against_nothing() -> None:
-    judges = SpeechJudges(Said({"a": tone(1.0), "b": None}))
+    judges = SpeechModels(Said({"a": tone(1.0), "b": None}))
     rollouts = [rollout("a", reference_seconds=0), rollout("b", reference_seconds=0)]
     assert totals(Duration(judges), rollouts) == [0.0, 1.0]
 
@@ -202,7 +202,7 @@ def test_reference_seconds_of_streams_and_of_none() -> None:
 def test_silence_and_clipping_have_limits() -> None:
     mostly = np.concatenate([tone(1.0), np.zeros(3 * RATE, np.float32)])  # three quarters silent
     square = np.sign(tone(1.0, 200.5)).astype(np.float32)
-    judges = SpeechJudges(Said({"mostly": mostly, "square": square, "tone": tone(1.0)}))
+    judges = SpeechModels(Said({"mostly": mostly, "square": square, "tone": tone(1.0)}))
     rollouts = [rollout(id) for id in ("mostly", "square", "tone")]
     assert totals(NotSilent(judges), rollouts) == [0.0, 1.0, 1.0]
     assert totals(NotSilent(judges, most=0.75), rollouts) == [1.0, 1.0, 1.0]
@@ -211,7 +211,7 @@ def test_silence_and_clipping_have_limits() -> None:
 
 
 def test_a_generation_that_never_ended_is_scored_and_told_apart() -> None:
-    judges = SpeechJudges(Said({"a": tone(1.0), "b": tone(1.0)}), recogniser=ByLength({8000: "hello hello"}))
+    judges = SpeechModels(Said({"a": tone(1.0), "b": tone(1.0)}), recogniser=ByLength({8000: "hello hello"}))
     cut, done = rollout("a", "hello hello", stop="length"), rollout("b", "hello hello")
     assert totals(Intelligibility(judges), [cut, done]) == [1.0, 1.0]
     assert totals(Finished(judges), [cut, done]) == [0.0, 1.0]
@@ -219,7 +219,7 @@ def test_a_generation_that_never_ended_is_scored_and_told_apart() -> None:
 
 def test_opinions_fill_the_unit_interval() -> None:
     judge = ByLength(opinions={8000: 3.0, 16_000: 5.2, 4000: 0.9})
-    judges = SpeechJudges(Said({"a": tone(1.0), "b": tone(2.0), "c": tone(0.5)}), quality=judge)
+    judges = SpeechModels(Said({"a": tone(1.0), "b": tone(2.0), "c": tone(0.5)}), quality=judge)
     scores = PredictedMOS(judges)([rollout(id) for id in "abc"])
     assert [s.total for s in scores] == [0.5, 1.0, 0.0]
     assert scores[0].parts == {"mos": 3.0}
@@ -229,7 +229,7 @@ def test_rewards_share_what_was_heard() -> None:
     """One decoding and one transcription for a sum of rewards, again for a second call, and for new rollouts only."""
     voice = Said({"a": tone(1.0), "b": tone(2.0)})
     judge = ByLength({8000: "hello", 16_000: "hello"})
-    judges = SpeechJudges(voice, recogniser=judge)
+    judges = SpeechModels(voice, recogniser=judge)
     reward = WeightedSum.of(
         words=Intelligibility(judges), letters=(Intelligibility(judges, "cer"), 0.5), sound=NotSilent(judges)
     )
@@ -242,15 +242,15 @@ def test_rewards_share_what_was_heard() -> None:
 
 
 @pytest.mark.parametrize("reward", [Intelligibility, Finished, NotSilent, NotClipped])
-def test_speech_is_decoded_in_one_call(reward: Callable[[SpeechJudges], Reward]) -> None:
+def test_speech_is_decoded_in_one_call(reward: Callable[[SpeechModels], Reward]) -> None:
     voice = Said({"a": tone(1.0), "b": tone(2.0), "c": None})
-    judges = SpeechJudges(voice, recogniser=ByLength({8000: "hello", 16_000: "hello"}))
+    judges = SpeechModels(voice, recogniser=ByLength({8000: "hello", 16_000: "hello"}))
     reward(judges)([rollout(name, "hello") for name in "abc"])
     assert voice.calls == [3]
 
 
 def test_what_was_heard_goes_with_its_rollout() -> None:
-    judges = SpeechJudges(Said({"a": tone(1.0)}), recogniser=ByLength({8000: "hello"}))
+    judges = SpeechModels(Said({"a": tone(1.0)}), recogniser=ByLength({8000: "hello"}))
     totals(Intelligibility(judges), [rollout("a", "hello")])
     assert len(judges._cache) == 0
 
@@ -258,11 +258,11 @@ def test_what_was_heard_goes_with_its_rollout() -> None:
 def test_broken_sound_names_the_rollout() -> None:
     for wav in (np.array([0.0, np.nan], np.float32), np.zeros((2, 4), np.float32)):
         with pytest.raises(ValueError, match=r"'a' \(group g, answer 0\): its speech has shape"):
-            NotSilent(SpeechJudges(Said({"a": wav})))([rollout("a")])
+            NotSilent(SpeechModels(Said({"a": wav})))([rollout("a")])
 
 
 def test_judges_that_are_not_there() -> None:
-    judges = SpeechJudges(Said({"a": tone(1.0)}))
+    judges = SpeechModels(Said({"a": tone(1.0)}))
     spoken = [rollout("a", "hello", clips=[AudioClip(array=tone(1.0), sample_rate=RATE)])]
     for reward, missing in (
         (Intelligibility(judges), "no recogniser"),
@@ -274,7 +274,7 @@ def test_judges_that_are_not_there() -> None:
 
 
 def test_references_are_needed_and_settings_checked() -> None:
-    judges = SpeechJudges(Said({"a": tone(1.0)}), recogniser=ByLength({8000: "hello"}))
+    judges = SpeechModels(Said({"a": tone(1.0)}), recogniser=ByLength({8000: "hello"}))
     with pytest.raises(ValueError, match="'a' has no reference transcript"):
         Intelligibility(judges)([rollout("a")])
     with pytest.raises(ValueError, match="metric 'mer'"):
@@ -298,7 +298,7 @@ def test_human_speech_is_more_intelligible_than_noise(speech: list[Utterance]) -
     judge = load_recogniser("pocketsphinx")
     rollouts = [rollout(u.id, u.text) for u in spoken]
     clear, buried = (
-        totals(Intelligibility(SpeechJudges(Said(w, 16_000), recogniser=judge)), rollouts) for w in (waves, drowned)
+        totals(Intelligibility(SpeechModels(Said(w, 16_000), recogniser=judge)), rollouts) for w in (waves, drowned)
     )
     assert np.mean(clear) > 0.5 and np.mean(buried) < 0.2
 
@@ -325,7 +325,7 @@ def spoken(id: str, *references: str, frames: int = 8, others: int = 2) -> Rollo
 def test_words_are_credited_on_their_frames() -> None:
     """Half of two seconds is frame 4 of 8, which is token 6; the last word's credit is on the last token."""
     words = AlignedWord("good", "good", 0.0, 1.0), AlignedWord("morning", "", 1.0, 2.0)
-    judges = SpeechJudges(Said({"a": tone(2.0)}), recogniser=Aligned(words=words))
+    judges = SpeechModels(Said({"a": tone(2.0)}), recogniser=Aligned(words=words))
     (score,) = WordIntelligibility(judges)([spoken("a", "good morning")])
     assert score.total == 0.5 and score.parts == {"cer": 0.5}
     assert score.per_token == (0, 0, 0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0.0005)
@@ -333,7 +333,7 @@ def test_words_are_credited_on_their_frames() -> None:
 
 def test_credit_of_more_words_than_tokens_and_of_silence() -> None:
     words = tuple(AlignedWord("a", "a", i / 2, (i + 1) / 2) for i in range(4))
-    judges = SpeechJudges(Said({"a": tone(2.0), "silence": SILENT["silence"]}), recogniser=Aligned(words=words))
+    judges = SpeechModels(Said({"a": tone(2.0), "silence": SILENT["silence"]}), recogniser=Aligned(words=words))
     short, silent = WordIntelligibility(judges)(
         [spoken("a", "a a a a", frames=1, others=0), spoken("silence", "a a a a")]
     )
@@ -356,16 +356,16 @@ def test_the_probability_of_a_character() -> None:
     """Four characters of probability e^-2 together have e^-0.5 each; silence and impossible texts score 0."""
     said = Said({"a": tone(1.0), "silence": SILENT["silence"]})
     rollouts = [rollout("a", "good"), rollout("silence", "good")]
-    spoken, silent = Likelihood(SpeechJudges(said, recogniser=Scored(log_probability=-2.0)))(rollouts)
+    spoken, silent = Likelihood(SpeechModels(said, recogniser=Scored(log_probability=-2.0)))(rollouts)
     assert spoken.total == pytest.approx(math.exp(-0.5)) and spoken.parts == {"logprob": -0.5}
     assert silent.total < 1e-40 and silent.parts == {"logprob": -100.0}
-    (impossible,) = Likelihood(SpeechJudges(said, recogniser=Scored(log_probability=-math.inf)))(rollouts[:1])
+    (impossible,) = Likelihood(SpeechModels(said, recogniser=Scored(log_probability=-math.inf)))(rollouts[:1])
     assert impossible == silent
     with pytest.raises(ValueError, match="gives no probabilities"):
-        Likelihood(SpeechJudges(said, recogniser=ByLength()))(rollouts)
+        Likelihood(SpeechModels(said, recogniser=ByLength()))(rollouts)
 
 
 def test_credit_by_word_needs_a_recogniser_that_aligns() -> None:
-    judges = SpeechJudges(Said({"a": tone(1.0)}), recogniser=ByLength())
+    judges = SpeechModels(Said({"a": tone(1.0)}), recogniser=ByLength())
     with pytest.raises(ValueError, match="CTC head"):
         WordIntelligibility(judges)([spoken("a", "good morning")])

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from audiorl.eval.metrics.text import char_errors
-from audiorl.speech_models.alignment import align_words, ctc_log_probability, ctc_path
 from audiorl.speech_models.character_ctc import CharacterCTC, plain
-from audiorl.speech_models.ctc import CTC
+from audiorl.speech_models.ctc import CTC, align_words, ctc_log_probability, ctc_path
 from tests.unit.speech_models.test_judge_character_ctc import RATE, SPOKEN, judge
 
 __all__ = ["judge"]

@@ -18,7 +18,7 @@ import torch
 from transformers import WhisperForConditionalGeneration
 
 from audiorl.speech_models import load_recogniser, load_speaker_encoder
-from audiorl.speech_models.ge2e import Network
+from audiorl.speech_models.speakers import GE2ENetwork
 
 ROOT = Path(__file__).parents[3]
 RATE = 16_000
@@ -133,7 +133,7 @@ def test_whisper_comes_back_as_it_was(
 
 def test_the_speaker_encoder_comes_back_as_it_was(fetch: types.ModuleType, tmp_path: Path, monkeypatch) -> None:
     torch.manual_seed(0)
-    network = Network()
+    network = GE2ENetwork()
     checkpoint = io.BytesIO()
     state = {**network.state_dict(), "similarity_weight": torch.ones(1)}
     torch.save({"model_state": state, "step": 7}, checkpoint)

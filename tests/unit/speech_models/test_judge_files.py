@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audiorl.recipes._tiny_speech import save_recogniser, save_speaker_encoder
+from audiorl.recipes._speech import write_tiny_part
 from audiorl.speech_models import load_recogniser, load_speaker_encoder
 
 JUDGE = """
@@ -37,14 +37,14 @@ def test_the_file_gets_folder_and_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (None, r"judge file '.*judge\.py': no such file"),
-        ("", r"judge file '.*judge\.py': defines no module-level name 'load'"),
-        ("load = 3", r"judge file '.*judge\.py': 'load' is a int, expected a function"),
+        (None, r"speech model file '.*judge\.py': no such file"),
+        ("", r"speech model file '.*judge\.py': defines no module-level name 'load'"),
+        ("load = 3", r"speech model file '.*judge\.py': 'load' is a int, expected a function"),
         (
             "def load(folder): ...",
-            r"judge file '.*judge\.py': load: got an unexpected keyword.*device",
+            r"speech model file '.*judge\.py': load: got an unexpected keyword.*device",
         ),
-        (JUDGE, r"judge '.*judge\.py:f': load returned a Judge without embed"),
+        (JUDGE, r"judge\.py:f: load returned a Judge without embed"),
     ],
 )
 def test_what_is_missing_is_named(source: str | None, message: str, tmp_path: Path) -> None:
@@ -60,16 +60,13 @@ def test_a_file_that_needs_a_folder_says_so(tmp_path: Path) -> None:
         load_recogniser(tmp_path / "judge.py")
 
 
-def test_folders_of_recipes_load_with_and_without_their_file(tmp_path: Path) -> None:
-    save_recogniser(tmp_path / "asr")
-    save_speaker_encoder(tmp_path / "speaker")
-    for load, file, folder in (
-        (load_recogniser, "character_ctc", tmp_path / "asr"),
-        (load_speaker_encoder, "ge2e", tmp_path / "speaker"),
-    ):
-        judges = [load(folder), load(f"audiorl/speech_models/{file}.py:{folder}")]
-        assert [judge.name for judge in judges] == [folder.name] * 2
-        results = [j.embed(WAVES, 16_000) if file == "ge2e" else j.transcribe(WAVES, 16_000) for j in judges]  # type: ignore[attr-defined]
-        assert np.array_equal(*results)
-    with pytest.raises(ValueError, match=r"speaker': load returned a GE2E without transcribe"):
+def test_folders_that_our_tools_write_load_by_their_kind(tmp_path: Path) -> None:
+    write_tiny_part("asr", tmp_path / "asr")
+    write_tiny_part("speaker", tmp_path / "speaker")
+    recogniser, encoder = load_recogniser(tmp_path / "asr"), load_speaker_encoder(tmp_path / "speaker")
+    assert (recogniser.name, encoder.name) == ("asr", "speaker")
+    assert len(recogniser.transcribe(WAVES, 16_000)) == len(WAVES) == len(encoder.embed(WAVES, 16_000))
+    with pytest.raises(ValueError, match="speaker: a speaker encoder, which transcribes nothing"):
         load_recogniser(tmp_path / "speaker")
+    with pytest.raises(ValueError, match="asr: a recogniser, which embeds no voices"):
+        load_speaker_encoder(tmp_path / "asr")

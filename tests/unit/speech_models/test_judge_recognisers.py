@@ -21,7 +21,7 @@ from transformers import (
 
 from audiorl.speech_models import load_recogniser, load_speech_detector
 from audiorl.speech_models.ctc import CTC, frames
-from audiorl.speech_models.whisper import Whisper
+from audiorl.speech_models.recognisers import WhisperRecogniser
 from tests.support.judges import save_whisper
 
 RATE = 16_000
@@ -29,7 +29,7 @@ RATE = 16_000
 
 def test_whisper_says_what_transformers_says(whisper_folder: Path, clips: list[np.ndarray]) -> None:
     judge = load_recogniser(whisper_folder, language="es", batch_size=3)
-    assert isinstance(judge, Whisper) and judge.name == "whisper"
+    assert isinstance(judge, WhisperRecogniser) and judge.name == "whisper"
     model = WhisperForConditionalGeneration.from_pretrained(whisper_folder)
     extractor = WhisperFeatureExtractor.from_pretrained(whisper_folder)
     tokenizer = WhisperTokenizer.from_pretrained(whisper_folder)
@@ -44,7 +44,7 @@ def test_whisper_says_what_transformers_says(whisper_folder: Path, clips: list[n
 
 
 def test_whisper_hears_long_clips_window_by_window(whisper_folder: Path, clips: list[np.ndarray]) -> None:
-    judge = Whisper(str(whisper_folder), language="en", max_new_tokens=6)
+    judge = WhisperRecogniser(str(whisper_folder), language="en", max_new_tokens=6)
     long = np.concatenate([clips[0], clips[1], clips[2], clips[0]])  # of 4.6 s, 3 s at a time
     texts = judge.transcribe([clips[1], long], RATE)
     assert texts[0] == judge.transcribe([clips[1]], RATE)[0]
@@ -53,13 +53,13 @@ def test_whisper_hears_long_clips_window_by_window(whisper_folder: Path, clips: 
 
 def test_whisper_knows_its_languages(whisper_folder: Path, clips: list[np.ndarray]) -> None:
     with pytest.raises(ValueError, match=r"no language 'fr'; it has en, es"):
-        Whisper(str(whisper_folder), language="fr").transcribe(clips[:1], RATE)
+        WhisperRecogniser(str(whisper_folder), language="fr").transcribe(clips[:1], RATE)
 
 
 def test_whisper_scores_texts_as_transformers_does(whisper_folder: Path, clips: list[np.ndarray]) -> None:
     """The loss of transformers is the mean of -ln p over the labels, prompt tokens included."""
     judge = load_recogniser(whisper_folder, language="es", batch_size=3)
-    assert isinstance(judge, Whisper)
+    assert isinstance(judge, WhisperRecogniser)
     texts = ["hola", "uno dos tres", "sí"]
     values = judge.log_probabilities([*clips[:3], clips[0][:0]], RATE, [*texts, "hola"])
     assert values[3] == -math.inf
@@ -73,7 +73,7 @@ def test_whisper_scores_texts_as_transformers_does(whisper_folder: Path, clips: 
         loss = model(input_features=features, decoder_input_ids=ids[:, :-1], labels=labels).loss
         assert value == pytest.approx(-float(loss.detach()) * int((labels >= 0).sum()), rel=1e-4)
     with pytest.raises(ValueError, match="give the language"):
-        Whisper(str(whisper_folder)).log_probabilities(clips[:1], RATE, ["hola"])
+        WhisperRecogniser(str(whisper_folder)).log_probabilities(clips[:1], RATE, ["hola"])
     with pytest.raises(ValueError, match="has no words"):
         judge.log_probabilities(clips[:1], RATE, [" "])
 
@@ -81,7 +81,7 @@ def test_whisper_scores_texts_as_transformers_does(whisper_folder: Path, clips: 
 def test_whisper_identifies_the_language_that_transformers_detects(
     whisper_folder: Path, clips: list[np.ndarray]
 ) -> None:
-    judge = Whisper(str(whisper_folder), batch_size=3)
+    judge = WhisperRecogniser(str(whisper_folder), batch_size=3)
     assert judge.multilingual
     probabilities = judge.identify([*clips, clips[0][:0]], RATE)
     model = WhisperForConditionalGeneration.from_pretrained(whisper_folder)
@@ -100,13 +100,13 @@ def test_whisper_transcribes_each_clip_in_its_language(whisper_folder: Path, cli
     alone = [
         load_recogniser(whisper_folder, language=c).transcribe([w], RATE)[0] for w, c in zip(clips, codes, strict=True)
     ]
-    assert isinstance(judge, Whisper) and judge.transcribe(clips, RATE, languages=codes) == alone
+    assert isinstance(judge, WhisperRecogniser) and judge.transcribe(clips, RATE, languages=codes) == alone
     with pytest.raises(ValueError, match=r"no language 'fr'; it has en, es"):
         judge.transcribe(clips[:1], RATE, languages=["fr"])
 
 
 def test_an_english_whisper_identifies_no_language(tmp_path: Path, clips: list[np.ndarray]) -> None:
-    judge = Whisper(str(save_whisper(tmp_path / "english", multilingual=False)))
+    judge = WhisperRecogniser(str(save_whisper(tmp_path / "english", multilingual=False)))
     assert not judge.multilingual
     with pytest.raises(ValueError, match="identifies no languages; give a multilingual one"):
         judge.identify(clips[:1], RATE)
@@ -231,8 +231,8 @@ def test_pocketsphinx_recognises_human_speech(speech) -> None:
 
 def test_whisper_without_numerals_writes_no_digit(whisper_folder: Path, clips: list[np.ndarray]) -> None:
     """Of a model in which, whatever the state, either "7" or "8" is the most probable token."""
-    words = Whisper(str(whisper_folder), language="en", max_new_tokens=6, numerals=False)
-    digits = Whisper(str(whisper_folder), language="en", max_new_tokens=6)
+    words = WhisperRecogniser(str(whisper_folder), language="en", max_new_tokens=6, numerals=False)
+    digits = WhisperRecogniser(str(whisper_folder), language="en", max_new_tokens=6)
     model, _, tokenizer = digits.parts
     seven, eight = (tokenizer.convert_tokens_to_ids(digit) for digit in "78")
     with torch.no_grad():

@@ -7,7 +7,7 @@ import pytest
 from scipy.signal import lfilter
 
 from audiorl.data.corpus import bundled_speech
-from audiorl.speech_models.voice_lda import VoiceLDA, fit_voices, statistics
+from audiorl.speech_models.speakers import VoiceLDA, fit_voices, statistics
 
 RATE = 16_000
 SPOKEN = [u.clip.load(RATE) for u in bundled_speech(("en",), 0.6, 1.5)[:72]]

@@ -12,8 +12,18 @@ from transformers import Wav2Vec2FeatureExtractor, WavLMForXVector
 
 from audiorl.data.corpus import Utterance
 from audiorl.speech_models import load_quality_model, load_speaker_encoder
-from audiorl.speech_models.ge2e import BANDS, FRAMES, GE2E, HOP, STEP, Network, mel_frames, partials, raised
-from audiorl.speech_models.xvector import XVector
+from audiorl.speech_models.speakers import (
+    BANDS,
+    FRAMES,
+    GE2E,
+    HOP,
+    STEP,
+    GE2ENetwork,
+    XVector,
+    mel_frames,
+    partials,
+    raised,
+)
 
 RATE = 16_000
 
@@ -46,7 +56,7 @@ def ge2e_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("judges") / "speaker"
     folder.mkdir()
     torch.manual_seed(0)
-    save_file(Network().state_dict(), folder / "model.safetensors")
+    save_file(GE2ENetwork().state_dict(), folder / "model.safetensors")
     (folder / "config.json").write_text('{"model_type": "ge2e"}')
     return folder
 
@@ -128,7 +138,7 @@ def test_dnsmos_hears_noise(speech: list[Utterance]) -> None:
 
 
 def test_only_known_quality_models() -> None:
-    from audiorl.speech_models.dnsmos import DNSMOS
+    from audiorl.speech_models.quality import DNSMOS
 
     with pytest.raises(ValueError, match="'utmos'; there is 'dnsmos'"):
         load_quality_model("utmos")

@@ -18,22 +18,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from audiorl.algos.preference import kto_weights
+from audiorl.algos.preference import WITHOUT_REFERENCE, kto_weights
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig
 from audiorl.data.preferences import Pair, pairs_to_judged
 from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
+from audiorl.models.examples import Example
 from audiorl.run.folder import Run
-from audiorl.train import preference, reference
-from audiorl.train.fit import seen
-from audiorl.train.preference import (
-    WITHOUT_REFERENCE,
-    Contrasted,
-    PreferenceWorker,
-    Referenced,
-    prefer,
-    silenced_example,
-)
+from audiorl.train import preference
+from audiorl.train.fit import Learner, training_indices
+from audiorl.train.preference import Compared, pair_examples, prefer, preference_loss, silenced_example
 from audiorl.types import Message, Sample
 from tests.conftest import Make, make_omni, make_text, readable
 from tests.support.data_trainers import (
@@ -108,35 +102,41 @@ def by_hand(
     return -w.mean() - o["lam"] * log_sigma(odds[0] - odds[1])
 
 
-def kto_by_hand(policy: AudioPolicy, items: Sequence[Contrasted], o: dict[str, float]) -> Tensor:
+def answer_alone(policy: AudioPolicy, compared: Compared, number: int) -> Tensor:
+    return alone(policy, compared.answers[number].sample, compared.answers[number].target)
+
+
+def kto_by_hand(policy: AudioPolicy, items: Sequence[Compared], o: dict[str, float]) -> Tensor:
     with torch.no_grad():
-        drift = [alone(policy, i.judged.sample, i.mismatched).sum() - i.other.double().sum() for i in items]
+        drift = [answer_alone(policy, i, 1).sum() - i.refs[1].double().sum() for i in items]
         z0 = torch.stack(drift).mean()
     assert z0 > 0.1
     each = []
     for i in items:
-        gain = alone(policy, i.judged.sample, i.judged.answer).sum() - i.answer.double().sum() - z0
-        sign, weight = (1, o["desirable_weight"]) if i.judged.desirable else (-1, o["undesirable_weight"])
+        gain = answer_alone(policy, i, 0).sum() - i.refs[0].double().sum() - z0
+        sign, weight = (1, o["desirable_weight"]) if i.item.desirable else (-1, o["undesirable_weight"])
         each.append(weight * (1 - torch.sigmoid(sign * o["beta"] * gain)))
     return torch.stack(each).mean()
 
 
 def pair_loss(
-    policy: AudioPolicy, items: Sequence[Referenced], name: str, worker: PreferenceWorker, total: Total = Tensor.sum
+    policy: AudioPolicy, items: Sequence[Compared], name: str, worker: Learner, total: Total = Tensor.sum
 ) -> Tensor:
     each = []
     for place, i in enumerate(items):
-        w, l = (alone(policy, i.pair.sample, t) for t in (i.pair.chosen, i.pair.rejected))
-        draw = torch.randperm(max(len(w), len(l)), generator=worker._draw(place))
-        each.append(by_hand(name, w, l, i.chosen.double(), i.rejected.double(), OPTIONS[name], draw, total))
+        w, l = (answer_alone(policy, i, k) for k in (0, 1))
+        rw, rl = (ref.double() for ref in i.refs[:2] or (torch.empty(0), torch.empty(0)))
+        seed = worker.optimizer.updates * 1_000_003 + place
+        draw = torch.randperm(max(len(w), len(l)), generator=torch.Generator().manual_seed(seed))
+        each.append(by_hand(name, w, l, rw, rl, OPTIONS[name], draw, total))
     return torch.stack(each).mean()
 
 
-def worker_of(policy: AudioPolicy, loss: str, optim: OptimConfig = UNCLIPPED, **config: Any) -> PreferenceWorker:
-    return PreferenceWorker(policy, PreferenceConfig(loss=loss, **OPTIONS[loss], **config), optim)  # type: ignore[arg-type]
+def worker_of(policy: AudioPolicy, loss: str, optim: OptimConfig = UNCLIPPED, **config: Any) -> Learner:
+    return Learner(preference_loss, policy, PreferenceConfig(loss=loss, **OPTIONS[loss], **config), optim)  # type: ignore[arg-type]
 
 
-def assert_update(policy: AudioPolicy, worker: PreferenceWorker, items: Sequence[Any], expected: Tensor) -> None:
+def assert_update(policy: AudioPolicy, worker: Learner, items: Sequence[Any], expected: Tensor) -> None:
     policy.model.zero_grad()
     expected.backward()
     grads = gradients(policy)
@@ -164,7 +164,7 @@ def test_length_normalized_takes_means(samples: list[Sample], loss: str) -> None
 def test_sft_coef_adds_the_chosen_tokens_mean(samples: list[Sample], loss: str) -> None:
     policy = make_omni()
     items, worker = items_of(loss, samples, make_omni), worker_of(policy, loss, sft_coef=0.4, micro_batch_tokens=150)
-    chosen = torch.cat([alone(policy, i.pair.sample, i.pair.chosen) for i in items])
+    chosen = torch.cat([answer_alone(policy, i, 0) for i in items])
     assert_update(policy, worker, items, pair_loss(policy, items, loss, worker) - 0.4 * chosen.mean())
 
 
@@ -176,11 +176,11 @@ def test_pairs_of_audio_and_the_anchor_are_added(make_policy: Make, samples: lis
     worker = worker_of(policy, loss, micro_batch_tokens=150, **coefs)
     items, each = [], []
     for i in referenced(pairs_of(samples), reference):
-        other = silenced_example(i.pair, 0.5)
+        other = silenced_example(i.item, 0.5)
         with torch.no_grad():
             ref = alone(reference, other.sample, other.target).float()
-        items.append(replace(i, silenced=ref))
-        gain = alone(policy, i.pair.sample, i.pair.chosen).sum() - i.chosen.double().sum()
+        items.append(replace(i, answers=(*i.answers, other), refs=(*i.refs, ref)))
+        gain = answer_alone(policy, i, 0).sum() - i.refs[0].double().sum()
         lost = alone(policy, other.sample, other.target).sum() - ref.double().sum()
         each.append(-0.2 * log_sigma(beta * (gain - lost)) - 0.7 * log_sigma(beta * gain - 0.3))
     assert_update(policy, worker, items, pair_loss(policy, items, loss, worker) + torch.stack(each).mean())
@@ -233,7 +233,7 @@ def test_an_update_does_not_depend_on_budget_or_order(samples: list[Sample], los
 @pytest.mark.parametrize("loss", PAIRED)
 def test_training_raises_the_margin(samples: list[Sample], loss: str) -> None:
     policy = make_omni()
-    worker = PreferenceWorker(policy, PreferenceConfig(loss=loss), OptimConfig(lr=1e-3))  # type: ignore[arg-type]
+    worker = Learner(preference_loss, policy, PreferenceConfig(loss=loss), OptimConfig(lr=1e-3))  # type: ignore[arg-type]
     items = referenced(pairs_of(samples), None if loss in WITHOUT_REFERENCE else policy)
     steps = [worker.train(items) for _ in range(6)]
     assert steps[-1]["preference/margin"] > steps[0]["preference/margin"] + 1
@@ -245,12 +245,12 @@ def test_training_raises_the_margin(samples: list[Sample], loss: str) -> None:
 def test_kto_raises_what_is_desirable_and_lowers_what_is_not(samples: list[Sample]) -> None:
     policy = make_omni()
     items = contrasted(pairs_of(samples), policy)
-    worker = PreferenceWorker(policy, PreferenceConfig(loss="kto"), OptimConfig(lr=3e-4))
+    worker = Learner(preference_loss, policy, PreferenceConfig(loss="kto"), OptimConfig(lr=3e-4))
     for _ in range(8):
         metrics = worker.train(items)
     with torch.no_grad():
-        gains = [float(alone(policy, i.judged.sample, i.judged.answer).sum() - i.answer.sum()) for i in items]
-    good, bad = ([g for g, i in zip(gains, items, strict=True) if i.judged.desirable is d] for d in (True, False))
+        gains = [float(answer_alone(policy, i, 0).sum() - i.refs[0].sum()) for i in items]
+    good, bad = ([g for g, i in zip(gains, items, strict=True) if i.item.desirable is d] for d in (True, False))
     assert min(good) > max(bad) and metrics["preference/accuracy"] > 0.5
 
 
@@ -263,12 +263,12 @@ def test_preferences_hear_the_right_audio(make_policy: Make, samples: list[Sampl
         pairs = [Pair(s, *both) for s, both in zip(asked, texts, strict=False)]
         lengths = [len(policy.tokenizer.encode(t)) + 1 for both in texts for t in both]
         fixed = [torch.full((n,), -6.0) for n in lengths]
-        items: list[Any] = [Referenced(p, *fixed[2 * k : 2 * k + 2]) for k, p in enumerate(pairs)]
+        items = [Compared(p, pair_examples(p), tuple(fixed[2 * k : 2 * k + 2])) for k, p in enumerate(pairs)]
         if loss == "kto":
             judged = pairs_to_judged(pairs)
             turned = [2, 3, 0, 1]
             items = [
-                Contrasted(j, judged[t].answer, fixed[k], fixed[t])
+                Compared(j, (Example(j.sample, j.answer), Example(j.sample, judged[t].answer)), (fixed[k], fixed[t]))
                 for k, (j, t) in enumerate(zip(judged, turned, strict=True))
             ]
         return worker_of(policy, loss).train(items)["preference/loss"]
@@ -395,7 +395,7 @@ def test_only_what_will_be_seen_is_computed(samples: list[Sample], tmp_path: Pat
     pairs, run = text_pairs(samples), new_run(tmp_path / "run")
     config = PreferenceConfig(steps=2, batch_size=2, micro_batch_tokens=1)
     train(pairs, run, config=config)
-    wanted = seen(pairs, config, seed=0)
+    wanted = training_indices(pairs, config, seed=0)
     assert len(wanted) == 4
     assert kept(run).keys() == {f"{i}/{k}" for i in wanted for k in (0, 1)}
 
@@ -431,7 +431,7 @@ def test_training_goes_on_without_computing_the_reference_again(
 def test_an_interrupted_reference_goes_on_where_it_was(
     samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reference, "CHUNK", 2)
+    monkeypatch.setattr(preference, "REFERENCE_CHUNK", 2)
     pairs, first, second = text_pairs(samples), make_text(), make_text()
     whole = train(pairs, new_run(tmp_path / "a"))
     run = new_run(tmp_path / "b")
@@ -511,6 +511,6 @@ def test_kto_contrasts_with_other_prompts_and_balances_both_kinds(
     for name, items in (("a", judged), ("b", few)):
         train(items, new_run(tmp_path / name), config=config)
     own = {j.sample.id: {k.answer for k in judged if k.sample.id == j.sample.id} for j in judged}
-    assert all(i.mismatched not in own[i.judged.sample.id] for i in handed[1])
-    assert [w.kto_weights for w in handed[::2]] == [(1.0, 1.0), (1.0, pytest.approx(3 * 3 / 4))]
-    assert handed[2]._kto_options() == {"desirable_weight": 0.8, "undesirable_weight": pytest.approx(2.25)}
+    assert all(i.answers[1].target not in own[i.item.sample.id] for i in handed[1])
+    weights = [(w.config.desirable_weight, w.config.undesirable_weight) for w in handed[::2]]
+    assert weights == [(0.8, 1.0), (0.8, pytest.approx(3 * 3 / 4))]

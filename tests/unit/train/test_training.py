@@ -23,10 +23,11 @@ from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
+from audiorl.train.fit import Learner
 from audiorl.train.optim.adamw import Optimizer, adamw, learning_rate
 from audiorl.train.optim.steps import optimizer_for, slow_precision
 from audiorl.train.rl.trainer import Trainer
-from audiorl.train.sft import SFTWorker
+from audiorl.train.sft import sft_loss
 from audiorl.types import Sample
 from tests.conftest import make_omni, make_qwen2_audio, make_qwen3_omni
 from tests.support.experiences import with_advantage
@@ -71,12 +72,12 @@ def test_toy_reward_rises(samples: list[Sample]) -> None:
 
 def test_sft_learns_and_does_not_depend_on_the_cut(policy: AudioPolicy, make_policy, samples: list[Sample]) -> None:
     examples = [Example(s, t) for s, t in zip(samples, ("yes", "no", "English"), strict=True)]
-    w = SFTWorker(policy, SFTConfig(steps=30), OptimConfig(lr=3e-3))
+    w = Learner(sft_loss, policy, SFTConfig(steps=30), OptimConfig(lr=3e-3))
     losses = [w.train(examples)["sft/loss"] for _ in range(30)]
     assert losses[-1] < 0.2 * losses[0]
     first = []
     for budget in (1, 100_000):
-        fresh = SFTWorker(make_policy(), SFTConfig(steps=1, micro_batch_tokens=budget), OptimConfig(lr=1e-3))
+        fresh = Learner(sft_loss, make_policy(), SFTConfig(steps=1, micro_batch_tokens=budget), OptimConfig(lr=1e-3))
         first.append(fresh.train(examples))
     assert first[0]["sft/loss"] == pytest.approx(first[1]["sft/loss"], rel=1e-5)
     assert first[0]["grad_norm"] == pytest.approx(first[1]["grad_norm"], rel=1e-4)

@@ -15,17 +15,17 @@ from audiorl.algos.experience import Experience
 from audiorl.audio import AudioClip
 from audiorl.protocols import Reward
 from audiorl.rewards import StandardisedSum, WeightedSum
-from audiorl.rewards.similarity import Pair, sentence_bleu, similarities, split_like_references
+from audiorl.tasks.simul.quality import Translation, sentence_bleu, similarities, split_like_references
 from audiorl.tasks.simul.rewards import (
     Detection,
     FormatMatch,
     HingedPromptness,
     Initiative,
     LatencyPenalty,
-    Quality,
     SequenceQuality,
     StreamLength,
     TimeCompliance,
+    TurnQuality,
     detection,
     format_match,
     hpo,
@@ -147,11 +147,11 @@ def test_per_turn_by_hand() -> None:
     """Silent, right, silent where something can be said, right, speaking where nothing can be said."""
     assert of(Detection(), TALK) == (1 / 5, (1, 0, 0, 0, 0))
     assert of(Initiative(), TALK) == (2 / 5, (0, 1, 0, 1, 0))
-    total, values = of(Quality(equal), TALK)
+    total, values = of(TurnQuality(equal), TALK)
     assert values is not None and values[1:4] == (1, 0, 1) and math.isnan(values[0]) and math.isnan(values[4])
     assert total == 2 / 3  # the mean over the turns with a reference
-    assert of(Quality(), TALK)[0] == pytest.approx(2 / 3)
-    assert of(Quality("bleu"), TALK)[0] == pytest.approx(2 / 3)
+    assert of(TurnQuality(), TALK)[0] == pytest.approx(2 / 3)
+    assert of(TurnQuality("bleu"), TALK)[0] == pytest.approx(2 / 3)
 
 
 def test_quality_asks_once_for_the_batch_and_only_where_both_are_there() -> None:
@@ -161,7 +161,7 @@ def test_quality_asks_once_for_the_batch_and_only_where_both_are_there() -> None
         asked.append((written, reference))
         return len(asked) / 10
 
-    first, second = Quality(metric)([TALK, interpreted(("no", "sí"))])
+    first, second = TurnQuality(metric)([TALK, interpreted(("no", "sí"))])
     assert asked == [("hola", "hola"), ("adiós", "adiós"), ("no", "sí")]
     assert first.per_segment is not None and first.per_segment[1:4] == (0.1, 0, 0.2) and second.total == 0.3
 
@@ -376,14 +376,21 @@ def test_what_cannot_be_rewarded() -> None:
     whole = interpreted(("a", "r"), ("b", ""))
     short = Rollout(whole.sample, whole.segments[:1], "g", 3)
     bare = interpreted(("a", ""), ("b", " "))
-    rewards: list[Reward] = [Detection(), Initiative(), Quality(), TimeCompliance(), FormatMatch(), LatencyPenalty()]
-    for reward in (*rewards, SequenceQuality()):
+    rewards: list[Reward] = [
+        Detection(),
+        Initiative(),
+        TurnQuality(),
+        TimeCompliance(),
+        FormatMatch(),
+        LatencyPenalty(),
+    ]
+    for reward in (*rewards, LatencyPenalty(), SequenceQuality()):
         with pytest.raises(ValueError, match=r"'talk' \(group g, answer 3\): 1 segments for 2 turns"):
             reward([whole, short])
         with pytest.raises(ValueError, match=r"'talk' \(group g, answer 0\): the stream has no reference"):
             reward([bare])
     with pytest.raises(ValueError, match="per_segment holds a value that is not finite"):
-        WeightedSum.of(quality=Quality(equal))([interpreted(("a", ""), ("b", "r"))])
+        WeightedSum.of(quality=TurnQuality(equal))([interpreted(("a", ""), ("b", "r"))])
 
 
 def test_unknown_names() -> None:
@@ -396,7 +403,7 @@ def test_unknown_names() -> None:
     with pytest.raises(
         ValueError, match=r"no metric is called 'meteor'; choose from chrf, .*word_f1, bertscore, comet"
     ):
-        Quality("meteor")([TALK])  # type: ignore[arg-type]
+        TurnQuality("meteor")([TALK])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -411,7 +418,7 @@ def test_unknown_names() -> None:
 def test_missing_packages(monkeypatch: pytest.MonkeyPatch, metric: str, package: str, message: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=message):
-        similarities(metric, [Pair("a", "b")])  # type: ignore[arg-type]
+        similarities(metric, [Translation("a", "b")])  # type: ignore[arg-type]
     assert similarities(metric, []) == []  # type: ignore[arg-type]
 
 

@@ -12,9 +12,8 @@ import torch
 
 from audiorl.eval._streams import instance_of
 from audiorl.tasks.simul.bundled import bundled_streams
-from audiorl.tasks.simul.degeneracy import Degeneracy, degeneracy, simultaneous_words
 from audiorl.tasks.simul.logs import Instance, read_log
-from audiorl.tasks.simul.scoring import score
+from audiorl.tasks.simul.scoring import Degeneracy, degeneracy, score, simultaneous_words
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Rollout, Segment
 

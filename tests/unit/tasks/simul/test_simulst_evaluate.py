@@ -17,8 +17,8 @@ from audiorl.report.summary import disagreements
 from audiorl.tasks.simul import quality
 from audiorl.tasks.simul.logs import read_log
 from audiorl.tasks.simul.scoring import score
-from audiorl.tasks.simul.segments import match_segments, read_segments
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, Unit, interpretation_sample
+from audiorl.tasks.simul.talks import match_segments, read_segments
 from audiorl.types import Rollout, Segment
 
 CHUNKS = ChunkConfig(1.0, 0.0)

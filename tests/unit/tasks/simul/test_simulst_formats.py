@@ -13,10 +13,9 @@ import soundfile
 
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance
-from audiorl.tasks.simul.clauses import Word, align_clauses, clauses
-from audiorl.tasks.simul.formats import read_streams, write_streams
-from audiorl.tasks.simul.segments import read_segments
+from audiorl.tasks.simul.formats import Word, align_clauses, clauses, read_streams, write_streams
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, Unit, turns
+from audiorl.tasks.simul.talks import read_segments
 
 RATE = 16_000
 

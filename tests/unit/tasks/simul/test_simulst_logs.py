@@ -6,7 +6,7 @@ import pytest
 
 from audiorl.eval.metrics.latency import play
 from audiorl.tasks.simul.logs import Instance, read_log, read_types, write_log
-from audiorl.tasks.simul.segments import match_segments, read_segments
+from audiorl.tasks.simul.talks import match_segments, read_segments
 
 VECTORS = json.loads((Path(__file__).parents[3] / "data" / "simuleval_1.1.4.json").read_text(encoding="utf-8"))
 

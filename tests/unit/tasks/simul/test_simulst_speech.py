@@ -14,9 +14,8 @@ from audiorl.audio import AudioClip, seconds
 from audiorl.data.silence import trimmed
 from audiorl.tasks.simul.bundled import bundled_streams, trimmed_recording
 from audiorl.tasks.simul.formats import read_streams, write_streams
-from audiorl.tasks.simul.logs import read_log
+from audiorl.tasks.simul.logs import playback_track, read_log, write_speech_log
 from audiorl.tasks.simul.scoring import score
-from audiorl.tasks.simul.speech import playback_track, write_speech_log
 from audiorl.tasks.simul.streams import interpretation_sample
 from audiorl.types import Rollout, Sample, Segment, Turn
 from tests.support.step_codec import DECODER, said

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from audiorl.audio import AudioClip
 from audiorl.data.seedtts import Conversation, Turn, read_conversations
 from audiorl.eval.metrics.prosody import level_steps, slope_per_minute
-from audiorl.tasks.tts.dialogue import check_voices, conversation_examples, piece_sample, pieces_of, split_text
+from audiorl.tasks.tts.prompts import check_voices, conversation_examples, piece_sample, pieces_of, split_text
 
 VOICES = {name: (f"I am {name}.", AudioClip(path=f"{name}.wav")) for name in ("A", "B")}
 
