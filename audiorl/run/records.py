@@ -8,8 +8,6 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-UNSEEN = "unseen"
-"""The set of speakers that no phase trains on: what is measured of it are the entries unseen_before, … of eval.json."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 T = TypeVar("T")
 

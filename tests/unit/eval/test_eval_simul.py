@@ -19,7 +19,7 @@ from audiorl.audio import AudioClip
 from audiorl.eval import simul
 from audiorl.eval.metrics.latency import play
 from audiorl.protocols import Request, Schedule
-from audiorl.report.tradeoff import read_curve
+from audiorl.report.charts import read_tradeoff
 from audiorl.tasks.simul.bundled import bundled_streams
 from audiorl.tasks.simul.formats import write_streams
 from audiorl.tasks.simul.logs import Instance, read_log, write_log
@@ -108,9 +108,8 @@ def test_plot(tmp_path: Path) -> None:
     args = ["--plot", str(png), str(tmp_path / "wait1"), str(tmp_path / "wait3"), "--plot-quality", "BLEU"]
     assert simul.main(tyro.cli(simul.SimulOptions, args=args)) == {}
     assert png.read_bytes().startswith(b"\x89PNG")
-    curve = read_curve(tmp_path / "wait3", "chrF", "LAAL")
     # LAAL of [1000, 2000] and [1500, 2000] with step 1000, in seconds: 1 and 1.25; a line, fastest first.
-    assert (curve.name, curve.seconds, curve.quality) == ("wait3", (1.0, 1.25), (100.0, 100.0))
+    assert read_tradeoff(tmp_path / "wait3", "chrF", "LAAL") == [(1.0, 100.0), (1.25, 100.0)]
 
 
 def test_folders_that_cannot_be_scored(tmp_path: Path) -> None:
