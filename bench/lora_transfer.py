@@ -29,8 +29,7 @@ from audiorl.gpu_check.outcome import GPU_SCALE, Setup
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.plan import models as planned
 from audiorl.protocols import Request
-from audiorl.rollout.vllm import VLLMEngine
-from audiorl.rollout.vllm_start import VLLMConfig
+from audiorl.rollout.vllm import VLLMConfig, VLLMEngine
 from audiorl.rollout.vllm_weights import Lora, served_weights
 from audiorl.rollout.weight_transfer import WeightSender
 from audiorl.types import Message, Rollout, Sample

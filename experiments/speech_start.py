@@ -23,7 +23,7 @@ from audiorl.models.weights import read_tensors
 from audiorl.protocols import Request, Reward
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.speech_models import Recogniser, load_recogniser
@@ -61,7 +61,9 @@ class Start:
         if "sft" not in state.finished:
             raise ValueError(f"{folder}: its phase sft is not finished; give a run of tts-quickstart that is")
         recorded = read_record(folder / "config.json", RunConfig).config
-        self.config = replace(quick.Config(), **{name: recorded[name] for name in TEXTS if name in recorded})
+        self.config = replace(
+            quick.TTSQuickstartConfig(), **{name: recorded[name] for name in TEXTS if name in recorded}
+        )
         self.checkpoint = folder / state.checkpoints["sft"]
         self.codec = load_codec(folder / "codec")
         self.recogniser: Recogniser = load_recogniser(folder / "recogniser")

@@ -27,7 +27,7 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.protocols import Request
 from audiorl.recipes._loader import load_recipe, parse_config
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.speech_models import load_recogniser
 from audiorl.tasks.tts.listening import SpeechModels

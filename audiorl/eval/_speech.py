@@ -32,7 +32,7 @@ from audiorl.eval.metrics.text import Normalizer, char_errors, word_errors
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.protocols import Request, RolloutEngine, SpeechDecoder
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.speech_models.protocol import SpeakerEncoder
 from audiorl.types import Rollout, Sample

@@ -37,7 +37,7 @@ from audiorl.models import AudioPolicy
 from audiorl.protocols import Ended, Request, Reward, RolloutEngine, Schedule
 from audiorl.rewards.combine import score_rollouts
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.tasks.simul.logs import Instance, read_log, write_log, write_speech_log
 from audiorl.tasks.simul.quality import NAMES, Metric, Quality, default_quality, quality_counts, sentence_chrf

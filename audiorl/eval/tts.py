@@ -79,8 +79,7 @@ from audiorl.eval.metrics.text import CorpusErrors, ErrorCounts, compared, utter
 from audiorl.report.listening import Card, Take, listening_page
 from audiorl.report.summary import metric_name, show
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
-from audiorl.rollout.speech_stream import StreamingEngine
+from audiorl.rollout.speech import CodecSpeechDecoder, StreamingEngine
 from audiorl.tasks.tts.prompts import utterance_sample
 from audiorl.tasks.tts.texts import read_utterances
 

@@ -104,8 +104,7 @@ def vllm_equals_trainer(setup: Setup, adapter: bool = False) -> Outcome:
     """The same of vLLM with the weights of a checkpoint, or with an adapter that is sent to it."""
     if importlib.util.find_spec("vllm") is None:
         return Outcome("skipped", "vllm is not installed")
-    from audiorl.rollout.vllm import VLLMEngine
-    from audiorl.rollout.vllm_start import VLLMConfig
+    from audiorl.rollout.vllm import VLLMConfig, VLLMEngine
     from audiorl.rollout.vllm_weights import served_weights
 
     config = ModelConfig(dtype="bfloat16" if setup.is_gpu else "float32")

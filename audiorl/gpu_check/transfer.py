@@ -98,8 +98,7 @@ def sleep_and_wake(setup: Setup) -> Outcome:
         return Outcome("skipped", "vllm is not installed")
     if not setup.is_gpu:
         return Outcome("skipped", "only on a GPU vLLM sleeps")
-    from audiorl.rollout.vllm import VLLMEngine
-    from audiorl.rollout.vllm_start import VLLMConfig
+    from audiorl.rollout.vllm import VLLMConfig, VLLMEngine
 
     policy = full_width_policy(setup, ModelConfig(dtype="bfloat16"))
     request = Request(Sample("question", (Message("user", ("What is said?",)),)), greedy=True)

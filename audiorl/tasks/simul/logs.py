@@ -30,7 +30,7 @@ from audiorl.audio import write_wav
 from audiorl.data.schema import FieldError, check, parse_json
 from audiorl.data.schema.types import AnyText, LogTime
 from audiorl.eval.metrics.latency import Interval, play, text_units
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.types import Rollout
 
 

@@ -11,11 +11,10 @@ from matplotlib.figure import Figure
 
 from audiorl.report import plot_result
 from audiorl.report.audio import Players
-from audiorl.report.figures import draw_tradeoff
+from audiorl.report.charts import LIGHT, draw_tradeoff
 from audiorl.report.run import load_run
 from audiorl.report.streams import Band, stream
 from audiorl.report.summary import Point, headline, points, sentence
-from audiorl.report.theme import LIGHT
 from tests.support.reports import EVIL, Checker, report, write_lines
 
 RATE = 16_000
@@ -266,7 +265,7 @@ def test_points_need_both_numbers():
 def test_chrf_is_the_headline_of_interpreters(simul_dir):
     run = load_run(simul_dir)
     assert headline(run.evals) == "chrf"
-    assert sentence(run) == (
+    assert sentence(run.evals) == (
         "Held-out chrF rose from 21 (18–24) to 30 (18–24), and LAAL went from 2.50 s to 1.50 s, on n = 12."
     )
 

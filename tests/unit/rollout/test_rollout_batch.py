@@ -45,7 +45,7 @@ def same(one: Sequence[Rollout], other: Sequence[Rollout]) -> None:
 
 def in_rows(generate: Callable[[], list[Rollout]]) -> list[Rollout]:
     """With every prompt held in each of its rows."""
-    with patch.object(hf, "batch_for", lambda policy, *_: RowBatch(policy)):
+    with patch.object(hf, "new_batch", lambda policy, *_: RowBatch(policy)):
         return generate()
 
 
@@ -206,11 +206,11 @@ def test_a_paused_answer_continues_next_to_new_groups() -> None:
 def test_prompts_are_shared_where_they_can_be() -> None:
     policy = make_text()
     for samples in ([2], [2, 2], [8, 1], [4, 4, 1, 1]):
-        assert isinstance(hf.batch_for(policy, samples), GroupBatch)
+        assert isinstance(hf.new_batch(policy, samples), GroupBatch)
     for samples in ([], [1], [1, 1], [8, 1, 1, 1]):
-        assert isinstance(hf.batch_for(policy, samples), RowBatch)
+        assert isinstance(hf.new_batch(policy, samples), RowBatch)
     for other in (make_text(ModelConfig(attention="eager")), make_whisper()):
-        assert isinstance(hf.batch_for(other, [2, 2]), RowBatch)
+        assert isinstance(hf.new_batch(other, [2, 2]), RowBatch)
 
 
 def test_eager_attention_sees_no_padding() -> None:

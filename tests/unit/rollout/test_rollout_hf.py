@@ -16,7 +16,7 @@ from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.sampling import choose, filtered_logprobs
+from audiorl.rollout.samplers import choose, filtered_logprobs
 from audiorl.types import Message, Rollout, Sample
 from tests.conftest import make_text
 from tests.support.decoders import of_class

@@ -19,8 +19,8 @@ from audiorl.models import AudioPolicy, dualize
 from audiorl.models.families import higgs
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.live import LiveStream
 from audiorl.rollout.samplers import repetition_aware
+from audiorl.rollout.streams import LiveStream
 from audiorl.tasks.simul.streams import interpretation_sample
 from audiorl.types import Message, Rollout, Sample, Segment
 from tests.conftest import TEXTS, make_omni, make_text

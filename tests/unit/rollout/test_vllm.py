@@ -27,9 +27,8 @@ from audiorl.models import AudioPolicy, dualize, load_policy
 from audiorl.models.families import qwen2_audio, qwen_omni, text
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.sampling import filtered_logprobs
-from audiorl.rollout.vllm import VLLMEngine
-from audiorl.rollout.vllm_start import VLLMConfig
+from audiorl.rollout.samplers import filtered_logprobs
+from audiorl.rollout.vllm import VLLMConfig, VLLMEngine
 from audiorl.rollout.vllm_weights import check_together, served_weights
 from audiorl.rollout.weight_transfer import SyncError, WeightSender
 from audiorl.types import Message, Sample

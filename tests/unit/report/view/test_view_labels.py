@@ -13,8 +13,8 @@ import pytest
 from audiorl.cli import main
 from audiorl.data.preferences import read_judged, read_pairs
 from audiorl.report.study import Rollouts
-from audiorl.report.view.labels import LabelFile, Question, next_question
-from audiorl.report.view.server import View
+from audiorl.report.view.labels import LabelFile, LabelQuestion, next_question
+from audiorl.report.view.server import RunsView
 from tests.support.reports import rollout, write_lines
 from tests.support.views import client, opened, view_process, viewed
 
@@ -23,7 +23,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def label(view: View, verdict: str, seed: int = 0) -> Question:
+def label(view: RunsView, verdict: str, seed: int = 0) -> LabelQuestion:
     assert view.labels is not None
     question = next_question(view.index, view.labels, random.Random(seed))
     assert question is not None

@@ -20,7 +20,7 @@ from audiorl.models.examples import Example, experience
 from audiorl.models.families import higgs
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.tts.prompts import speech_sample
 from audiorl.train.fit import Learner
 from audiorl.train.preference import pair_examples, preference_loss
