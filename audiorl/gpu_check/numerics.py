@@ -145,7 +145,7 @@ def _gap(policy: AudioPolicy, engine: RolloutEngine, bound: float, setup: Setup)
 
 
 def clips_together(setup: Setup) -> Outcome:
-    """Compare features of an Omni encoder in float32 of many clips at once and of one after the other; and the speed."""
+    """Compare features of an Omni encoder in float32: many clips at once, and one after the other; also the speed."""
     policy = qwen_omni.tiny(TEXTS, hidden=64, layers=1, vocab_size=400, whisper=False)
     policy.model.to(setup.device)
     generator = np.random.default_rng(0)
