@@ -45,7 +45,7 @@ from audiorl.run.checkpoint import (
     save_checkpoint,
     verify,
 )
-from audiorl.run.metrics_log import MetricsLog, truncate_from
+from audiorl.run.metrics_log import MetricsLog
 from audiorl.run.records import RunConfig, RunState, TrainerMeta, locked, read_record, write_json
 from audiorl.types import Rollout
 
@@ -155,8 +155,7 @@ class Run:
                     raise ValueError(
                         f"{folder}/state.json: edited: the checkpoint {path!r} lies outside of the run folder"
                     )
-            truncate_from(folder / "metrics.jsonl", self._state.seq)
-            self._log = MetricsLog(folder / "metrics.jsonl")
+            self._log = MetricsLog(folder / "metrics.jsonl", self._state.seq)
             self._seq = self._state.seq
             self._lock = opened.pop_all()
 
@@ -259,8 +258,7 @@ class Run:
         self._state.checkpoints[phase] = str(left[-1].relative_to(self.dir))
         self._seq = read_record(left[-1] / "trainer.json", TrainerMeta).seq
         self._log.close()
-        truncate_from(self.dir / "metrics.jsonl", self._seq)
-        self._log = MetricsLog(self.dir / "metrics.jsonl")
+        self._log = MetricsLog(self.dir / "metrics.jsonl", self._seq)
         self._write_state()
 
     def load_result(self, phase: str, model: Saved) -> None:
