@@ -63,11 +63,11 @@ class Group(Protocol):
         ...
 
     def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call as `all` does, but return the first worker's result only; the others' results are not sent to the driver."""
+        """Call as `all` does, but return the first worker's result only; the others' are not sent to the driver."""
         ...
 
     def cpu_seconds(self) -> list[float | None]:
-        """Return CPU seconds of every process of the group but the driver's, since it started; None where it uses a GPU."""
+        """Return the CPU seconds of each process but the driver's, since it started; None where it uses a GPU."""
         return []
 
     def saving(self) -> None:

@@ -62,7 +62,7 @@ class RayGroup(Group):
         shards: Sequence[Shard],
         arrived: Callable[[R], None] | None = None,
     ) -> list[R]:
-        """Call as every group does. `arrived` is called with each worker's result when it is there, again when it is repeated."""
+        """Call as every group does. `arrived` gets each worker's result when it is there, again when it is repeated."""
 
         def receive(reference: Any) -> Any:
             result = import_ray().get(reference)

@@ -117,7 +117,7 @@ class StopRequest:
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """Await signals inside: the first SIGINT or SIGTERM is only remembered; the second one raises KeyboardInterrupt."""
+        """Remember the first SIGINT or SIGTERM inside the block; the second one raises KeyboardInterrupt."""
 
         def handler(signum: int, frame: FrameType | None) -> None:
             if self.received:

@@ -203,7 +203,7 @@ class CodecCopy:
 
 
 def measures(tokenizer: AudioTokenizer, clips: Sequence[AudioClip]) -> tuple[dict[str, float], list[CodecCopy]]:
-    """Measure means over recordings of mel and STFT distance, and how much of the codebooks they use, with the copies."""
+    """Measure mean mel and STFT distance, and how much of the codebooks recordings use. Returns the copies, too."""
     copies, codes = [], []
     for clip in clips:
         wav = prepare(clip.load(tokenizer.sample_rate), tokenizer.sample_rate, tokenizer)

@@ -118,7 +118,7 @@ class ZeroOptimizer:
             self._reduce_rest(everything=False)
 
     def gather_gradients(self) -> None:
-        """Reduce, after the last backward pass, gradients computed since `reduce`, such as those of an encoder run once."""
+        """Reduce, after the last pass, the gradients since `reduce`, such as those of an encoder that ran once."""
         if self.every_pass:
             self._reduce_rest(everything=False)
             self._zero.finalize_gradient_accumulation_boundary()
