@@ -362,8 +362,7 @@ class Export:
 def _export(args: list[str]) -> int:
     options: Export = parse(Export, args or ["--help"], prog="audiorl export")
     from audiorl.eval.asr import model_card_section
-    from audiorl.models.export import export
-    from audiorl.models.model_card import run_of
+    from audiorl.models.export import export, run_of
     from audiorl.recipes._loader import recorded_defaults
     from audiorl.run.folder import checkpoint_of
 
