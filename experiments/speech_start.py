@@ -61,7 +61,9 @@ class Start:
         if "sft" not in state.finished:
             raise ValueError(f"{folder}: its phase sft is not finished; give a run of tts-quickstart that is")
         recorded = read_record(folder / "config.json", RunConfig).config
-        self.config = replace(quick.Config(), **{name: recorded[name] for name in TEXTS if name in recorded})
+        self.config = replace(
+            quick.TTSQuickstartConfig(), **{name: recorded[name] for name in TEXTS if name in recorded}
+        )
         self.checkpoint = folder / state.checkpoints["sft"]
         self.codec = load_codec(folder / "codec")
         self.recogniser: Recogniser = load_recogniser(folder / "recogniser")

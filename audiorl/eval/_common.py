@@ -147,7 +147,7 @@ def run_evaluation(module: ModuleType, args: Sequence[str]) -> None:
     """Run an evaluation as `audiorl eval NAME` and `python -m` do. Errors are one line and end with exit code 2."""
     options, name = options_type(module.main), Path(str(module.__file__)).stem
     try:
-        given: Any = parse(options, args, prog=f"audiorl eval {name}", description=module.__doc__)
+        given: Any = parse(options, args, prog=f"audiorl eval {name}", description=module.__doc__, run_file=True)
         if getattr(given, "newest", True) and getattr(given, "model", None):
             given = replace(given, model=checkpoint_of(given.model))
         module.main(given)

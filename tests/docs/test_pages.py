@@ -46,8 +46,8 @@ def test_the_hook_writes_tables(tmp_path: Path) -> None:
     expected = [
         "| option | type | default | description |",
         "| --- | --- | --- | --- |",
-        "| `--grpo.eval-every` | `int or None` | `3` | In steps; 0: never. |",
-        "| `--grpo.plain` | `str` | `required` |  |",
+        "| `--rl.eval-every` | `int or None` | `3` | In steps; 0: never. |",
+        "| `--rl.plain` | `str` | `required` |  |",
     ]
     assert HOOK["table"](source, "Config", "grpo.").splitlines() == expected
     with pytest.raises(ValueError, match="no class Missing"):

@@ -296,7 +296,7 @@ class SpeechRewards:
     """A speaker encoder by path or hub id."""
     metric: Literal["wer", "cer", "word-cer"] = "wer"
     """Errors of what `asr` understands: by word (wer), by character (cer), or by character within the time of each word
-    (word-cer), which `--grpo.advantage step-index` credits to the frames of that word. word-cer needs a recogniser with
+    (word-cer), which `--rl.advantage step-index` credits to the frames of that word. word-cer needs a recogniser with
     a CTC head."""
     normalizer: Normalizer = "basic"
     """Normalisation of both texts before they are compared; see audiorl.eval.metrics.text."""

@@ -205,7 +205,7 @@ def test_the_model_card_holds_what_the_run_recorded(tmp_path: Path) -> None:
     assert "| after | wer | 0.125 |  |  | 8 |\n" in card  # the interval of the entry is that of its first metric
     assert "| after | dnsmos | 3 | (2.5 to 3.5) |  | 8 |\n" in card
     assert "| unseen_after | accuracy | 0.375 | (0 to 0.75) |  | 4 |\n" in card
-    assert "| `grpo.lr` | `0.001` | `0.01` |\n" in card and "`grpo.steps`" not in card
+    assert "| `rl.lr` | `0.001` | `0.01` |\n" in card and "`rl.steps`" not in card
     assert "| train.jsonl | training | not stated (the file is not there any more) |\n" in card
     assert "with the policy of step 000009" in card and "the run also trained in sft" in card
     assert "there is no `control`" in card

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audiorl.recipes._tiny_speech import save_recogniser, save_speaker_encoder
+from audiorl.recipes._speech import write_tiny_part
 from audiorl.speech_models import load_recogniser, load_speaker_encoder
 
 JUDGE = """
@@ -61,8 +61,8 @@ def test_a_file_that_needs_a_folder_says_so(tmp_path: Path) -> None:
 
 
 def test_folders_that_our_tools_write_load_by_their_kind(tmp_path: Path) -> None:
-    save_recogniser(tmp_path / "asr")
-    save_speaker_encoder(tmp_path / "speaker")
+    write_tiny_part("asr", tmp_path / "asr")
+    write_tiny_part("speaker", tmp_path / "speaker")
     recogniser, encoder = load_recogniser(tmp_path / "asr"), load_speaker_encoder(tmp_path / "speaker")
     assert (recogniser.name, encoder.name) == ("asr", "speaker")
     assert len(recogniser.transcribe(WAVES, 16_000)) == len(WAVES) == len(encoder.embed(WAVES, 16_000))

@@ -22,8 +22,7 @@ from audiorl.eval._speech import measure_speech, summarize_speech
 from audiorl.eval.metrics.prosody import MEASURES
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.protocols import Request
-from audiorl.recipes._speech import SpeechConfig, texts_of
-from audiorl.recipes._tiny_speech import save_codec, save_model, save_recogniser, save_speaker_encoder, tiny_part
+from audiorl.recipes._speech import SpeechConfig, texts_of, tiny_part, write_tiny_part
 from audiorl.report import write_report
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder
@@ -41,10 +40,10 @@ SAY = SamplingConfig(max_new_tokens=2, max_frames=6)
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """model, codec, asr and speaker below one folder."""
     folder = tmp_path_factory.mktemp("parts")
-    save_model(folder / "model")
-    save_codec(folder / "codec")
-    save_recogniser(folder / "asr")
-    save_speaker_encoder(folder / "speaker")
+    write_tiny_part("model", folder / "model")
+    write_tiny_part("codec", folder / "codec")
+    write_tiny_part("asr", folder / "asr")
+    write_tiny_part("speaker", folder / "speaker")
     return folder
 
 
@@ -93,7 +92,7 @@ def test_codes_are_made_once(parts: Path, speech: list[Recorded], tmp_path: Path
     assert torch.equal(policy.codes(speech[7].clip), own.codes(speech[7].clip)) and codec.encoded == 1
 
     other = tmp_path / "other"
-    save_codec(other)  # other random weights
+    write_tiny_part("codec", other)  # other random weights
     with pytest.raises(ValueError, match="has no codec to encode with"):
         encode_corpus(load_policy(parts / "model"), clips, tmp_path / "codes")
     policy, _ = speaking()
