@@ -64,7 +64,7 @@ SLOW = (
     "unit/distributed/test_pretend_device",
     "unit/distributed/test_ranks",
     "unit/distributed/test_zero",
-    "unit/tasks/simul/test_simulst_agent",
+    "unit/tasks/simul/test_simul_agent",
 )
 """What `make test` leaves out and `make test-all` runs: runtimes, kills, whole recipes. Tests there that are marked
 `smoke` run in `make test` too: at least one of each runtime. Single tests elsewhere are marked `slow`."""
