@@ -34,7 +34,7 @@ from arms import (
 
 from audiorl.config import ModelConfig
 from audiorl.data.bundled import bundled_languages
-from audiorl.eval._phases import UNSEEN
+from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models import load_policy
 from audiorl.models.examples import Example
 from audiorl.run.folder import Run, checkpoint_of

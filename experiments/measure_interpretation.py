@@ -43,17 +43,15 @@ from numpy.typing import NDArray
 
 from audiorl.config import RLConfig
 from audiorl.errors import Interrupted
-from audiorl.eval._phases import UNSEEN
 from audiorl.eval._streams import laal_counts, measure_streams
-from audiorl.eval.metrics.corpus import Estimate, Score, estimate, ratio
+from audiorl.eval.metrics.corpus import UNSEEN, Estimate, Score, estimate, ratio
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.protocols import Schedule
 from audiorl.recipes import simul_quickstart
 from audiorl.recipes._loader import parse_config
 from audiorl.recipes._simul import SimulStage, StageName, train_stages
-from audiorl.report.figures import draw_tradeoff
+from audiorl.report.charts import LIGHT, draw_tradeoff
 from audiorl.report.summary import Point
-from audiorl.report.theme import LIGHT
 from audiorl.run.folder import Run
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.tasks.simul.formats import read_streams

@@ -59,7 +59,7 @@ def main(args: list[str]) -> int:
         )
     options = parse(OPTIONS, args or ["--help"], prog="audiorl rewards", description=__doc__)
     if isinstance(options, StudyRewardsOptions):
-        from audiorl.report.study.command import run_study
+        from audiorl.report.study.page import run_study
 
         run_study(options.files, options.rollouts, options.out, options.probe, options.audio_root)
         return 0

@@ -110,8 +110,7 @@ def print_results(folder: Path, console: Console | None = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from audiorl.report.run import read_json_object
-    from audiorl.report.summary import disagreements, entry_names, evaluation_rows
+    from audiorl.report.summary import disagreements, entry_names, evaluation_rows, read_json_object
     from audiorl.run.metrics_log import read_metrics
 
     rows = [row for row in evaluation_rows(folder) if "/" not in row.metric]  # parts of parts are in the report

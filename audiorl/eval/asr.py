@@ -44,7 +44,6 @@ from audiorl.eval._common import (
     with_interval,
     write_scores,
 )
-from audiorl.eval._pages import article, page
 from audiorl.eval.metrics.corpus import Score, estimate, ratio, repeated, translation_counts
 from audiorl.eval.metrics.text import (
     CorpusErrors,
@@ -56,6 +55,7 @@ from audiorl.eval.metrics.text import (
     word_errors,
 )
 from audiorl.protocols import RolloutEngine
+from audiorl.report.listening import article, clips_page
 from audiorl.rewards.answers import final_text
 from audiorl.rewards.asr import languages_of
 from audiorl.speech_models import load_recogniser
@@ -456,7 +456,7 @@ def worst_page(results: Sequence[Row], samples: Sequence[Sample], scores: Mappin
         f"{metric.upper()} {100 * scores[metric]:.2f}% over {scores['files']} files "
         f"({scores['substitutions']} substitutions, {scores['insertions']} insertions, {scores['deletions']} deletions)"
     )
-    return page("Worst transcripts", summary, articles, "No errors.")
+    return clips_page("Worst transcripts", summary, articles, "No errors.")
 
 
 def _article(row: Row, clips: Sequence[AudioClip], metric: str) -> str:

@@ -49,12 +49,12 @@ from audiorl.eval._listening import (
     rows_of,
     verdict,
 )
-from audiorl.eval._pages import article, page
 from audiorl.eval._questions import question_policy, read_questions, right_answers, sample_answers, write_manifest
 from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.protocols import Request
+from audiorl.report.listening import article, clips_page
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Sample
 
@@ -212,7 +212,7 @@ def examples_page(
         )
         for i in shown
     ]
-    return page("What the audio adds", f"{result.word}: {result.reason}", articles, "No answers.")
+    return clips_page("What the audio adds", f"{result.word}: {result.reason}", articles, "No answers.")
 
 
 if __name__ == "__main__":

@@ -43,14 +43,13 @@ from audiorl.eval._common import (
     with_interval,
     write_scores,
 )
-from audiorl.eval._pages import question_card
 from audiorl.eval._questions import ACCURACY, choice_logprobs, question_policy, read_questions, tokenizer_digest
 from audiorl.eval.metrics.choice import jensen_shannon, kl_divergence
 from audiorl.models import AudioPolicy
-from audiorl.report.eval_page import eval_page, number_table
-from audiorl.report.figures import draw_bars, svg
+from audiorl.report.charts import PAGE, draw_bars, svg
+from audiorl.report.kit import eval_page, number_table
+from audiorl.report.listening import question_card
 from audiorl.report.summary import Measure
-from audiorl.report.theme import PAGE
 from audiorl.rewards.answers import final_text, match_choice, normalize_text
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Sample

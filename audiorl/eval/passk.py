@@ -39,7 +39,6 @@ from audiorl.eval._common import (
     with_interval,
     write_scores,
 )
-from audiorl.eval._pages import question_card
 from audiorl.eval._questions import (
     question_policy,
     read_questions,
@@ -48,10 +47,9 @@ from audiorl.eval._questions import (
     tokenizer_digest,
 )
 from audiorl.eval.metrics.choice import crossings, pass_at_k
-from audiorl.report.eval_page import eval_page, number_table
-from audiorl.report.figures import svg
-from audiorl.report.passk import PassCurve, draw_passk, plot_passk
-from audiorl.report.theme import PAGE
+from audiorl.report.charts import PAGE, PassCurve, draw_passk, plot_passk, svg
+from audiorl.report.kit import eval_page, number_table
+from audiorl.report.listening import question_card
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Sample
 

@@ -47,7 +47,7 @@ from audiorl.eval._speech import load_with_codec
 from audiorl.eval._streams import SEGMENTS, interpret_into, measure_spoken, write_interpreted
 from audiorl.eval.metrics.latency import latency_unit
 from audiorl.protocols import Request, RolloutEngine, Schedule
-from audiorl.report.tradeoff import PlotQuality, plot_tradeoff
+from audiorl.report.charts import PlotQuality, plot_tradeoff
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.simul.bundled import bundled_streams

@@ -29,7 +29,8 @@ from audiorl.data.manifest import Loaded, check_clip, read_samples
 from audiorl.data.sets import first_drawn, identity, parse_set, split_held_out, weighted
 from audiorl.data.text import BUNDLED, TextQuestion, read_passages
 from audiorl.data.text import read_questions as read_text_questions
-from audiorl.eval._phases import UNSEEN, Evaluation
+from audiorl.eval._phases import Evaluation
+from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models import AudioPolicy, dualize, load_policy
 from audiorl.models.examples import Example
 from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni

@@ -20,8 +20,8 @@ from audiorl.data.manifest import Loaded
 from audiorl.data.seedtts import Utterance
 from audiorl.data.sets import weighted
 from audiorl.eval._common import Judges
-from audiorl.eval._phases import UNSEEN
 from audiorl.eval._speech import measure_speech, probe_speech
+from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.eval.metrics.text import Normalizer, normalize
 from audiorl.models import AudioPolicy
 from audiorl.models.families import higgs

@@ -29,7 +29,8 @@ from audiorl.data.augment import augment
 from audiorl.data.bundled import LANGUAGE_QUESTION, SPOKEN, bundled_languages, language_phrases, language_question
 from audiorl.data.corpus import Utterance, bundled_speech, corpus, normalised
 from audiorl.data.synth import Speech, synthesize_many, voices
-from audiorl.eval._phases import UNSEEN, Evaluation
+from audiorl.eval._phases import Evaluation
+from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models.examples import Example
 from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.protocols import Reward

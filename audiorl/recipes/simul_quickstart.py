@@ -31,8 +31,8 @@ from typing import Literal
 import torch
 
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, torch_device
-from audiorl.eval._phases import UNSEEN
 from audiorl.eval._streams import measure_streams
+from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models.examples import Example
 from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.protocols import Schedule

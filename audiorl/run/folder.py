@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import platform
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -36,18 +38,15 @@ from audiorl.run.checkpoint import (
     META,
     Checksums,
     Saved,
+    TrainerState,
     begin_checkpoint,
     commit_checkpoint,
     load_into,
     save_checkpoint,
     verify,
-    write_json,
 )
-from audiorl.run.lock import locked
 from audiorl.run.metrics_log import MetricsLog, truncate_from
-from audiorl.run.pieces import TrainerState
-from audiorl.run.records import RunConfig, RunState, TrainerMeta, read_record
-from audiorl.run.stop_request import StopRequest
+from audiorl.run.records import RunConfig, RunState, TrainerMeta, locked, read_record, write_json
 from audiorl.types import Rollout
 
 if TYPE_CHECKING:
@@ -106,8 +105,31 @@ class ComputeTime(NamedTuple):
 
     seconds: float
     unit: Literal["cpu", "wall"]
-    """cpu: CPU seconds of all threads and processes, which a busy machine does not change. wall: where a GPU computed,
-    or where an earlier release did not count CPU seconds."""
+    """cpu: CPU seconds of all threads and processes, which a busy machine does not change. wall: where a GPU computed.
+    """
+
+
+class StopRequest:
+    """Whether a signal asked to stop while `awaited` was entered. In the main thread only."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Inside, the first SIGINT or SIGTERM is only remembered; the second one raises KeyboardInterrupt."""
+
+        def handler(signum: int, frame: FrameType | None) -> None:
+            if self.received:
+                raise KeyboardInterrupt
+            self.received = True
+
+        before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for s, previous in before.items():
+                signal.signal(s, previous)
 
 
 class Run:
@@ -364,7 +386,7 @@ class Run:
         offsets = self._state.rollout_offsets
         if phase not in offsets:
             recorded = [int(f.stem.removeprefix("step_")) for f in (self.dir / "rollouts").glob("step_*.jsonl")]
-            offsets[phase] = 0 if self.has_checkpoint(phase) else max(recorded, default=0)  # 0: a run of 0.1 goes on
+            offsets[phase] = max(recorded, default=0)
             self._write_state()
         return offsets[phase]
 

@@ -25,8 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from audiorl.audio import AudioClip, write_wav
-from audiorl.run.checkpoint import write_json
-from audiorl.run.records import read_record
+from audiorl.run.records import read_record, write_json
 from audiorl.types import Rollout
 
 AUDIO_RATE = 24_000

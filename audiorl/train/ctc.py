@@ -21,9 +21,8 @@ from audiorl.models import AudioPolicy
 from audiorl.models.ctc import BLANK, CTCModel, fits
 from audiorl.models.examples import Example
 from audiorl.run.folder import Run
-from audiorl.run.model_file import ModelFile
 from audiorl.run.progress import Progress
-from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
+from audiorl.run.saving import CheckpointedWorker, CheckpointWriter, ModelFile
 from audiorl.train.fit import fit
 from audiorl.train.optim.adamw import Optimizer
 

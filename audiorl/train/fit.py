@@ -24,10 +24,17 @@ from audiorl.models.examples import Example, experience
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import Saved
 from audiorl.run.folder import ComputeTime, Run
-from audiorl.run.model_file import ModelFile
-from audiorl.run.phase import checkpoint, completing_saves, pull, pull_last, restore
 from audiorl.run.progress import Progress, StepClock
-from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
+from audiorl.run.saving import (
+    CheckpointedWorker,
+    CheckpointWriter,
+    ModelFile,
+    checkpoint,
+    completing_saves,
+    pull,
+    pull_last,
+    restore,
+)
 from audiorl.train.batches import counts, group_packs, idle_batch
 from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
 

@@ -24,7 +24,7 @@ from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.run.checkpoint import STATE_FILES
 from audiorl.run.folder import Run
-from audiorl.run.model_file import ModelFile
+from audiorl.run.saving import ModelFile
 from audiorl.train.rl import workers
 from audiorl.train.rl.critic_worker import CriticWorker
 from audiorl.train.rl.packs import MiniBatch

@@ -29,7 +29,7 @@ from audiorl.rewards.files import FunctionReward
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.vllm_weights import served_weights
 from audiorl.run.folder import Run
-from audiorl.run.model_file import ModelFile
+from audiorl.run.saving import ModelFile
 from audiorl.train.rl import train as loop
 from audiorl.train.rl import workers
 from audiorl.train.rl.engines import GroupEngine

@@ -15,11 +15,12 @@ from audiorl.data.corpus import Utterance
 from audiorl.data.prompts import asr_prompt
 from audiorl.eval import _phases as phases
 from audiorl.eval._common import paired_changes
-from audiorl.eval._phases import UNSEEN, Evaluation, answer, measures_of
+from audiorl.eval._phases import Evaluation, answer, measures_of
+from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models import AudioPolicy
 from audiorl.recipes._common import check_unseen_speakers
 from audiorl.report import write_report
-from audiorl.report.summary import disagreements, evaluation_rows, without_strangers
+from audiorl.report.summary import disagreements, evaluation_rows, not_measured
 from audiorl.rewards import CharAccuracy, Repetition, WeightedSum, WordAccuracy
 from audiorl.run.folder import Run
 from audiorl.types import Sample
@@ -74,7 +75,7 @@ def test_every_set_is_measured_with_its_changes(run: Run, speech: list[Utterance
     table = {row.label: row for row in evaluation_rows(run.dir)}
     assert {"accuracy", "accuracy, unseen", "as_written (not optimised)"} <= set(table)
     assert table["accuracy"].change_text() == "+33.3 points (0.0 to +100.0)"
-    assert without_strangers(entries) == []
+    assert not_measured(entries) == []
 
 
 def test_answering_shows_how_far_it_is(speech: list[Utterance], monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -179,9 +180,9 @@ def test_report_and_terminal_show_it(run: Run) -> None:
     assert "unseen speakers: none" not in page
     alone = {name: entry for name, entry in entries([0.1, 0, 0.2], [1, 0, 2]).items() if "unseen" not in name}
     alone["after"] = {"accuracy": 0.6, "n": 100, "changes": {"accuracy": [0.1, 0.05, 0.15]}}
-    assert without_strangers(alone) == ["unseen speakers: none were measured (--unseen)"]
+    assert not_measured(alone) == ["unseen speakers: none were measured (--unseen)"]
     del alone["before"]["outside"]
-    assert len(without_strangers(alone)) == 2
+    assert len(not_measured(alone)) == 2
 
 
 def test_a_measure_that_the_reward_optimises_is_not_outside() -> None:

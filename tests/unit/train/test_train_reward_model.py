@@ -371,7 +371,7 @@ def test_a_process_reward_model_learns_and_comes_back(samples: list[Sample], tmp
     assert all(judged_right(judge, items))
     loaded = ProcessRewardModel(load_policy(run.checkpoint("process_reward")), config.marker, config.good, config.bad)
     asked = [(i.sample, i.steps) for i in items]
-    assert loaded.judge(asked) == judge.score_steps(asked)
+    assert loaded.score_steps(asked) == judge.score_steps(asked)
 
 
 WORDS = [("yes", "why"), ("why", "yes"), ("who", "French"), ("yes", "yes")]

@@ -20,7 +20,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.rollout_rows import rollout_row
 from audiorl.protocols import Request
-from audiorl.report.study import Rollouts, study
+from audiorl.report.study import Rollouts, study, write_page
 from audiorl.report.study.page import histogram, page
 from audiorl.report.study.signs import probes, properties
 from audiorl.report.study.study import ranks, spearman, within_groups
@@ -264,7 +264,7 @@ def test_the_page_has_every_section_and_audio(tmp_path: Path, recorded: Rollouts
     half = each(lambda r: r.num_sampled)
     labelled = replace(recorded, labels=tuple(float(i % 5) for i in range(96)))
     scored = labelled.score(AnswerAccuracy(), "accuracy").score(half, "<script>").score(lambda rs: [None] * len(rs))
-    file = study(scored).write(tmp_path / "pages" / "study.html")
+    file = write_page(study(scored), tmp_path / "pages" / "study.html")
     text = file.read_text()
     for title in (
         "Rewards",
