@@ -50,7 +50,8 @@ def __getattr__(name: str) -> Any:
 
         value = load_policy
     elif name in ("metrics", "rewards"):
-        from audiorl import rewards
+        # `from audiorl import rewards` would ask this function again.
+        import audiorl.rewards as rewards
         from audiorl.eval import metrics
 
         value = metrics if name == "metrics" else rewards
