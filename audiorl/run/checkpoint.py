@@ -187,7 +187,7 @@ class SavedRange:
     whole: bool
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Raises ValueError for a damaged file and for numbers that are not finite."""
+        """Return the numbers [start, stop), flat. Raises ValueError for damage and for numbers that are not finite."""
         with naming_damage(self.file), safe_open(self.file, framework="pt") as stream:
             if self.whole:
                 numbers: Tensor = stream.get_tensor(self.key).reshape(-1)[start:stop]

@@ -98,7 +98,7 @@ class CheckpointWriter:
             self._error = naming_full_disk(error, partial)
 
     def files(self, wait: bool) -> Checksums | None:
-        """What `begin` wrote, once it is on the disk; None while it is not. Raises what stopped the writing."""
+        """Return what `begin` wrote, once it is on the disk; None while it is not. Raises what stopped the writing."""
         if self._thread is not None:
             self._thread.join(None if wait else 0)
             if self._thread.is_alive():
@@ -109,7 +109,7 @@ class CheckpointWriter:
         return self._files
 
     def read_model(self, folder: Path) -> None:
-        """The weights of a checkpoint into the model, where the model is written, too."""
+        """Load the weights of a checkpoint into the model, if this writer writes the model."""
         if self._writers == "trainer":
             load_into(folder, self._model, verified=True)
 
@@ -147,6 +147,7 @@ class CheckpointedWorker:
         self._writer.begin(folder, self.state())
 
     def saved_files(self, wait: bool) -> Checksums | None:
+        """Return this rank's files once they are on the disk; see `CheckpointWriter.files`."""
         return self._writer.files(wait)
 
     @replaces_worker
@@ -209,7 +210,7 @@ def finish_save(run: Run, trainers: Group | Groups, wait: bool = True) -> None:
 
 @contextmanager
 def completing_saves(run: Run, trainers: Group | Groups) -> Iterator[None]:
-    """Around a training loop: when it ends with an error, complete the checkpoint that is being written.
+    """Complete, when a training loop ends with an error, the checkpoint that is being written.
 
     Not when a rank failed, nor under torchrun, whose ranks may wait for each other in a collective: then the checkpoint
     before it remains.
@@ -229,7 +230,7 @@ def pull(model: Saved, trainers: Group) -> None:
 
 
 def pull_last(run: Run, phase: str, model: Saved, trainers: Group) -> None:
-    """As `pull` after the phase's last step, whose weights are in a checkpoint: they are read from there."""
+    """Do as `pull` after the phase's last step, whose weights are in a checkpoint: they are read from there."""
     if not trainers.shared and run.has_checkpoint(phase):
         run.load_result(phase, model)
 
@@ -312,7 +313,7 @@ class _Skeleton:
         ]
 
     def copy_weights(self) -> dict[str, Tensor]:
-        """Of the model as it is now."""
+        """Copy the weights of the model as it is now."""
         named = _named(self._model)
         return {name: _cpu_copy(named[name]) for name in self._names}
 

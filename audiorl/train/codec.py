@@ -73,7 +73,7 @@ class CodecConfig:
 
 
 def small_tokenizer(num_codebooks: int = 8, codebook_size: int = 1024) -> UnifiedConfig:
-    """A tokenizer of 4 M parameters that says log-mels: two CPU cores train it in minutes."""
+    """Configure a tokenizer of 4 M parameters that says log-mels: two CPU cores train it in minutes."""
     return UnifiedConfig(
         num_codebooks=num_codebooks,
         codebook_size=codebook_size,
@@ -87,7 +87,7 @@ def small_tokenizer(num_codebooks: int = 8, codebook_size: int = 1024) -> Unifie
 
 
 def quick_training(steps: int, codebook_dropout: float = 0.25) -> CodecConfig:
-    """How `small_tokenizer` is trained: small batches, many steps."""
+    """Configure the training of `small_tokenizer`: small batches, many steps."""
     return CodecConfig(
         batch_size=4,
         save_every=500,
@@ -135,7 +135,7 @@ class CodecWorker(CheckpointedWorker):
         self.trainer.load(state, where)
 
     def close(self) -> None:
-        """After the last update; nothing is held."""
+        """End after the last update; nothing is held."""
 
 
 def crops_of(tokenizer: UnifiedTokenizer, recordings: Recordings, config: CodecConfig, seed: int) -> Crops:
@@ -203,7 +203,7 @@ class CodecCopy:
 
 
 def measures(tokenizer: AudioTokenizer, clips: Sequence[AudioClip]) -> tuple[dict[str, float], list[CodecCopy]]:
-    """Means over recordings of mel and STFT distance, and how much of the codebooks they use, with the copies."""
+    """Measure mean mel and STFT distance, and how much of the codebooks recordings use. Returns the copies, too."""
     copies, codes = [], []
     for clip in clips:
         wav = prepare(clip.load(tokenizer.sample_rate), tokenizer.sample_rate, tokenizer)

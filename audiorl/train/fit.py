@@ -93,7 +93,7 @@ class Learner(CheckpointedWorker):
 
     @changes_worker
     def train(self, items: Sequence[Any]) -> dict[str, float]:
-        """One update from the mean loss over the items of all ranks. Returns its metrics."""
+        """Update once from the mean loss over the items of all ranks. Returns its metrics."""
         sums: dict[str, float] = defaultdict(float)
         with self.policy.encode_audio_once():
             packs, pack_loss = self._batch_loss(self, self.config, items)

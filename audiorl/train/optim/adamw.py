@@ -38,7 +38,7 @@ MASTER = "master"
 
 
 def adamw(parameters: Mapping[str, nn.Parameter], config: OptimConfig, fused: bool = False) -> torch.optim.AdamW:
-    """torch's AdamW, with a group of parameters for each of `lr_factors` and one for the others.
+    """Make torch's AdamW, with a group of parameters for each of `lr_factors` and one for the others.
 
     `fused` is one kernel a weight on the CPU, and one for all weights on a GPU. Raises ValueError without parameters
     and for a pattern of `lr_factors` that is in no name.
@@ -135,10 +135,10 @@ class Optimizer:
             p.grad = None
 
     def reduce(self) -> None:
-        """After every backward pass; gradients here wait for `gather_gradients`."""
+        """Do what every backward pass needs after it; gradients here wait for `gather_gradients`."""
 
     def close(self) -> None:
-        """After the last update."""
+        """End after the last update."""
 
     def gather_gradients(self) -> None:
         """Make every gradient the sum of all ranks'."""
@@ -149,7 +149,7 @@ class Optimizer:
         return float(torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self._config.max_grad_norm))
 
     def step(self) -> dict[str, float]:
-        """One update from the accumulated gradients. Returns grad_norm (before clipping) and lr."""
+        """Update once from the accumulated gradients. Returns grad_norm (before clipping) and lr."""
         norm = self._clip()
         if not math.isfinite(norm):
             bad = [n for n, p in self._parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
@@ -171,7 +171,7 @@ class Optimizer:
         return {"grad_norm": norm, "lr": lr}
 
     def state(self) -> dict[str, Tensor | StatePiece]:
-        """The moments as `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, float32 copies of 16-bit weights as
+        """Return the moments as `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, float32 copies of 16-bit weights as
         `master.NAME`, and the number of updates."""
         out: dict[str, Tensor | StatePiece] = {"updates": torch.tensor(self.updates)}
         for name, p in self._updated.items():
@@ -180,6 +180,7 @@ class Optimizer:
         return out | {f"{MASTER}.{name}": master.detach() for name, master in self._masters.items()}
 
     def load(self, state: Mapping[str, Tensor], where: str) -> None:
+        """Take over a `state` that was read from the checkpoint `where`. Raises ValueError for another shape."""
         self.updates = int(state["updates"])
         with torch.no_grad():
             for name, master in self._masters.items():  # ZeRO in float32 writes none

@@ -113,12 +113,12 @@ class ZeroOptimizer:
             self._release([p for p in self._all if id(p) not in non_layer_ids])
 
     def reduce(self) -> None:
-        """After the backward pass of a micro-batch, on all ranks."""
+        """Reduce gradients after the backward pass of a micro-batch, on all ranks."""
         if self.every_pass:
             self._reduce_rest(everything=False)
 
     def gather_gradients(self) -> None:
-        """After the last backward pass: gradients computed since `reduce`, such as those of an encoder run once."""
+        """Reduce, after the last pass, the gradients since `reduce`, such as those of an encoder that ran once."""
         if self.every_pass:
             self._reduce_rest(everything=False)
             self._zero.finalize_gradient_accumulation_boundary()
@@ -127,7 +127,7 @@ class ZeroOptimizer:
             self._reduce_rest(everything=True)
 
     def step(self) -> dict[str, float]:
-        """One update from the accumulated gradients. Returns grad_norm (before clipping) and lr.
+        """Update once from the accumulated gradients. Returns grad_norm (before clipping) and lr.
 
         Raises FloatingPointError, on all ranks and before a weight changes, for gradients that are not finite.
         """

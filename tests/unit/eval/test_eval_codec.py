@@ -18,7 +18,7 @@ from audiorl.eval import codec
 from audiorl.eval.metrics.speech import mel_distance, si_sdr, stft_distance
 from audiorl.speech_models import load_recogniser
 from tests.support.codecs import save_dac_16k, save_encodec
-from tests.support.judges import save_ctc, save_xvector
+from tests.support.speech_models import save_ctc, save_xvector
 
 RATE = 16_000
 

@@ -24,8 +24,8 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.tts.prompts import utterance_sample
 from tests.conftest import make_text
-from tests.support.judges import save_ctc
 from tests.support.prosody import glide
+from tests.support.speech_models import save_ctc
 
 RATE = 16_000
 

@@ -65,13 +65,6 @@ def test_what_some_ranks_wrote_is_read_whole_and_in_any_range(size: int, tmp_pat
     assert torch.equal(state["ema"]["a"], whole["exp_avg.a"])
 
 
-def test_one_process_writes_the_format_of_earlier_releases(tmp_path: Path) -> None:
-    whole = moments()
-    save_state(tmp_path, {"optimizer": whole}, 0, 1)
-    written = load_file(tmp_path / "trainer.safetensors")
-    assert {name: written[f"optimizer/{name}"].shape for name in whole} == {n: t.shape for n, t in whole.items()}
-
-
 @pytest.mark.parametrize(
     ("pieces", "message"),
     [
