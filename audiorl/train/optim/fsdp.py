@@ -6,8 +6,8 @@ passes also use them outside of their own forward; only their gradients and thei
 into one range of its numbers for every rank. AdamW's state lies with the shards.
 
 Between updates every rank holds all weights, and FSDP2's hooks are removed: ranks generate, evaluate and save
-independently, and a decoded token pays nothing. A micro-batch without audio, or without frames, leaves weights without a
-gradient on some ranks: FSDP2 adds zeros there, and a weight that no rank had a gradient for is not updated.
+independently, and a decoded token pays nothing. A micro-batch without audio, or without frames, leaves weights without
+a gradient on some ranks: FSDP2 adds zeros there, and a weight that no rank had a gradient for is not updated.
 """
 
 from __future__ import annotations
