@@ -17,9 +17,8 @@ from audiorl.eval._phases import measures_of
 from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
-from audiorl.run.checkpoint import write_json
 from audiorl.run.folder import Run
-from audiorl.run.records import RunState, read_record
+from audiorl.run.records import RunState, read_record, write_json
 from audiorl.types import Sample
 
 

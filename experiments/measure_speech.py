@@ -58,9 +58,8 @@ from audiorl.recipes import tts_quickstart as quick
 from audiorl.report.listening import Card, Take, listening_page
 from audiorl.rewards import Term, WeightedSum
 from audiorl.rollout.speech import CodecSpeechDecoder
-from audiorl.run.checkpoint import write_json
 from audiorl.run.folder import ComputeTime, Run
-from audiorl.run.records import read_record
+from audiorl.run.records import read_record, write_json
 from audiorl.speech_models import SpeakerEncoder
 from audiorl.speech_models.loading import load_quality_model
 from audiorl.tasks.tts.prosody import ProsodyBins, ProsodyDistribution

@@ -91,8 +91,7 @@ def _check(options: InterpretOptions) -> None:
 def _interpret(options: InterpretOptions, write_raw: Write | None) -> int:
     from audiorl.eval._speech import load_with_codec
     from audiorl.rollout.speech import CodecSpeechDecoder
-    from audiorl.run.folder import checkpoint_of
-    from audiorl.run.stop_request import StopRequest
+    from audiorl.run.folder import StopRequest, checkpoint_of
     from audiorl.tasks.simul.live import Interpreter
     from audiorl.tasks.simul.streams import ChunkConfig
 

@@ -18,7 +18,7 @@ _TAG = re.compile(r"</?(?:think|answer)>")
 
 
 def after_think(text: str) -> str:
-    """What follows the thinking. Also where the prompt opened the think tag and the response only closes it."""
+    """Return what follows the thinking. Also where the prompt opened the think tag and the response only closes it."""
     return _THINK_BLOCK.sub("", text).rpartition("</think>")[2]
 
 
@@ -164,7 +164,7 @@ def looks_like_maths(text: str) -> bool:
 
 
 def maths_equal(a: str, b: str) -> bool:
-    """Whether both sides are expressions and symbolically equal. Whatever cannot be parsed in time is not equal.
+    """Return whether both sides are expressions and symbolically equal. Whatever cannot be parsed in time is not equal.
 
     Note that 6/8 equals 3/4 here: compare time signatures and the like as choices or as text.
     """

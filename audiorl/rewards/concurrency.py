@@ -12,6 +12,7 @@ runs in threads, with one event loop: `concurrency` counts all groups together.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,7 +27,7 @@ from audiorl.types import Rollout, Score
 T = TypeVar("T")
 
 _thread = threading.local()
-_gates: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, asyncio.Semaphore]] = WeakKeyDictionary()
+_semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, asyncio.Semaphore]] = WeakKeyDictionary()
 
 
 class EventLoop:
@@ -59,7 +60,7 @@ def in_loop(loop: EventLoop, function: Callable[..., T], *args: Any) -> T:
 
 
 def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result. Where a loop runs already (notebook, asynchronous worker) it runs in another thread."""
+    """Return the coroutine's result. Where a loop runs already, as in notebooks, it runs in another thread."""
     shared: EventLoop | None = getattr(_thread, "loop", None)
     if shared is not None:
         return shared.run(coroutine)
@@ -71,14 +72,47 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
         return thread.submit(asyncio.run, coroutine).result()
 
 
-def gate(owner: object, concurrency: int) -> asyncio.Semaphore:
-    """Lets `concurrency` coroutines of this loop pass at a time; the same one for every call of one owner."""
-    of_loop = _gates.setdefault(asyncio.get_running_loop(), {})
+def semaphore_for(owner: object, concurrency: int) -> asyncio.Semaphore:
+    """Return the owner's semaphore in this event loop, which lets `concurrency` coroutines pass at a time."""
+    of_loop = _semaphores.setdefault(asyncio.get_running_loop(), {})
     return of_loop.setdefault(id(owner), asyncio.Semaphore(concurrency))
 
 
+class FailedTry(Exception):
+    """A failed try of a request. `wait`: seconds from the server's Retry-After; `again`: another try may help."""
+
+    def __init__(self, kind: str, message: str, wait: float = 0.0, again: bool = True):
+        super().__init__(message)
+        self.kind, self.wait, self.again = kind, wait, again
+
+
+def retry_after(header: str | None) -> float:
+    """Return the seconds of a Retry-After header; 0 for a date, or anything else."""
+    return float(header) if header and header.isascii() and header.isdigit() and len(header) < 10 else 0.0
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can be meant by the host of an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def checked_token(token: str, where: str) -> str:
+    """Return the token, if it fits into an HTTP header; errors never show it."""
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(f"{where}: not a token; give printable ASCII characters without spaces")
+    return token
+
+
+def printable(message: object, most: int) -> str:
+    """Return a server's message on one line, without control characters, which a terminal would obey."""
+    return "".join(c if c.isprintable() else " " for c in str(message)[:most])
+
+
 async def gather_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results in order; after the first error the others are cancelled, and the error is raised."""
+    """Return the results in order; after the first error the others are cancelled, and the error is raised."""
     tasks = [asyncio.create_task(c) for c in coroutines]
     try:
         return await asyncio.gather(*tasks)
@@ -93,7 +127,7 @@ MAX_THREADS = 64
 
 
 def begins_early(reward: Reward) -> bool:
-    """Whether the reward, or a term of it, is one for `EarlyScores`."""
+    """Return whether the reward, or a term of it, is one for `EarlyScores`."""
     terms = reward.terms if isinstance(reward, WeightedSum | StandardisedSum) else ()
     return bool(getattr(reward, "by_group", False)) or any(begins_early(t.reward) for t in terms)
 
@@ -169,6 +203,6 @@ class _EarlyPart:
 
 
 def _same(one: Rollout, other: Rollout) -> bool:
-    """Whether both have the same answer; an engine that died may have sampled another one."""
+    """Return whether both have the same answer; an engine that died may have sampled another one."""
     a, b = ([s.ids.tolist() for s in r.segments] for r in (one, other))
     return a == b

@@ -28,7 +28,7 @@ import numpy as np
 from audiorl.audio import AudioClip, wav_bytes
 from audiorl.protocols import SpeechDecoder
 from audiorl.rewards.answers import final_text
-from audiorl.rewards.chat import BadAnswer, ChatEndpoint, JudgeAnswer, JudgeError, JudgeFailure, JudgeQuestion
+from audiorl.rewards.chat import BadAnswer, ChatEndpoint, JudgeAnswer, JudgeError, JudgeFailure, JudgeQuestion, Vote
 from audiorl.speech_models.protocol import Waveform
 from audiorl.types import Message, Rollout, Sample, Score
 
@@ -59,7 +59,7 @@ class RecordedSpeech(SpeechDecoder):
 
 @dataclass(frozen=True)
 class JudgePrompt:
-    """What a judge is shown of a rollout, and by which rubric it judges.
+    """The parts of a rollout that a judge is shown, and the rubric by which it judges.
 
     JudgePrompt("5: right, and says why. 1: wrong.", audio="prompt")
     """
@@ -111,7 +111,7 @@ class JudgePrompt:
         return shown
 
     def answer(self, rollout: Rollout) -> list[str | AudioClip]:
-        """What the policy answered."""
+        """Return what the policy answered."""
         text = quoted(rollout.text if self.thinking else final_text(rollout.text))
         if self.audio not in ("answer", "both"):
             return [text]
@@ -129,7 +129,6 @@ def quoted(text: str) -> str:
 
 
 Content = str | AudioClip
-Vote = JudgeAnswer | JudgeFailure
 _RATE = 16_000
 _FENCE = re.compile(r"^```(?:json)?\s*\n(.*?)\n?```$", re.DOTALL)
 
@@ -149,7 +148,7 @@ class Choice(msgspec.Struct):
 
     @property
     def points(self) -> float:
-        """What A wins: 1, 0.5 or 0."""
+        """Return what A wins: 1, 0.5 or 0."""
         return {"A": 1.0, "tie": 0.5, "B": 0.0}[self.winner]
 
 
@@ -188,7 +187,8 @@ class OpenAIJudge:
             raise ValueError(f"OpenAIJudge: votes is {self.votes}; it must be at least 1")
         if self.combine not in ("median", "mean"):
             raise ValueError(f"OpenAIJudge: combine {self.combine!r} is not one of 'median', 'mean'")
-        _check_share(self.max_failed, "OpenAIJudge")
+        if not 0 <= self.max_failed <= 1:
+            raise ValueError(f"OpenAIJudge: max_failed is {self.max_failed}; it must be a share between 0 and 1")
 
     @property
     def by_group(self) -> bool:
@@ -267,7 +267,8 @@ class PairwiseJudge:
             raise ValueError(f"PairwiseJudge: against {self.against!r} is not one of 'group', 'reference'")
         if self.opponents is not None and self.opponents < 1:
             raise ValueError(f"PairwiseJudge: opponents is {self.opponents}; it must be at least 1, or None")
-        _check_share(self.max_failed, "PairwiseJudge")
+        if not 0 <= self.max_failed <= 1:
+            raise ValueError(f"PairwiseJudge: max_failed is {self.max_failed}; it must be a share between 0 and 1")
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         pairs = self._pairs(rollouts)
@@ -332,7 +333,7 @@ class PairwiseJudge:
 def comparison(
     rubric: str, question: Sequence[Content], a: Sequence[Content], b: Sequence[Content], reason: bool = True
 ) -> JudgeQuestion:
-    """Which of two answers, A or B, is better by the rubric, or neither; the value of its answer is a `Choice`.
+    """Ask which of two answers, A or B, is better by the rubric, or neither; the value of the answer is a `Choice`.
 
     question: what was asked, shown before the answers. Texts of models belong between tags: see `quoted`. Clips are
     sent as WAV at 16 kHz.
@@ -414,11 +415,6 @@ def _costs(votes: Sequence[Vote]) -> dict[str, float]:
         "tokens": float(sum(vote.tokens for vote in votes)),
         "seconds": statistics.fmean(seconds) if seconds else 0.0,
     }
-
-
-def _check_share(value: float, name: str) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name}: max_failed is {value}; it must be a share between 0 and 1")
 
 
 # -- parts of messages -------------------------------------------------------------------------------------------------

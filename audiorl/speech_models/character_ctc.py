@@ -45,7 +45,7 @@ MIN_SAMPLES = 1600
 ENCODER_BATCH = 8
 """Clips per batch of the encoder on a CPU."""
 GPU_BATCH = 64
-"""The same on a GPU."""
+"""Clips per batch of the encoder on a GPU."""
 
 
 Features = Literal["whisper", "mel"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import soxr
@@ -45,6 +45,7 @@ class Recogniser(Protocol):
         ...
 
 
+@runtime_checkable
 class Aligner(Recogniser, Protocol):
     """A recogniser that also says where each word of a text is said: one with a CTC head."""
 
@@ -56,6 +57,7 @@ class Aligner(Recogniser, Protocol):
         ...
 
 
+@runtime_checkable
 class TextScorer(Recogniser, Protocol):
     """A recogniser that also says how probable a text is for a clip: one with a CTC head, and Whisper."""
 
@@ -73,7 +75,7 @@ class LanguageIdentifier(Recogniser, Protocol):
 
     @property
     def multilingual(self) -> bool:
-        """Whether the model has more than one language; False for Whisper's English models."""
+        """Return whether the model has more than one language; False for Whisper's English models."""
         ...
 
     def identify(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[dict[str, float]]:

@@ -70,7 +70,7 @@ class XVector:
 
 RATE, WINDOW, HOP, BANDS = 16_000, 400, 160, 40
 FRAMES = 160
-"""Of one partial utterance, 1.6 s."""
+"""Frames of one partial utterance, 1.6 s."""
 STEP = round(RATE / 1.3 / HOP)
 """Frames between partial utterances: 1.3 a second."""
 COVERAGE = 0.75

@@ -24,10 +24,17 @@ from audiorl.models.examples import Example, experience
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import Saved
 from audiorl.run.folder import ComputeTime, Run
-from audiorl.run.model_file import ModelFile
-from audiorl.run.phase import checkpoint, completing_saves, pull, pull_last, restore
 from audiorl.run.progress import Progress, StepClock
-from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
+from audiorl.run.saving import (
+    CheckpointedWorker,
+    CheckpointWriter,
+    ModelFile,
+    checkpoint,
+    completing_saves,
+    pull,
+    pull_last,
+    restore,
+)
 from audiorl.train.batches import counts, group_packs, idle_batch
 from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
 
@@ -86,7 +93,7 @@ class Learner(CheckpointedWorker):
 
     @changes_worker
     def train(self, items: Sequence[Any]) -> dict[str, float]:
-        """One update from the mean loss over the items of all ranks. Returns its metrics."""
+        """Update once from the mean loss over the items of all ranks. Returns its metrics."""
         sums: dict[str, float] = defaultdict(float)
         with self.policy.encode_audio_once():
             packs, pack_loss = self._batch_loss(self, self.config, items)

@@ -82,7 +82,7 @@ class Compared:
 def preference_loss(
     learner: Learner, config: PreferenceConfig, items: Sequence[Compared]
 ) -> tuple[list[list[int]], PackLoss]:
-    """The loss that `config` names, the mean over the items of all ranks."""
+    """Compute the loss that `config` names, the mean over the items of all ranks."""
     return (_kto_loss if config.loss == "kto" else _pair_loss)(learner, config, items)
 
 

@@ -32,7 +32,7 @@ from audiorl.train.preference import pair_examples
 def pair_score_loss(
     learner: Learner, config: RewardModelConfig, pairs: Sequence[Pair], expert: tuple[float, float] = (0.0, 1.0)
 ) -> tuple[list[list[int]], PackLoss]:
-    """Bradley-Terry on the scores at the last token of both answers, the mean over the pairs of all ranks.
+    """Compute Bradley-Terry on the scores at the last token of both answers, the mean over the pairs of all ranks.
 
     `expert`: slope and scale of `length_expert`, of which only the slope 0 leaves the scores as they are.
     """
@@ -112,7 +112,7 @@ def _excess(group: Sequence[Experience]) -> int:
 def step_judgement_loss(
     learner: Learner, config: ProcessRewardConfig, items: Sequence[Steps]
 ) -> tuple[list[list[int]], PackLoss]:
-    """Cross-entropy at the step markers, the mean over the steps of all ranks."""
+    """Compute the cross-entropy at the step markers, the mean over the steps of all ranks."""
     judge = ProcessRewardModel(learner.policy, config.marker, config.good, config.bad)
     steps = sum(learner.world.gather(sum(len(i.steps) for i in items)))
     marked = [judge.mark(i.sample, i.steps) for i in items]

@@ -19,7 +19,7 @@ from audiorl.train.fit import Learner, PackLoss, fit, learners
 
 
 def sft_loss(learner: Learner, config: SFTConfig, examples: Sequence[Example]) -> tuple[list[list[int]], PackLoss]:
-    """Cross-entropy on target tokens: the mean over the batch's tokens, or over its examples' means."""
+    """Compute the cross-entropy on target tokens: the mean over the batch's tokens, or over its examples' means."""
     experiences = [experience(learner.policy, e) for e in examples]
     lengths, share = learner.world.gather_list(counts(experiences))
     per_sequence = config.weighting == "sequence"

@@ -17,7 +17,7 @@ from audiorl.config import ModelConfig, SFTConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.distributed.torchrun import follow, process_group, rank
 from audiorl.run.folder import Run
-from audiorl.run.phase import checkpoint, restore
+from audiorl.run.saving import checkpoint, restore
 from audiorl.train.fit import Learner, learners
 from audiorl.train.sft import sft_loss
 from tests.support.zero_ranks import OPTIM, examples, policy

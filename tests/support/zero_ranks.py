@@ -26,7 +26,7 @@ from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy, dualize
 from audiorl.models.examples import Example
 from audiorl.models.families import qwen_omni
-from audiorl.run.pieces import Joined, Piece, share_of
+from audiorl.run.checkpoint import Joined, StatePiece, share_of
 from audiorl.train.batches import idle_batch
 from audiorl.train.fit import Learner
 from audiorl.train.optim import zero
@@ -66,9 +66,9 @@ def runtime(world: World, stage: Stage, offload: bool = False) -> RuntimeConfig:
     return RuntimeConfig(kind="torchrun", ranks=world.size, zero=stage, offload=offload)  # type: ignore[arg-type]
 
 
-def joined(states: Sequence[Mapping[str, Tensor | Piece]]) -> Joined:
+def joined(states: Sequence[Mapping[str, Tensor | StatePiece]]) -> Joined:
     """The whole tensors of all ranks' states."""
-    pieces: dict[str, list[Piece]] = {}
+    pieces: dict[str, list[StatePiece]] = {}
     for rank, state in enumerate(states):
         for name, tensor in state.items():
             if (piece := share_of(tensor, rank, len(states))) is not None:

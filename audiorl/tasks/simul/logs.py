@@ -13,9 +13,11 @@ time spent computing and holds zeros where it was not measured. Speech output ad
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -186,23 +188,10 @@ def write_log(
 
 
 def _fields(instance: Instance) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "index": instance.index,
-        "prediction": instance.prediction,
-        "delays": instance.delays,
-        "elapsed": instance.elapsed,
-        "prediction_length": instance.prediction_length,
-        "reference": instance.reference,
-        "source": instance.source,
-        "source_length": instance.source_length,
-    }
-    if instance.speech:
-        fields |= {
-            "durations": instance.durations,
-            "prediction_offset": instance.prediction_offset,
-            "intervals": instance.intervals,
-        }
-    return fields
+    """The fields of a line; those of speech only for speech."""
+    fields = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+    spoken = ("durations", "prediction_offset", "intervals")
+    return {name: value for name, value in fields.items() if instance.speech or name not in spoken}
 
 
 def _text(path: Path) -> str:
@@ -261,13 +250,10 @@ def _check(instance: Instance, where: str, *, pieces: bool = False) -> None:
                 )
     if instance.durations is not None and instance.intervals is not None:
         _check_speech(instance.delays, instance.durations, instance.intervals, where)
-    elif not pieces:
-        _check_units(instance, where)
-
-
-def _check_units(instance: Instance, where: str) -> None:
+        return
+    if pieces:
+        return
     words, characters = (len(text_units(instance.prediction, unit)) for unit in ("word", "char"))
-    count = len(instance.delays)
     if count not in (words, characters):
         raise ValueError(
             f"{where}: delays: {count} for {words} words ({characters} characters) of prediction; give one delay per "
@@ -297,10 +283,10 @@ def _check_speech(
 
 
 def _in_order(values: Sequence[float], name: str, where: str) -> None:
-    for i in range(1, len(values)):
-        if values[i] < values[i - 1]:
+    for i, (before, value) in enumerate(pairwise(values), 1):
+        if value < before:
             raise ValueError(
-                f"{where}: {name}: {values[i]} after {values[i - 1]} (entry {i}) goes backwards; units stand in the "
+                f"{where}: {name}: {value} after {before} (entry {i}) goes backwards; units stand in the "
                 "order in which they were written"
             )
 

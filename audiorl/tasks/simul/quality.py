@@ -20,6 +20,7 @@ from audiorl.eval.metrics.latency import latency_unit, separator, text_units
 from audiorl.eval.metrics.longform import chunks, mwer_cuts
 from audiorl.speech_models.sentence import INSTALL, SentenceEncoder, installed_encoder
 
+COMET_MODEL = "Unbabel/wmt22-comet-da"
 Similarity = Callable[[str, str], float]
 """(written, reference) -> [0, 1]"""
 Metric = Literal["chrf", "chrf++", "bleu", "ter", "word_f1", "bertscore", "comet"]
@@ -82,7 +83,7 @@ def bertscore(pairs: Sequence[Translation], model: str = "xlm-roberta-base") -> 
     return [min(max(float(x), 0.0), 1.0) for x in f1]
 
 
-def comet(pairs: Sequence[Translation], model: str = "Unbabel/wmt22-comet-da") -> list[float]:
+def comet(pairs: Sequence[Translation], model: str = COMET_MODEL) -> list[float]:
     """COMET (Rei et al. 2022), clipped to [0, 1]; `model`: a hub id or a checkpoint file."""
     rows = [{"src": p.source, "mt": p.written, "ref": p.reference} for p in pairs]
     scores = _comet_model(model).predict(rows, batch_size=32, progress_bar=False).scores
@@ -121,7 +122,7 @@ def units_like_references(written: str, references: Sequence[str], language: str
 
 Quality = Literal["bleu", "chrf", "chrf++", "ter", "word_f1", "semantic", "comet", "bleurt"]
 TEXT_METRICS: tuple[Quality, ...] = ("bleu", "chrf", "chrf++", "ter", "word_f1")
-"""Those that load no model. chrF weighs recall more, the last two also punish what is too much."""
+"""The metrics that load no model. chrF weighs recall more, the last two also punish what is too much."""
 
 NAMES: dict[Quality, str] = {
     "bleu": "BLEU",
@@ -135,7 +136,6 @@ NAMES: dict[Quality, str] = {
 }
 """How tables and files call the metrics."""
 
-COMET_MODEL = "Unbabel/wmt22-comet-da"
 BLEURT_MODEL = "BLEURT-20"
 
 
@@ -200,16 +200,8 @@ def quality_score(
 def _comet(hypotheses: Sequence[str], references: Sequence[str], sources: Sequence[str] | None) -> float:
     if sources is None:
         raise ValueError("comet: needs the source sentences, one per reference (--sources FILE)")
-    try:
-        from comet import download_model, load_from_checkpoint
-    except ImportError as error:
-        raise ImportError("COMET needs its own package: pip install unbabel-comet") from error
-    model = load_from_checkpoint(download_model(COMET_MODEL))
-    rows = [
-        {"src": source, "mt": hypothesis, "ref": reference}
-        for source, hypothesis, reference in zip(sources, hypotheses, references, strict=True)
-    ]
-    return float(model.predict(rows, batch_size=8, gpus=0).system_score)
+    rows = [{"src": s, "mt": h, "ref": r} for s, h, r in zip(sources, hypotheses, references, strict=True)]
+    return float(_comet_model(COMET_MODEL).predict(rows, batch_size=8, gpus=0).system_score)
 
 
 def _bleurt(hypotheses: Sequence[str], references: Sequence[str]) -> float:

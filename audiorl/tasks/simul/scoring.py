@@ -281,7 +281,7 @@ DSPTV = 20.0
 
 @dataclass(frozen=True)
 class Degeneracy:
-    """What `degeneracy` measures. The first three are OmniSTEval's (0.1.10), in percent; None where not defined."""
+    """The measures of `degeneracy`. The first three are OmniSTEval's (0.1.10), in percent; None where not defined."""
 
     swf: float | None
     """Simultaneous words: the share of units written before the end of their source."""

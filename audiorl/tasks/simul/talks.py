@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as default
 from itertools import accumulate
@@ -228,7 +228,7 @@ def _realsi_talk(
             number,
             "vid",
             about.vid,
-            AudioClip(path=str(_realsi_audio(path, about.vid, defaults.root))),
+            AudioClip(path=str(_recording(path, defaults.root, "audio", about.vid, SUFFIXES))),
             ordered,
             None if about.duration is None else about.duration / 1000,
             defaults.language(source, "source_language"),
@@ -249,11 +249,11 @@ def _languages(vid: str) -> tuple[str | None, str | None]:
     return (match[1], match[2]) if match else (None, None)
 
 
-def _realsi_audio(path: Path, vid: str, root: Path | None) -> Path:
-    """The recording named after the talk, or the path where it is expected."""
-    folders = [root] if root is not None else [path.parent, path.parent / "audio", path.parent.parent / "audio"]
-    places = [folder / f"{vid}{suffix}" for folder in folders for suffix in SUFFIXES]
-    return next((p for p in places if p.is_file()), folders[0] / f"{vid}.wav")
+def _recording(path: Path, root: Path | None, subfolder: str, name: str, suffixes: Sequence[str] = ("",)) -> Path:
+    """The recording of a talk: in `root`, or else near the file; where there is none, the path where it is expected."""
+    folders = [root] if root is not None else [path.parent, path.parent / subfolder, path.parent.parent / subfolder]
+    places = [folder / f"{name}{suffix}" for folder in folders for suffix in suffixes]
+    return next((p for p in places if p.is_file()), places[0])
 
 
 def mustc(path: Path, defaults: StreamDefaults) -> Iterator[ParsedStream | BadRow]:
@@ -297,7 +297,7 @@ def _mustc_talk(
             members[0] + 1,
             "wav",
             Path(wav).stem,
-            AudioClip(path=str(_mustc_audio(path, wav, defaults.root))),
+            AudioClip(path=str(_recording(path, defaults.root, "wav", wav))),
             resolve_overlaps(units, "offset"),
             None,
             defaults.language(None, "source_language"),
@@ -356,11 +356,6 @@ def _line(lines: list[str | FieldError], k: int) -> str:
     return line
 
 
-def _mustc_audio(path: Path, wav: str, root: Path | None) -> Path:
-    folders = [root] if root is not None else [path.parent, path.parent / "wav", path.parent.parent / "wav"]
-    return next((p for folder in folders if (p := folder / wav).is_file()), folders[0] / wav)
-
-
 Recordings = Mapping[str, tuple[ReferenceSegment, ...]]
 
 
@@ -401,9 +396,10 @@ def match_segments(instances: Sequence[Instance], recordings: Recordings) -> dic
     """
     matched: dict[int, tuple[ReferenceSegment, ...]] = {}
     used: dict[str, int] = {}
+    keys: tuple[Callable[[str], str], ...] = (str, lambda name: Path(name).name, lambda name: Path(name).stem)
     for instance in instances:
         source = instance.source if isinstance(instance.source, str) else "".join(instance.source[:1])
-        name = next((n for key in (str, _file, _stem) for n in recordings if key(n) == key(source)), None)
+        name = next((n for key in keys for n in recordings if key(n) == key(source)), None)
         if name is None:
             raise ValueError(
                 f"instance {instance.index}: source: no segments for {source!r}; the segmentation has "
@@ -417,14 +413,6 @@ def match_segments(instances: Sequence[Instance], recordings: Recordings) -> dic
     if unused:
         raise ValueError(f"the log has no output for {', '.join(unused)}; leave out their segments or translate them")
     return matched
-
-
-def _file(name: str) -> str:
-    return Path(name).name
-
-
-def _stem(name: str) -> str:
-    return Path(name).stem
 
 
 def _segment_text(path: Path) -> str:

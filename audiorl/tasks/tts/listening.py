@@ -60,27 +60,25 @@ class SpeechModels:
         return self.speech_decoder.sample_rate
 
     def waveforms(self, rollouts: Sequence[Rollout]) -> list[Waveform]:
-        """The speech of each, [T]; T = 0 without speech. Raises ValueError for samples that are not finite."""
+        """Return the speech of each, [T]; T = 0 without speech. Raises ValueError for samples that are not finite."""
         return self._once("waveform", rollouts, self._decoded)
 
     def have_speech(self, rollouts: Sequence[Rollout]) -> list[bool]:
-        """Whether the speech of each has a frame that is not silent."""
+        """Return whether the speech of each has a frame that is not silent."""
         return [silent_share(wav, self.sample_rate, self.silence) < 1.0 for wav in self.waveforms(rollouts)]
 
     def transcripts(self, rollouts: Sequence[Rollout]) -> list[str]:
-        """The recogniser's transcripts; "" for silence."""
+        """Return the recogniser's transcripts; "" for silence."""
         if self.recogniser is None:
             raise ValueError("SpeechModels: has no recogniser; pass recogniser=…")
         recogniser = self.recogniser
         return self._ask_waveforms("transcript", rollouts, lambda w: recogniser.transcribe(w, self.sample_rate), "")
 
     def aligned_words(self, rollouts: Sequence[Rollout]) -> list[list[AlignedWord]]:
-        """The words of the sample's first reference, where they are said and what the recogniser understood there; none
-        for silence."""
-        aligner: Aligner = self._recogniser_that(
-            "align",
-            "cannot align words; take one with a CTC head, such as Wav2Vec2 or audiorl/speech_models/character_ctc.py",
-        )
+        """Return the words of the first references, where they are said and what was understood; none for silence."""
+        aligner = self.recogniser
+        if not isinstance(aligner, Aligner):
+            raise self._lacks("cannot align words; take one with a CTC head, such as Wav2Vec2 or CharacterCTC")
 
         def align(spoken: list[Rollout]) -> list[list[AlignedWord]]:
             return aligner.align(self.waveforms(spoken), self.sample_rate, _first_references(spoken))
@@ -88,10 +86,10 @@ class SpeechModels:
         return self._ask_about("words", rollouts, align, [])
 
     def text_log_probabilities(self, rollouts: Sequence[Rollout]) -> list[float]:
-        """ln p of the sample's first reference by the recogniser, in nats for each character; -inf for silence."""
-        scorer: TextScorer = self._recogniser_that(
-            "log_probabilities", "gives no probabilities of texts; take Whisper or one with a CTC head"
-        )
+        """Return ln p of the first references by the recogniser, in nats for each character; -inf for silence."""
+        scorer = self.recogniser
+        if not isinstance(scorer, TextScorer):
+            raise self._lacks("gives no probabilities of texts; take Whisper or one with a CTC head")
 
         def ask(spoken: list[Rollout]) -> list[float]:
             texts = _first_references(spoken)
@@ -101,40 +99,37 @@ class SpeechModels:
         return self._ask_about("log_probability", rollouts, ask, -math.inf)
 
     def speaker_embeddings(self, rollouts: Sequence[Rollout]) -> list[NDArray[Any] | None]:
-        """The speaker's embedding [D]; None for silence."""
+        """Return the speaker's embedding [D]; None for silence."""
         encoder = self._encoder()
         return self._ask_waveforms("voice", rollouts, lambda w: list(encoder.embed(w, self.sample_rate)), None)
 
     def mos_scores(self, rollouts: Sequence[Rollout]) -> list[float]:
-        """Mean opinion scores from 1 to 5; 1 for silence."""
+        """Return mean opinion scores from 1 to 5; 1 for silence."""
         if self.quality is None:
             raise ValueError("SpeechModels: has no quality model; pass quality=…")
         quality = self.quality
         return self._ask_waveforms("opinion", rollouts, lambda w: quality.rate(w, self.sample_rate), 1.0)
 
     def reference_embedding(self, clip: AudioClip) -> NDArray[Any]:
-        """The embedding [D] of a recording."""
+        """Return the embedding [D] of a recording."""
         if clip.key not in self._references:
             wav = clip.load(self.sample_rate)
             self._references[clip.key] = self._encoder().embed([wav], self.sample_rate)[0]
         return self._references[clip.key]
 
     def prosodies(self, rollouts: Sequence[Rollout]) -> list[Prosody | None]:
-        """The measures of pitch, level and pauses; None for silence and for less than 0.1 s of voice."""
+        """Return the measures of pitch, level and pauses; None for silence and for less than 0.1 s of voice."""
         return self._ask_waveforms("prosody", rollouts, lambda w: [prosody(wav, self.sample_rate) for wav in w], None)
 
     def reference_prosody(self, clip: AudioClip) -> Prosody | None:
-        """The same of a recording."""
+        """Return the measures of a recording; None for less than 0.1 s of voice."""
         if clip.key not in self._reference_prosodies:
             self._reference_prosodies[clip.key] = prosody(clip.load(self.sample_rate), self.sample_rate)
         return self._reference_prosodies[clip.key]
 
-    def _recogniser_that(self, method: str, complaint: str) -> Any:
-        """The recogniser, which must have that method."""
-        if self.recogniser is None or not hasattr(self.recogniser, method):
-            name = "no recogniser" if self.recogniser is None else f"the recogniser {self.recogniser.name}"
-            raise ValueError(f"SpeechModels: {name} {complaint}")
-        return self.recogniser
+    def _lacks(self, complaint: str) -> ValueError:
+        name = "no recogniser" if self.recogniser is None else f"the recogniser {self.recogniser.name}"
+        return ValueError(f"SpeechModels: {name} {complaint}")
 
     def _encoder(self) -> SpeakerEncoder:
         if self.encoder is None:

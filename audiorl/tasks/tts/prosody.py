@@ -36,7 +36,7 @@ class ProsodyNorm:
 
 
 def prosody_norm(recordings: Sequence[AudioClip], sample_rate: int, most: int = 500) -> ProsodyNorm:
-    """What is usual in recordings, at the rate of the speech that will be compared.
+    """Return what is usual in recordings, at the rate of the speech that will be compared.
 
     Of more than `most` every n-th counts; a second of speech takes a few milliseconds. Raises ValueError where no
     recording has 0.1 s of voice.
@@ -53,13 +53,13 @@ def prosody_norm(recordings: Sequence[AudioClip], sample_rate: int, most: int = 
 
 @dataclass(frozen=True)
 class ProsodyBins:
-    """Of each measure of speech the edges between its bins, and the share of the speech in each bin."""
+    """The edges between the bins of each measure of speech, and the share of the speech in each bin."""
 
     edges: Mapping[str, tuple[float, ...]]
     shares: Mapping[str, tuple[float, ...]]
 
     def of(self, measured: Sequence[Prosody | None]) -> dict[str, NDArray[np.int64]]:
-        """Of each measure the bin of each recording; -1 where there is no voice."""
+        """Return by measure the bin of each recording, [N]; -1 where there is no voice."""
         return {
             name: np.array(
                 [-1 if p is None else np.searchsorted(edges, _scaled(name, p), side="right") for p in measured],
@@ -70,12 +70,12 @@ class ProsodyBins:
 
 
 def prosody_bins(recordings: Sequence[AudioClip], sample_rate: int, bins: int = 5, most: int = 500) -> ProsodyBins:
-    """Those of `bins_of` for recordings that are chosen as by `prosody_norm`."""
+    """Return `bins_of` recordings that are chosen as by `prosody_norm`."""
     return bins_of(_measured(recordings, sample_rate, most), bins)
 
 
 def bins_of(measured: Sequence[Prosody | None], bins: int = 5) -> ProsodyBins:
-    """Bins with equally many of these each, as far as their measures differ; None is left out.
+    """Return bins with equally many of these each, as far as their measures differ; None is left out.
 
     Raises ValueError where all are None.
     """
@@ -95,7 +95,7 @@ def bins_of(measured: Sequence[Prosody | None], bins: int = 5) -> ProsodyBins:
 
 
 def _smoothed_shares(places: NDArray[np.int64], bins: int) -> tuple[float, ...]:
-    """Of each bin, with one added to every count, so that none is 0."""
+    """The share of each bin, with one added to every count: none is 0."""
     counts = np.bincount(places, minlength=bins) + 1
     return tuple(float(share) for share in counts / counts.sum())
 
@@ -181,8 +181,8 @@ class ProsodyDistribution:
 def balanced_choice(
     rewards: NDArray[np.float64], measured: Sequence[Prosody | None], bins: ProsodyBins, rounds: int = 400
 ) -> NDArray[np.int64]:
-    """Which of the K samples of each of N texts to keep, [N]: rewards as high as possible, while all that are chosen
-    together have the prosody of `bins`: of recordings, or of the samples themselves, so that choosing moves nothing.
+    """Choose which of the K samples of each of N texts to keep, [N]: rewards as high as possible, while all that are
+    chosen together have the prosody of `bins`: of recordings, or of the samples themselves; then choosing moves none.
 
     rewards [N, K]; measured: of the N * K samples, text by text. If only the best were chosen, a batch would become
     monotone as soon as flat speech is understood a little better. Here each bin has a price, which rises while too few

@@ -123,7 +123,7 @@ class WordIntelligibility:
 
 
 def _spoken_rows(rollout: Rollout) -> list[int]:
-    """Which of the sampled rows are codec frames, of the one segment that speaks."""
+    """Return the places of codec frames among the sampled tokens, of the one segment that speaks."""
     spoken = [s for s in rollout.segments if s.codes is not None]
     if len(spoken) > 1:
         raise ValueError(f"{rollout.name}: WordIntelligibility scores one spoken segment; this has {len(spoken)}")
@@ -376,7 +376,7 @@ def speech_reward(
 
 
 def _recordings(samples: Sequence[Sample]) -> list[AudioClip]:
-    """Those of the samples, each once. Raises ValueError where no sample has one."""
+    """The recordings of the samples, each once. Raises ValueError where no sample has one."""
     clips = {clip.key: clip for sample in samples if (clip := own_recording(sample)) is not None}
     if not clips:
         raise ValueError(

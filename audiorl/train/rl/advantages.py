@@ -57,7 +57,7 @@ def normalize_scores(scores: Sequence[Score], clip: float | None, normalize: boo
     """Scores clipped to ± `clip`, then brought to mean 0 and standard deviation 1 over the step.
 
     Values per segment or token are clipped and scaled likewise; the shift to mean 0 goes onto the last of them, where
-    an outcome belongs. Equal scores become 0. Parts stay as they are: they are for people.
+    an outcome belongs. Equal scores become 0. `parts` are logged, never normalised.
     """
     out = list(scores)
     if clip is not None:

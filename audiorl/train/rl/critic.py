@@ -15,7 +15,7 @@ from audiorl.algos.losses import value_loss
 from audiorl.config import CriticConfig, OptimConfig
 from audiorl.distributed.world import World
 from audiorl.models.value import ValueModel
-from audiorl.run.pieces import TrainerState, read_shape
+from audiorl.run.checkpoint import TrainerState, read_shape
 from audiorl.train.batches import gather
 from audiorl.train.checks import check_gradients
 from audiorl.train.optim.steps import optimizer_for

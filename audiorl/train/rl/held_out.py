@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 from audiorl.config import SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.protocols import RolloutEngine
-from audiorl.run.phase import pull
 from audiorl.run.progress import Progress
+from audiorl.run.saving import pull
 from audiorl.train.rl.processes import Workers
 
 Evaluate = Callable[[], Mapping[str, float]]

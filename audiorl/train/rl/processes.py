@@ -25,7 +25,7 @@ from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
 from audiorl.run.folder import Run
-from audiorl.run.model_file import ModelFile
+from audiorl.run.saving import ModelFile
 from audiorl.train.rl.critic_worker import CriticWorker, critic_worker
 from audiorl.train.rl.engines import GroupEngine
 from audiorl.train.rl.packs import in_order

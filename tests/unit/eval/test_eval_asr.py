@@ -10,7 +10,6 @@ import soundfile
 
 from audiorl.audio import AudioClip
 from audiorl.cli import main
-from audiorl.data.corpus import bundled_speech
 from audiorl.data.no_speech import no_speech_samples
 from audiorl.eval import asr
 from audiorl.types import Message, Sample
@@ -262,25 +261,6 @@ def test_options_that_do_not_go_together(tmp_path, options, message) -> None:
     score = write_rows(tmp_path / "results.jsonl", {"1": "one"})
     with pytest.raises(ValueError, match=message):
         asr.main(asr.ASROptions(**{"score": score} | options))
-
-
-@pytest.mark.slow
-def test_a_model_on_real_speech_and_on_none(tmp_path) -> None:
-    """A tiny random model of the released class writes something for everything; the command counts it."""
-    policy = make_omni()
-    policy.save(tmp_path / "model")
-    speech = Path(str(bundled_speech()[0].clip.path)).parents[1]
-    rows = [json.loads(line) for line in (speech / "manifest.jsonl").read_text().splitlines()]
-    data = tmp_path / "test.jsonl"
-    data.write_text("".join(json.dumps(row | {"audio": str(speech / row["audio"])}) + "\n" for row in rows[::300]))
-    options = asr.ASROptions(
-        data=data, model=str(tmp_path / "model"), max_new_tokens=6, silence=5, out=tmp_path / "out"
-    )
-    scores = asr.main(options)
-    parts = scores["systems"]["model"]
-    assert set(parts) >= {"all", "en", "es", "fr"} and parts["all"]["files"] == len(rows[::300])
-    assert scores["no_speech"]["model"]["all"]["clips"] == 5
-    assert parts["all"]["wer"]["value"] > 0.9
 
 
 def test_scores_in_a_model_card(tmp_path) -> None:

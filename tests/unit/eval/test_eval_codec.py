@@ -18,7 +18,7 @@ from audiorl.eval import codec
 from audiorl.eval.metrics.speech import mel_distance, si_sdr, stft_distance
 from audiorl.speech_models import load_recogniser
 from tests.support.codecs import save_dac_16k, save_encodec
-from tests.support.judges import save_ctc, save_xvector
+from tests.support.speech_models import save_ctc, save_xvector
 
 RATE = 16_000
 
@@ -157,20 +157,17 @@ def test_bundled_recordings_are_held_out(tmp_path: Path) -> None:
 
 
 def test_bad_input(models: Path, folder: Path, tmp_path: Path, capsys) -> None:
-    with pytest.raises(ValueError, match="missing; give bundled"):
-        codec.main(options(models, tmp_path / "nowhere", "dac"))
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(ValueError, match="no recording to be used"):
-        codec.main(options(models, empty, "dac"))
-    with pytest.raises(ValueError, match="no codec that this package reads"):
-        codec.main(options(models, folder, "speaker"))
-    with pytest.raises(ValueError, match="given twice"):
-        codec.main(options(models, folder, "dac", "dac"))
-    with pytest.raises(ValueError, match="give one or more"):
-        codec.main(options(models, folder))
-    with pytest.raises(ValueError, match="--limit"):
-        codec.main(options(models, folder, "dac", limit=0))
+    (tmp_path / "empty").mkdir()
+    for names, audio, changes, message in (
+        (("dac",), tmp_path / "nowhere", {}, "missing; give bundled"),
+        (("dac",), tmp_path / "empty", {}, "no recording to be used"),
+        (("speaker",), folder, {}, "no codec that this package reads"),
+        (("dac", "dac"), folder, {}, "given twice"),
+        ((), folder, {}, "give one or more"),
+        (("dac",), folder, {"limit": 0}, "--limit"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            codec.main(options(models, audio, *names, **changes))
     (folder / "broken.wav").write_bytes(b"RIFF")
     (folder / "empty.flac").write_bytes(b"")
     soundfile.write(folder / "nan.wav", np.full(100, np.nan), RATE, subtype="FLOAT")

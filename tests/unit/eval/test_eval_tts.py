@@ -14,7 +14,6 @@ import pytest
 import soundfile
 
 from audiorl.config import SamplingConfig
-from audiorl.data.corpus import Utterance
 from audiorl.data.seedtts import read_meta
 from audiorl.eval import tts
 from audiorl.eval._conversation_generation import PieceConfig
@@ -23,11 +22,10 @@ from audiorl.protocols import Request
 from audiorl.recipes._speech import write_tiny_part
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder
-from audiorl.speech_models import load_recogniser
 from audiorl.tasks.tts.prompts import utterance_sample
 from tests.conftest import make_text
-from tests.support.judges import save_ctc, save_xvector
 from tests.support.prosody import glide
+from tests.support.speech_models import save_ctc
 
 RATE = 16_000
 
@@ -181,60 +179,32 @@ def test_conversations_by_hand(use: Callable[[Any], None], tmp_path: Path) -> No
     assert (tmp_path / "scores" / "page.html").read_text().count("<audio") == 3
 
 
-def test_real_judges(use: Callable[[Any], None], speech: list[Utterance], tmp_path: Path) -> None:
-    """What was generated is the prompt itself: the same voice, understood as the recogniser understands it."""
-    save_ctc(tmp_path / "asr", "group")
-    save_xvector(tmp_path / "speaker")
-    text = []
-    for i, u in enumerate(speech[:200:100]):
-        for folder in ("set", "out"):
-            (tmp_path / folder).mkdir(exist_ok=True)
-            soundfile.write(tmp_path / folder / f"u{i}.wav", u.clip.load(RATE), RATE)
-        text.append(f"u{i}|{u.text}|u{i}.wav|{u.text}\n")
-    (tmp_path / "set" / "meta.lst").write_text("".join(text))
-    scores = tts.main(
-        tts.TTSOptions(
-            asr=str(tmp_path / "asr"),
-            speaker=str(tmp_path / "speaker"),
-            meta=tmp_path / "set" / "meta.lst",
-            audio=tmp_path / "out",
-            out=tmp_path / "scores",
-        )
-    )
-    assert scores["similarity"]["mean"] == pytest.approx(1.0, abs=1e-5)
-    recogniser = load_recogniser(tmp_path / "asr")
-    heard = recogniser.transcribe([u.clip.load(RATE) for u in speech[:200:100]], RATE)
-    assert [row["hypothesis"] for row in lines(tmp_path / "scores" / "results.jsonl")] == heard
-
-
-def test_bad_input(use: Callable[[Any], None], meta: Path, tmp_path: Path) -> None:
-    def run(**changes: Any) -> None:
-        given = {"asr": "asr", "meta": meta, "audio": tmp_path / "out", "out": tmp_path / "scores", **changes}
-        tts.main(tts.TTSOptions(**given))
-
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"meta": None}, "give one of --meta, --texts and --cases, with --audio or --model, or"),
+        ({"turns": "set/meta.lst"}, "give one of --meta, --texts and --cases"),
+        ({"texts": "set/meta.lst"}, "give one of --meta, --texts and --cases"),
+        ({"meta": None, "turns": "set/meta.lst"}, "--audio: belongs to a list of texts"),
+        ({"codec": "c"}, "--codec: belongs to --model"),
+        ({"asr": None}, "--asr: name a recogniser"),
+        ({"audio": "nowhere"}, "nowhere is no folder"),
+        ({"audio": "set"}, r"none of the 4 recordings is there, such as a\.wav"),
+        ({"limit": 0}, "--limit"),
+        ({"speaker": "speaker", "meta": "set/lost.lst"}, r"p3\.wav: missing"),
+        ({"meta": "set/dots.lst"}, r"'a': the text '\.\.\.' is nothing but"),
+    ],
+)
+def test_bad_input(
+    use: Callable[[Any], None], meta: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "set" / "lost.lst").write_text("a|p|p3.wav|Hello\n")
+    (tmp_path / "set" / "dots.lst").write_text("a|p|p1.wav|...\n")
     use(judge())
-    for several in ({"meta": None}, {"turns": meta}, {"texts": meta}):
-        with pytest.raises(ValueError, match="give one of --meta, --texts and --cases, with --audio or --model, or"):
-            run(**several)
-    with pytest.raises(ValueError, match="--audio: belongs to a list of texts"):
-        run(meta=None, turns=meta)
-    with pytest.raises(ValueError, match="--codec: belongs to --model"):
-        run(codec="c")
-    with pytest.raises(ValueError, match="--asr: name a recogniser"):
-        run(asr=None)
-    with pytest.raises(ValueError, match="nowhere is no folder"):
-        run(audio=tmp_path / "nowhere")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"none of the 4 recordings is there, such as a\.wav"):
-        run(audio=tmp_path / "empty")
-    with pytest.raises(ValueError, match="--limit"):
-        run(limit=0)
-    (tmp_path / "set" / "p1.wav").unlink()
-    with pytest.raises(ValueError, match=r"p1\.wav: missing"):
-        run(speaker="speaker")
-    meta.write_text("a|p|p1.wav|...\n")
-    with pytest.raises(ValueError, match=r"'a': the text '\.\.\.' is nothing but"):
-        run(out=tmp_path / "other")
+    paths = {k: tmp_path / v if k in ("meta", "texts", "turns", "audio") and v else v for k, v in changes.items()}
+    given = {"asr": "asr", "meta": meta, "audio": tmp_path / "out", "out": tmp_path / "scores", **paths}
+    with pytest.raises(ValueError, match=message):
+        tts.main(tts.TTSOptions(**given))
 
 
 # -- speech that a checkpoint generates --------------------------------------------------------------------------------
@@ -399,21 +369,13 @@ def test_steps_at_joints_of_known_pieces(use: Callable[[Any], None], checkpoint:
     assert "pitch step at joints, semitones" in shown[1]
 
 
-def test_texts_of_a_plain_file(use: Callable[[Any], None], checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "lines.txt").write_text("Good morning.\n\nWho speaks?\n")
-    codec = str(checkpoint.parents[1] / "codec")
-    given = {"texts": tmp_path / "lines.txt", "out": tmp_path / "s", "sampling": SAY, "codec": codec}
-    assert tts.main(tts.TTSOptions(model=str(checkpoint), **given)) == {}
-    rows = lines(tmp_path / "s" / "audio" / "generated.jsonl")
-    assert [row["id"] for row in rows] == ["lines-0001", "lines-0003"]
-    (tmp_path / "up.jsonl").write_text('{"id": "../up", "text": "x"}\n')
-    with pytest.raises(ValueError, match=r"'\.\./up' is no name of a file"):
-        tts.main(tts.TTSOptions(model=str(checkpoint), **given | {"texts": tmp_path / "up.jsonl"}))
-
-
-def test_checkpoints_that_cannot_speak(use: Callable[[Any], None], meta: Path, tmp_path: Path) -> None:
+def test_checkpoints_that_cannot_speak(checkpoint: Path, meta: Path, tmp_path: Path) -> None:
     make_text().save(tmp_path / "text")
     write_tiny_part("model", tmp_path / "alone" / "a" / "b" / "c" / "d")
+    (tmp_path / "up.jsonl").write_text('{"id": "../up", "text": "x"}\n')
+    with pytest.raises(ValueError, match=r"'\.\./up' is no name of a file"):
+        given = {"texts": tmp_path / "up.jsonl", "codec": str(checkpoint.parents[1] / "codec")}
+        tts.main(tts.TTSOptions(model=str(checkpoint), out=tmp_path / "s", **given))
     for model, message in (
         (tmp_path / "text", "text: writes text only; give a model that speaks"),
         (tmp_path / "alone" / "a" / "b" / "c" / "d", "no folder codec/ in it or above it; name its audio tokenizer"),

@@ -162,50 +162,34 @@ def test_rubrics_of_your_own(folder: Path) -> None:
         scores = tts.main(options(folder, url, judge={"rubrics": folder / "rubrics.json"}))
         assert list(scores["win_rates"]["by_category"]) == ["Poems"]
         assert all("the metre is heard" in text_of(body) for body in server.bodies)
-        for text, message in (
-            ("[]", "is not an object"),
-            ("{", "not JSON"),
-            ("{}", "no rubric"),
-            ('{"a": 1}', "both texts"),
-        ):
+        wrong = {"[]": "is not an object", "{": "not JSON", "{}": "no rubric", '{"a": 1}': "both texts"}
+        for text, message in wrong.items():
             (folder / "rubrics.json").write_text(text)
             with pytest.raises(ValueError, match=f"rubrics.json: .*{message}"):
                 tts.main(options(folder, url, judge={"rubrics": folder / "rubrics.json"}))
 
 
 def test_bad_input(folder: Path) -> None:
-    def run(**changes: Any) -> None:
-        tts.main(options(folder, "http://127.0.0.1:1", **changes))
+    def refused(message: str, **changes: Any) -> None:
+        with pytest.raises(ValueError, match=message):
+            tts.main(options(folder, "http://127.0.0.1:1", **changes))
 
-    with pytest.raises(ValueError, match="--against: belongs to --cases"):
-        run(cases=None, texts=folder / "cases.jsonl")
-    with pytest.raises(ValueError, match=r"--judge\.model: name the chat model"):
-        run(judge={"model": ""})
-    with pytest.raises(ValueError, match=r"--judge\.model: compares two systems"):
-        run(against=None)
-    with pytest.raises(ValueError, match="--audio: name the folder"):
-        run(audio=None)
-    with pytest.raises(ValueError, match="nowhere: no folder"):
-        run(against=folder / "nowhere")
+    refused("--against: belongs to --cases", cases=None, texts=folder / "cases.jsonl")
+    refused(r"--judge\.model: name the chat model", judge={"model": ""})
+    refused(r"--judge\.model: compares two systems", against=None)
+    refused("--audio: name the folder", audio=None)
+    refused("nowhere: no folder", against=folder / "nowhere")
     write_cases(folder / "cases.jsonl", c={"category": "Jokes"})
-    with pytest.raises(
-        ValueError, match=r"row 3, field 'category': 'Jokes' is none of Emotions, .*Syntactic Complexity"
-    ):
-        run()
+    refused(r"row 3, field 'category': 'Jokes' is none of Emotions, .*Syntactic Complexity")
     write_cases(folder / "cases.jsonl")
     (folder / "theirs" / "d.wav").write_bytes(b"RIFF")
-    with pytest.raises(ValueError, match=r"d\.wav"):
-        run()
+    refused(r"d\.wav")
     (folder / "theirs" / "d.wav").unlink()
     (folder / "theirs" / "e.wav").unlink()
-    with pytest.raises(
-        ValueError, match=r"theirs: lacks 2 of the 6 texts that .*ours has \(d, e\); generate d\.wav too"
-    ):
-        run()
+    refused(r"theirs: lacks 2 of the 6 texts that .*ours has \(d, e\); generate d\.wav too")
     for name in "de":
         (folder / "ours" / f"{name}.wav").unlink()
-    with pytest.raises(ValueError, match=r"no recordings of 2 of the 6 texts \(d, e\), such as d\.wav"):
-        run()
+    refused(r"no recordings of 2 of the 6 texts \(d, e\), such as d\.wav")
 
 
 def test_rows_of_cases(tmp_path: Path) -> None:

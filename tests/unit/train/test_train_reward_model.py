@@ -120,28 +120,6 @@ def test_length_debias_leaves_to_the_expert_what_length_explains(samples: list[S
     assert_same_gradients(all_gradients(model), grads, 2e-5)  # float32: 1.2e-5 on CPUs without AVX-512
 
 
-@pytest.mark.slow
-def test_a_debiased_reward_model_does_not_learn_length(samples: list[Sample], tmp_path: Path) -> None:
-    """Three in four chosen answers are the longer one, and nothing else tells them: the best score gap is log 3."""
-    gaps = []
-    for debias in (False, True):
-        model = reward_model(make_omni())
-        pairs = [Pair(s, "yes" + " who" * 6, "yes") for s in samples for _ in range(3)]
-        pairs += [Pair(s, "yes", "yes" + " who" * 6) for s in samples]
-        config = RewardModelConfig(steps=30, batch_size=len(pairs), length_debias=debias)
-        run = Run.create(tmp_path / str(debias), "r.py", [], config)
-        train_reward_model(model, pairs, run, config=config, optim=OptimConfig(lr=1e-3))
-        scores = score_answers(model, [Example(s, t) for s in samples for t in ("yes" + " who" * 6, "yes")])
-        gaps.append((sum(scores[::2]) - sum(scores[1::2])) / len(samples))
-    assert gaps[0] == pytest.approx(1.1, abs=0.3)
-    assert abs(gaps[1]) < 0.25 * gaps[0]
-
-
-def test_length_debias_needs_a_margin() -> None:
-    with pytest.raises(ValueError, match="length_debias moves the margin"):
-        RewardModelConfig(length_debias=True, log_exp=True)
-
-
 def test_a_reward_model_hears_the_right_audio(make_policy: Make, samples: list[Sample]) -> None:
     def learn(policy: AudioPolicy, asked: Sequence[Sample]) -> float:
         pairs = [Pair(asked[0], "yes", "no why"), Pair(asked[1], "English Spanish", "who")]
@@ -349,17 +327,6 @@ def test_what_is_not_answered_in_steps_is_refused(samples: list[Sample]) -> None
         judge.score_steps([(stream, ("yes",))])
 
 
-@pytest.mark.parametrize(("good", "bad"), [("yes", "yes"), ("+", "+x")])
-def test_labels_that_begin_alike_are_refused(good: str, bad: str) -> None:
-    with pytest.raises(ValueError, match="begin with the same token"):
-        ProcessRewardModel(make_text(), "\n\n", good, bad)
-
-
-def test_a_marker_without_a_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="'' has no token"):
-        ProcessRewardModel(make_text(), "", "+", "-")
-
-
 def test_a_process_reward_model_learns_and_comes_back(samples: list[Sample], tmp_path: Path) -> None:
     """A step is right when it says yes."""
     items = [Steps(s, (a, b), (float(a == "yes"), float(b == "yes"))) for s in samples for a, b in WORDS]
@@ -371,7 +338,20 @@ def test_a_process_reward_model_learns_and_comes_back(samples: list[Sample], tmp
     assert all(judged_right(judge, items))
     loaded = ProcessRewardModel(load_policy(run.checkpoint("process_reward")), config.marker, config.good, config.bad)
     asked = [(i.sample, i.steps) for i in items]
-    assert loaded.judge(asked) == judge.score_steps(asked)
+    assert loaded.score_steps(asked) == judge.score_steps(asked)
 
 
 WORDS = [("yes", "why"), ("why", "yes"), ("who", "French"), ("yes", "yes")]
+
+
+@pytest.mark.parametrize(
+    ("marker", "good", "bad", "message"),
+    [
+        ("\n\n", "yes", "yes", "begin with the same token"),
+        ("\n\n", "+", "+x", "begin with the same token"),
+        ("", "+", "-", "'' has no token"),
+    ],
+)
+def test_texts_that_mark_no_step_are_refused(marker: str, good: str, bad: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ProcessRewardModel(make_text(), marker, good, bad)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from audiorl.cli import main
 from audiorl.data.preferences import read_judged, read_pairs
 from audiorl.report.study import Rollouts
 from audiorl.report.view.labels import LabelFile, LabelQuestion, next_question
@@ -162,20 +161,3 @@ def test_labels_survive_a_kill(recorded: Path, tmp_path: Path) -> None:
                 assert requests.post("/labels", json={"id": question["id"], "verdict": "b"}).status_code == 200
             process.kill()
         assert len(read_pairs(file).samples) == count
-
-
-@pytest.mark.slow
-def test_the_reward_model_recipe_learns_from_labels(recorded: Path, tmp_path: Path) -> None:
-    file = tmp_path / "labels.jsonl"
-    view = viewed(recorded, labels=file, mode="pairs")
-    for seed in range(12):
-        label(view, "ab"[seed % 2], seed)
-    run = tmp_path / "run"
-    assert main(["train", "reward-model", "--tiny", "--data", str(file), "--out", str(run)]) == 0
-    assert (run / "checkpoints" / "reward_model").is_dir()
-    scores = tmp_path / "scores.jsonl"
-    view = viewed(recorded, labels=scores, mode="scores")
-    for seed in range(12):
-        label(view, "12345"[seed % 5], seed)
-    study = ["rewards", "study", "--rollouts", str(scores), "--out", str(tmp_path / "study.html"), "--probe", "0"]
-    assert main(study) == 0 and "12 with labels" in (tmp_path / "study.html").read_text()

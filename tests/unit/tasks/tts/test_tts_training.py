@@ -22,7 +22,7 @@ from audiorl.eval._speech import measure_speech, summarize_speech
 from audiorl.eval.metrics.prosody import MEASURES
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.protocols import Request
-from audiorl.recipes._speech import SpeechConfig, texts_of, tiny_part, write_tiny_part
+from audiorl.recipes._speech import SpeechConfig, texts_of, write_tiny_part
 from audiorl.report import write_report
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder
@@ -274,13 +274,3 @@ def test_measured_speech_has_prosody_next_to_that_of_its_recording(
         page.count("class='contour'") == 2 + 2
     )  # the reference of both texts; before and after of the one that was said
     assert "F0 range (semitones)" in page
-
-
-def test_a_part_that_is_not_tiny_is_left_alone(tmp_path: Path) -> None:
-    assert tiny_part(tmp_path, "codec", "runs/codec") == "runs/codec" and not list(tmp_path.iterdir())
-    path = Path(tiny_part(tmp_path, "codec", "tiny"))
-    assert path == tmp_path / "codec"
-    first = (path / "model.safetensors").read_bytes()
-    (path / "mine").touch()
-    tiny_part(tmp_path, "codec", "tiny")
-    assert (path / "mine").exists() and (path / "model.safetensors").read_bytes() == first

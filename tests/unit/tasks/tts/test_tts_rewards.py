@@ -124,12 +124,6 @@ def test_what_it_wrote_itself_as_the_reference() -> None:
     assert totals(reward, [wrote, rollout("b"), rollout("c")]) == [0.5, 0.0, 0.0]  # b wrote nothing, c neither
 
 
-def test_the_language_of_the_sample_spells_digits() -> None:
-    pytest.importorskip("num2words")
-    judges = SpeechModels(Said({"a": tone(1.0)}), recogniser=ByLength({8000: "21"}))
-    assert totals(Intelligibility(judges), [rollout("a", "einundzwanzig", language="de")]) == [1.0]
-
-
 def test_saying_nothing_never_pays() -> None:
     judge = ByLength({8000: "hello"}, {8000: [1.0, 0.0]}, {8000: 4.0})
     judges = SpeechModels(Said({**SILENT, "loud": tone(1.0)}), judge, judge, judge)
@@ -247,12 +241,6 @@ def test_speech_is_decoded_in_one_call(reward: Callable[[SpeechModels], Reward])
     judges = SpeechModels(voice, recogniser=ByLength({8000: "hello", 16_000: "hello"}))
     reward(judges)([rollout(name, "hello") for name in "abc"])
     assert voice.calls == [3]
-
-
-def test_what_was_heard_goes_with_its_rollout() -> None:
-    judges = SpeechModels(Said({"a": tone(1.0)}), recogniser=ByLength({8000: "hello"}))
-    totals(Intelligibility(judges), [rollout("a", "hello")])
-    assert len(judges._cache) == 0
 
 
 def test_broken_sound_names_the_rollout() -> None:

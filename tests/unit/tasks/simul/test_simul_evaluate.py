@@ -210,19 +210,6 @@ def test_a_clock_that_jumps_back_is_an_error(turn: int, field: str) -> None:
         assert instance_of(late, 0).elapsed == pytest.approx((2200, 2200, 3_604_000, 3_604_000))
 
 
-def test_a_language_code_that_nobody_knows_is_written_as_it_is() -> None:
-    """Counted in words, as languages with spaces are."""
-    klingon = replace(TALK, target_language="tlh", source_language="qya")
-    rollout = wrote(klingon, "", "uno dos", "", " tres cuatro")
-    assert rollout.sample.messages[0].content == ("Translate the qya speech into tlh while you hear it.",)
-    result = measure([klingon], [rollout])
-    assert (result["chrf"], result["bleu"], result["scores"]["instances"]) == (
-        pytest.approx(100),
-        pytest.approx(100),
-        1,
-    )
-
-
 def test_reference_segments_may_overlap() -> None:
     """Two speakers at once: each segment's words are late from its own start, in the order of the starts."""
     instance = instance_of(wrote(TALK, "", "uno dos", "", " tres cuatro"), 0)

@@ -129,11 +129,6 @@ def test_no_spaces_where_the_language_has_none() -> None:
     assert talk.reference == "请稍等，再见。"
 
 
-def test_right_to_left_text_is_kept_as_it_is() -> None:
-    talk = stream(3.0, Unit(0, 0.5, "لحظة من فضلك،"), Unit(0.6, 1.5, "مع السلامة."), target="ar")
-    assert [t.reference for t in turns(talk, ChunkConfig(1.0))] == ["لحظة من فضلك،", " مع السلامة.", ""]
-
-
 def test_a_unit_without_a_translation_says_nothing() -> None:
     talk = stream(3.0, Unit(0, 0.5, "", "um", 0.4), Unit(0.6, 1.5, "sí", "yes", 0.5))
     said = turns(talk, ChunkConfig(1.0))
@@ -165,12 +160,6 @@ def test_chunks_hear_their_part_and_what_came_before() -> None:
     said = turns(TALK, ChunkConfig(2.0, 1.0))
     assert [heard(t) for t in said] == [[1, 2000, 1], [2001, 4000, 1001], [4001, 5000, 3001]]
     assert [t.audio.context for t in said] == [0.0, 1.0, 1.0]
-
-
-def test_the_context_of_an_early_chunk_starts_with_the_stream() -> None:
-    said = turns(TALK, ChunkConfig(1.0, 2.5))
-    assert [t.audio.context for t in said] == [0.0, 1.0, 2.0, 2.5, 2.5]
-    assert heard(said[4]) == [4001, 5000, 1501]
 
 
 def test_chunks_of_a_part_of_a_clip() -> None:

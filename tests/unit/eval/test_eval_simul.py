@@ -1,4 +1,4 @@
-"""The command line half that runs a model as an interpreter."""
+"""Simultaneous translation: scoring folders, and interpreting with a model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +17,117 @@ from torch import Tensor
 
 from audiorl.audio import AudioClip
 from audiorl.eval import simul
+from audiorl.eval.metrics.latency import play
 from audiorl.protocols import Request, Schedule
+from audiorl.report.charts import read_tradeoff
 from audiorl.tasks.simul.bundled import bundled_streams
 from audiorl.tasks.simul.formats import write_streams
-from audiorl.tasks.simul.logs import read_log
+from audiorl.tasks.simul.logs import Instance, read_log, write_log
 from audiorl.tasks.simul.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed, WaitK
 from audiorl.tasks.simul.streams import Stream, Unit
 from audiorl.types import Rollout, Segment
 from tests.conftest import make_omni
+
+
+def said(prediction: str, delays: list[float], reference: str, index: int = 0, source: str = "a.wav") -> Instance:
+    elapsed = tuple(d + 100 for d in delays)
+    return Instance(index, prediction, tuple(delays), elapsed, len(delays), reference, source, 2000.0)
+
+
+def test_scores_a_folder(tmp_path: Path, capsys) -> None:
+    instances = [said("a b c d", [1000, 1000, 2000, 2000], "a b c d"), said("", [], "a", 1)]
+    write_log(tmp_path, instances, "speech", "text")
+    scores = simul.main(tyro.cli(simul.SimulOptions, args=["--score", str(tmp_path), "--language", "en"]))
+    assert scores["AL"] == pytest.approx(2500 / 3)
+    saved = json.loads((tmp_path / "scores.json").read_text())
+    assert saved == scores
+    assert (saved["unit"], saved["language"], saved["silent"], saved["target_type"]) == ("word", "en", 1, "text")
+    names, values = (line.split("\t") for line in (tmp_path / "scores.tsv").read_text().splitlines())
+    assert names[:9] == ["BLEU", "chrF", "chrF++", "TER", "WordF1", "LengthRatio", "Repetition", "AL", "LAAL"]
+    assert dict(zip(names, values, strict=True))["AL"] == "833.333"
+    assert "AL_CA" in names
+    assert "silent" not in names
+    shown = capsys.readouterr().out
+    assert "0.833 s" in shown
+    assert "with computation" in shown
+
+
+def test_nothing_was_said(tmp_path: Path, capsys) -> None:
+    write_log(tmp_path, [said("", [], "a")], "speech", "text")
+    simul.main(simul.SimulOptions(score=tmp_path, language="de"))
+    saved = json.loads((tmp_path / "scores.json").read_text())
+    assert saved["AL"] is None
+    assert saved["BLEU"] == 0
+    assert (saved["TER"], saved["LengthRatio"]) == (100, 0)
+    assert (tmp_path / "scores.tsv").read_text().splitlines()[1].endswith("0.000\t0.000" + 10 * "\t")
+    assert "│ AL " in capsys.readouterr().out
+
+
+def test_right_to_left_and_written_sources(tmp_path: Path, capsys) -> None:
+    one = Instance(0, "مرحبا بكم", (1, 2), (0, 0), 2, "مرحبا بكم", "hello you", 2)
+    write_log(tmp_path, [one], "text", "text")
+    scores = simul.main(simul.SimulOptions(score=tmp_path, language="ar"))
+    assert scores["chrF"] == pytest.approx(100)
+    assert "1.000 words" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="latencies are words"):
+        simul.main(simul.SimulOptions(plot=tmp_path / "x.png", folders=(tmp_path,)))
+
+
+def test_speech_output_with_transcripts(tmp_path: Path) -> None:
+    intervals = tuple(play([500, 1500], [400, 400]))
+    one = Instance(0, "wavs/0.wav", (500, 1500), (), 1.4, "a b c d", "a.wav", 2000, (400, 400), 500, intervals)
+    write_log(tmp_path, [one], "speech", "speech")
+    scores = simul.main(simul.SimulOptions(score=tmp_path, language="en"))
+    assert "BLEU" not in scores
+    assert scores["DiscontinuitySum"] == 600
+    (tmp_path / "asr_transcripts.txt").write_text("a b c d\n")
+    assert simul.main(simul.SimulOptions(score=tmp_path, language="en"))["BLEU"] == pytest.approx(100)
+
+
+def test_unsegmented_streams(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    write_log(folder, [said("a b c d", [1000, 1500, 3000, 3500], "", source="talk.wav")], "speech", "text")
+    segments = tmp_path / "s.yaml"
+    segments.write_text("- {wav: talk.wav, offset: 0, duration: 2}\n- {wav: talk.wav, offset: 2, duration: 2}\n")
+    (tmp_path / "s.en").write_text("a b\nc d\n")
+    options = simul.SimulOptions(score=folder, language="en", segments=segments, references=tmp_path / "s.en")
+    scores = simul.main(options)
+    # From each start 1000, 1500 with step 1000: (1000 + 500) / 2, twice.
+    assert scores["StreamLAAL"] == scores["LongYAAL"] == 750
+    assert scores["StreamLAAL_CA"] == 850
+    assert scores["segments"] == str(segments)
+    with pytest.raises(ValueError, match="--references: belongs to --segments"):
+        simul.main(simul.SimulOptions(score=folder, language="en", references=segments))
+
+
+def test_plot(tmp_path: Path) -> None:
+    for name, delays in (("wait1", [500, 1000]), ("wait3/a", [1500, 2000]), ("wait3/b", [1000, 2000])):
+        write_log(tmp_path / name, [said("a b", delays, "a b")], "speech", "text")
+        simul.main(simul.SimulOptions(score=tmp_path / name, language="en"))
+    png = tmp_path / "plots" / "out.png"
+    args = ["--plot", str(png), str(tmp_path / "wait1"), str(tmp_path / "wait3"), "--plot-quality", "BLEU"]
+    assert simul.main(tyro.cli(simul.SimulOptions, args=args)) == {}
+    assert png.read_bytes().startswith(b"\x89PNG")
+    # LAAL of [1000, 2000] and [1500, 2000] with step 1000, in seconds: 1 and 1.25; a line, fastest first.
+    assert read_tradeoff(tmp_path / "wait3", "chrF", "LAAL") == [(1.0, 100.0), (1.25, 100.0)]
+
+
+def test_folders_that_cannot_be_scored(tmp_path: Path) -> None:
+    def refused(message: str, **options: Any) -> None:
+        with pytest.raises(ValueError, match=message):
+            simul.main(simul.SimulOptions(**options))
+
+    picture = {"plot": tmp_path / "x.png"}
+    refused("give --score DIR")
+    refused("--language: give the code", score=tmp_path)
+    refused(r"config.yaml: no such file", score=tmp_path, language="en")
+    refused("those of --plot", folders=(tmp_path,))
+    refused("give the folders to plot", **picture)
+    refused("no scores.json there or one folder below", **picture, folders=(tmp_path,))
+    (tmp_path / "scores.json").write_text('{"LAAL": null, "chrF": 3}')
+    refused(r"scores.json: LAAL: None; score the folder", **picture, folders=(tmp_path,))
+    write_log(tmp_path, [said("a", [1], "a")], "speech", "text")
+    refused("no such file", score=tmp_path, language="en", sources=tmp_path / "none")
 
 
 @dataclass
@@ -132,13 +236,6 @@ def test_goes_on_where_it_stopped(file: Path, tmp_path: Path) -> None:
         simul.main(tyro.cli(simul.SimulOptions, args=[*args(file, tmp_path / "out"), "--chunk-seconds", "2"]), Echo())
 
 
-def test_batches_are_marked(file: Path, tmp_path: Path, capsys) -> None:
-    engine = Echo()
-    scores = simul.main(tyro.cli(simul.SimulOptions, args=args(file, tmp_path / "out", "--batch-size", "2")), engine)
-    assert engine.sizes == [2, 1] and scores["run"]["batch_size"] == 2
-    assert "2 streams at" in capsys.readouterr().out
-
-
 def test_operating_points(file: Path, tmp_path: Path, capsys) -> None:
     argv = args(file, tmp_path / "out")
     argv[-1:] = ["1", "2", "--schedule", "wait-2"]
@@ -176,24 +273,12 @@ def test_schedules(tmp_path: Path) -> None:
     assert named("wait-3", streams=[speak("a", *UNITS), speak("b")]) == WaitK(3, 4 * 0.5 / 3.5, "es")
     with pytest.raises(ValueError, match="no references to take the rate from; give --rate"):
         named("wait-3", streams=[speak("b")])
-    for name in (
-        "wait3",
-        "wait-1.5",
-        "edatt-",
-        "edatt-1-2-3",
-        "alignatt",
-        "alignatt-2.5",
-        "local-agreement",
-        "wait-2\n",
-    ):
-        with pytest.raises(
-            ValueError, match=rf"--schedule: {re.escape(repr(name))}; give policy, offline, wait-K, loc"
-        ):
+    for name in ("wait3", "wait-1.5", "edatt-", "edatt-1-2-3", "alignatt", "local-agreement", "wait-2\n"):
+        with pytest.raises(ValueError, match=rf"--schedule: {re.escape(repr(name))}; give policy, offline, wait-K"):
             named(name)
     for name, problem in {
         "local-agreement-1": "local agreement: n must be at least 2, got 1",
         "edatt-0": "edatt: alpha must be in (0, 1] and frames at least 1, got 0 and 2",
-        "edatt-1.5": "got 1.5 and 2",
         "edatt-0.5-0": "got 0.5 and 0",
     }.items():
         with pytest.raises(ValueError, match=re.escape(problem)):
@@ -218,19 +303,18 @@ def test_errors(file: Path, tmp_path: Path) -> None:
     def ask(*argv: str) -> None:
         simul.main(tyro.cli(simul.SimulOptions, args=argv), Echo())
 
-    with pytest.raises(ValueError, match="give --model, --streams and --out"):
-        ask("--model", "m")
-    with pytest.raises(ValueError, match=r"none.jsonl: missing"):
-        ask(*args(tmp_path / "none.jsonl", tmp_path / "out"))
-    with pytest.raises(ValueError, match="bundled:es/all: missing"):
-        ask(*args("bundled:es/all", tmp_path / "out"))
-    with pytest.raises(ValueError, match="batch_size must be at least 1"):
-        ask(*args(file, tmp_path / "out", "--batch-size", "0"))
     write_streams(tmp_path / "both", [speak("a", *UNITS), speak("f", *UNITS, target="fr")])
-    with pytest.raises(ValueError, match="translations into es, fr; choose by --target-language"):
-        ask(*args(tmp_path / "both", tmp_path / "out"))
-    with pytest.raises(ValueError, match="nothing to interpret"):
-        ask(*args(tmp_path / "both", tmp_path / "out", "--target-language", "de"))
+    out = tmp_path / "out"
+    for words, message in (
+        (["--model", "m"], "give --model, --streams and --out"),
+        (args(tmp_path / "none.jsonl", out), r"none.jsonl: missing"),
+        (args("bundled:es/all", out), "bundled:es/all: missing"),
+        (args(file, out, "--batch-size", "0"), "batch_size must be at least 1"),
+        (args(tmp_path / "both", out), "translations into es, fr; choose by --target-language"),
+        (args(tmp_path / "both", out, "--target-language", "de"), "nothing to interpret"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ask(*words)
     ask(*args(tmp_path / "both", tmp_path / "french", "--target-language", "fr"))
     assert json.loads((tmp_path / "french" / "scores.json").read_text())["skipped"] == 1
 

@@ -1,4 +1,4 @@
-"""Small judges of the real classes, saved as checkpoints."""
+"""Small speech models of the real classes, saved as checkpoints."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import multiprocessing
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -210,22 +209,6 @@ def test_the_cache_is_keyed_by_model_prompt_and_audio(make_rollout, tmp_path: Pa
         assert [s.total for s in OpenAIJudge(endpoint, PROMPT)(rollouts)] == [s.total for s in first]
         assert len(server.bodies) == 10  # damaged files are asked for again
     assert not list(tmp_path.rglob("*.tmp"))
-
-
-def _score(url: str, cache: str, rollouts: list[Rollout]) -> list[float]:
-    judge = OpenAIJudge(ChatEndpoint("rule", url, cache=cache), PROMPT)
-    return [s.total for s in judge(rollouts) if s is not None]
-
-
-@pytest.mark.slow  # each process imports torch
-def test_several_processes_share_a_cache(make_rollout, tmp_path: Path) -> None:
-    server = ChatServer(letters)
-    rollouts = rollouts_of(make_rollout, *("x" * (i % 5) + "." * i for i in range(20)))
-    with judging(server) as endpoint, multiprocessing.get_context("spawn").Pool(2) as pool:
-        totals = pool.starmap(_score, [(endpoint.base_url, str(tmp_path), rollouts)] * 2)
-        asked = len(server.bodies)
-        assert _score(endpoint.base_url, str(tmp_path), rollouts) == totals[0] and len(server.bodies) == asked
-    assert totals[0] == totals[1] and len(list(tmp_path.rglob("*.json"))) == 20
 
 
 def test_requests_are_concurrent_up_to_the_limit_and_end_in_time(make_rollout) -> None:
