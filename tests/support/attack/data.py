@@ -16,7 +16,6 @@ import numpy as np
 import soundfile
 import torch
 import yaml
-from audiorl.tasks.simul.segments import read_segments
 
 from audiorl.audio import MAX_SECONDS, SLACK, AudioClip, AudioError
 from audiorl.data.manifest import Loaded, read_samples
@@ -24,6 +23,7 @@ from audiorl.data.preferences import read_judged, read_pairs, read_steps
 from audiorl.data.text import read_passages, read_questions
 from audiorl.tasks.simul.formats import read_streams
 from audiorl.tasks.simul.logs import CONFIG, LOG, read_log
+from audiorl.tasks.simul.talks import read_segments
 from audiorl.tasks.tts.texts import read_utterances
 from tests.support.attack.mutation import mutate_bytes, mutate_safetensors
 from tests.support.attack.targets import SEEDS, Input, Target
