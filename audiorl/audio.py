@@ -57,6 +57,11 @@ class AudioClip:
     [T, channels], at `sample_rate` Hz. For `path` and `data` the file's own rate counts and `sample_rate` is what the
     manifest claims (checked on load). `start` and `duration` (seconds) select a part. `context` seconds before `start`
     are encoded with the part but give no tokens of their own: context for a chunk of a stream.
+
+    >>> import numpy as np
+    >>> from audiorl import AudioClip
+    >>> AudioClip(array=np.zeros(16_000, np.float32), sample_rate=16_000, duration=0.5).load(24_000).shape
+    (12000,)
     """
 
     path: str | None = None

@@ -30,8 +30,7 @@ def main(args: list[str]) -> int:
     """Export the model; return the exit code."""
     options = parse(ExportOptions, args or ["--help"], prog="audiorl export")
     from audiorl.eval.asr import model_card_section
-    from audiorl.models.export import export
-    from audiorl.models.model_card import run_of
+    from audiorl.models.export import export, run_of
     from audiorl.recipes._loader import recorded_defaults
     from audiorl.run.folder import checkpoint_of
 

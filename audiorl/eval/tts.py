@@ -57,22 +57,8 @@ from audiorl.eval._common import (
     write_scores,
 )
 from audiorl.eval._conversation_generation import SAID, PieceConfig, generate_conversations
-from audiorl.eval._speech import (
-    RATE,
-    generate_speech,
-    load_speaking,
-    mean_prosody,
-    prosody_columns,
-    recording_of,
-)
-from audiorl.eval._win_rate import (
-    ListeningJudge,
-    compare,
-    comparison_page,
-    pairs_of,
-    win_rate_table,
-    win_rates,
-)
+from audiorl.eval._speech import RATE, generate_speech, load_speaking, mean_prosody, prosody_columns, recording_of
+from audiorl.eval._win_rate import ListeningJudge, compare, comparison_page, pairs_of, win_rate_table, win_rates
 from audiorl.eval.metrics.prosody import MEASURES, slope_per_minute
 from audiorl.eval.metrics.speech import cosine, voice_cosines
 from audiorl.eval.metrics.text import CorpusErrors, ErrorCounts, compared, utterance_errors

@@ -55,7 +55,7 @@ def kernel_equals_reference(kernel: Kernel, dtype: torch.dtype, setup: Setup) ->
 
 
 def _attended(kernel: Kernel, inputs: list[Tensor], setup: Setup) -> list[Tensor]:
-    """The output, and the gradients of query, key and value."""
+    """Return the output, and the gradients of query, key and value."""
     query, key, value = (x.detach().requires_grad_() for x in inputs[:3])
     out = SegmentAttention(kernel, Segments.of_spans(spans(setup.scale), query.device))(query, key, value)
     out.backward(inputs[3].transpose(1, 2))
@@ -84,7 +84,7 @@ def update_in_bf16(setup: Setup) -> Outcome:
 
 
 def _gradient(setup: Setup, attention: Attention, autocast: bool) -> Tensor:
-    """The gradient of all weights of the layers, on the CPU."""
+    """Return the gradient of all weights of the layers, on the CPU."""
     config = ModelConfig(attention=attention, autocast=autocast, gradient_checkpointing=True, only=("layers",))
     policy = full_width_policy(setup, config)
     group = experiences(setup.scale)[: setup.scale.group_size]

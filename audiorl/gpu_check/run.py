@@ -81,7 +81,7 @@ def run(checks: Mapping[str, Check], setup: Setup) -> dict[str, dict[str, Any]]:
 
 
 def describe(device: torch.device) -> dict[str, str]:
-    """The device, its precision settings, and the versions of what is installed."""
+    """Describe the device, its precision settings, and the versions of what is installed."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         capability = f"compute capability {properties.major}.{properties.minor}"

@@ -24,7 +24,7 @@ State = Literal["pass", "fail", "skipped", "measured"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one check. "measured" has no bound that it could miss."""
+    """Result of one check. "measured" has no bound that it could miss."""
 
     state: State
     detail: str

@@ -158,7 +158,7 @@ def compiled_decoding(setup: Setup) -> Outcome:
 
 
 def _decoded(engine: HFEngine, setup: Setup) -> tuple[list[Rollout], float]:
-    """The rollouts of one prompt, and tokens per second of a second call."""
+    """Return the rollouts of one prompt, and tokens per second of a second call."""
     rollouts: list[Rollout] = []
 
     def generate() -> None:

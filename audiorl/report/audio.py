@@ -94,7 +94,7 @@ def _texts(config: Any) -> Iterator[str]:
 
 
 def _names(manifest: Path, path: Path) -> bool:
-    """Whether a text file holds a path as a JSON string."""
+    """Return whether a text file holds a path as a JSON string."""
     if not manifest.stat().st_size:
         return False
     with open(manifest, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

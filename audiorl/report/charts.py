@@ -64,7 +64,7 @@ LIGHT = _theme([_LIGHT[name] for name in _NAMES])
 
 @dataclass(frozen=True)
 class Series:
-    """The values of one metric in one phase; `x` are steps on the common axis of all phases."""
+    """Values of one metric in one phase; `x` are steps on the common axis of all phases."""
 
     name: str
     phase: str
@@ -124,7 +124,7 @@ def series(metrics: Sequence[Mapping[str, Any]], name: str) -> list[Series]:
 
 
 def _window(count: int) -> int:
-    """How many neighbouring values are averaged in a curve of `count`; a curve of few values is shown as it is."""
+    """Return how many neighbours are averaged in a curve of `count` values; few values are shown as they are."""
     return 1 if count < 12 else max(3, count // 10)
 
 
@@ -181,11 +181,7 @@ def _save(figure: Figure, png: str | Path) -> Path:
 
 
 def draw_lines(
-    ax: Axes,
-    lines: Sequence[Sequence[Series]],
-    shift: Mapping[str, float],
-    theme: Theme,
-    style: LineStyle = "average",
+    ax: Axes, lines: Sequence[Sequence[Series]], shift: Mapping[str, float], theme: Theme, style: LineStyle = "average"
 ) -> None:
     """Draw one colour per metric: raw values faint, their moving average strong; the control dashed in its own colour.
 
@@ -214,7 +210,7 @@ def draw_lines(
 
 
 def _mark_phases(ax: Axes, lines: Sequence[Series], shift: Mapping[str, float], theme: Theme) -> None:
-    """A dotted line where a phase starts, and its name above the curve."""
+    """Draw a dotted line where a phase starts, and its name above the curve."""
     left, right = ax.get_xlim()
     for phase in dict.fromkeys(one.phase for one in lines if not is_control(one.phase)):
         border = shift.get(phase, 0.0)

@@ -112,7 +112,7 @@ def _header(run: RunContents) -> str:
 
 
 def _picture(run: RunContents) -> str:
-    """The chart next to the headline: bars, for interpreters quality against latency; "" without an evaluation."""
+    """Draw the chart next to the headline: bars, for interpreters quality and latency; "" without an evaluation."""
     places, evaluations = points(run.evals), measures(run.evals)
     if len(places) > 1:
         figure = Figure(figsize=(5.0, 3.3))
@@ -146,7 +146,7 @@ def _facts(run: RunContents) -> str:
 
 
 def _settings(run: RunContents) -> str:
-    """The command that repeats the run, its resolved configuration, and the versions it ran with."""
+    """Show the command that repeats the run, its resolved configuration, and the versions it ran with."""
     if not run.config:
         return ""
     body = f"<pre>{escape(run.command)}</pre>" if run.command else ""
@@ -185,7 +185,7 @@ def _evaluations(run: RunContents) -> str:
 
 
 def _evaluation_row(row: EvaluationRow, entries: Sequence[str], compared: bool) -> str:
-    """The number of samples stands at the row's name when it is the same everywhere, else at each value."""
+    """Draw a row; the number of samples stands at its name when it is the same everywhere, else at each value."""
 
     def samples(n: int | None) -> str:
         return "" if n is None else f"<small>n = {n}</small>"
@@ -311,7 +311,7 @@ def _end(run: RunContents, one: Series, style: LineStyle, name: str) -> str:
 
 
 def _short(name: str, panel: Panel) -> str:
-    """The name without the group that all names of its panel share: ``reward/format`` is ``format``."""
+    """Return the name without the group that all names of its panel share: ``reward/format`` is ``format``."""
     groups = {n.partition("/")[0] for n in panel.names}
     return name.partition("/")[2] if len(groups) == 1 and "/" in name else name
 
@@ -403,7 +403,7 @@ def _recording_card(
 
 
 def _held_out_streams(run: RunContents, players: Players) -> str:
-    """The first held-out streams with the output of each evaluation; "" where none were interpreted."""
+    """Show the first held-out streams with the output of each evaluation; "" where none were interpreted."""
     rows = {name: [r for r in answers if is_stream(r.get("sample"))] for name, answers in run.answers.items()}
     places = {name: k for k, name in enumerate(run.evals)}
     names = sorted((n for n, streams in rows.items() if streams), key=lambda n: (places.get(n, len(places)), n))
@@ -465,7 +465,7 @@ def _rollouts(run: RunContents, players: Players) -> str:
 
 
 def _middles_first(count: int) -> list[int]:
-    """The last place, the first, then the middle of every gap, wide gaps first."""
+    """Return the last place, the first, then the middle of every gap, wide gaps first."""
     order = [count - 1, 0][:count]
     gaps = [(0, count - 1)]
     for low, high in gaps:  # grows while it is read

@@ -67,7 +67,7 @@ class ShownScore(Struct):
 
 
 class ShownRollout(Struct):
-    """A line of rollouts/step_*.jsonl, see `audiorl.data.rollout_rows`."""
+    """One line of rollouts/step_*.jsonl, see `audiorl.data.rollout_rows`."""
 
     group_id: _Label | None = None
     index: _Label | None = None
@@ -118,7 +118,7 @@ class _Entry(_Measured):
 
 @dataclass(frozen=True)
 class RunContents:
-    """The contents of a run folder, filled by `load_run`.
+    """Contents of a run folder, filled by `load_run`.
 
     config: config.json. metrics: the lines of metrics.jsonl. evals: eval.json, entries in the file's order.
     answers: eval/NAME.jsonl by NAME, in that order. rollout_files: (step, rollouts/step_*.jsonl) by step.
@@ -139,12 +139,12 @@ class RunContents:
 
     @property
     def recipe(self) -> str:
-        """The recipe's short name: ``recipes/think_qa.py`` is ``think_qa``."""
+        """Short name of the recipe: ``recipes/think_qa.py`` is ``think_qa``."""
         return Path(str(self.config.get("recipe") or self.name)).stem
 
     @property
     def command(self) -> str:
-        """The command that started the run, quoted for a shell; "" where config.json does not tell it."""
+        """Command that started the run, quoted for a shell; "" where config.json does not tell it."""
         if "recipe" not in self.config:
             return ""
         options = map(str, self.config.get("argv") or ())

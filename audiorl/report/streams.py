@@ -59,7 +59,7 @@ class _Axis:
         return len(self.ends)
 
     def cell_width(self, k: int) -> int:
-        """The width of what stands behind chunk k."""
+        """Return the width of what stands behind chunk k."""
         return (*self.widths[1:], self.widths[0])[k] - 3
 
 
@@ -120,7 +120,7 @@ def _table(axis: _Axis, caption: str, rows: str) -> str:
 
 
 def _times(axis: _Axis) -> str:
-    """The moments at the left edges of the columns; the end of the speech is that of the last one."""
+    """Draw the moments at the left edges of the columns; the end of the speech is that of the last one."""
     cells = "".join(f"<td>{_seconds(t)}</td>" for t in (*axis.starts, axis.ends[-1]))
     return f"<tr class='times'><th scope='row'>seconds</th>{cells}</tr>"
 
@@ -155,7 +155,7 @@ def _references(axis: _Axis, turns: Sequence[Row]) -> str:
 
 
 def _envelopes(wav: NDArray[np.float32] | None, axis: _Axis) -> list[str]:
-    """Per chunk the outline of its sound in a box of _BINS x 2, mirrored at the middle; "" without sound."""
+    """Outline the sound of each chunk in a box of _BINS x 2, mirrored at the middle; "" without sound."""
     if wav is None or not len(wav):
         return [""] * len(axis)
     rate, loudest = len(wav) / axis.ends[-1], max(float(np.abs(wav).max()), 1e-6)
@@ -213,7 +213,7 @@ def _written(axis: _Axis, segments: Sequence[Row]) -> str:
 
 
 def _about(segment: Row, end: float) -> str:
-    """A segment in words: source time, wall-clock time, number of tokens, why it stopped."""
+    """Put a segment in words: source time, wall-clock time, number of tokens, why it stopped."""
     source_time, emit_time = segment.get("source_time"), segment.get("emit_time")
     words = [f"written after {_seconds(end if source_time is None else float(source_time))} s of source"]
     if emit_time is not None:

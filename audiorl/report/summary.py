@@ -124,7 +124,7 @@ class EvaluationRow:
 
     @property
     def label(self) -> str:
-        """The row's heading: ``accuracy``, or ``accuracy, English`` for a task."""
+        """Heading of the row: ``accuracy``, or ``accuracy, English`` for a task."""
         name = metric_name(self.metric) + (f", {self.task}" if self.task else "")
         return name + (" (not optimised)" if self.outside else "")
 
@@ -136,12 +136,12 @@ class EvaluationRow:
 
     @property
     def worse(self) -> bool:
-        """Whether `after` is worse than `before`. False for a metric without a better direction, such as a length."""
+        """True if `after` is worse than `before`. False for a metric without a better direction, such as a length."""
         return (self.change or 0.0) * _METRICS.get(self.metric, ("", 0, False))[1] < 0
 
     @property
     def surely_better(self) -> bool:
-        """Whether the interval of the change since `before` lies on the better side of 0."""
+        """True if the interval of the change since `before` lies on the better side of 0."""
         _, low, high = self.changes["after"]
         return high < 0 if _METRICS.get(self.metric, ("", 0, False))[1] < 0 else low > 0
 
@@ -225,7 +225,7 @@ def entry_names(rows: Sequence[EvaluationRow]) -> list[str]:
 
 @dataclass(frozen=True)
 class Measure:
-    """The headline metric at one evaluation, with its 95% interval when there is one."""
+    """Value of the headline metric at one evaluation, with its 95% interval when there is one."""
 
     entry: str
     value: float

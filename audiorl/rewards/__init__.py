@@ -1,4 +1,10 @@
-"""Rewards: frozen dataclasses that score all rollouts of a step at once. Importing this loads no model."""
+"""Rewards: frozen dataclasses that score all rollouts of a step at once. Importing this loads no model.
+
+>>> from audiorl import rewards
+>>> reward = rewards.WeightedSum.of(accuracy=(rewards.AnswerAccuracy(), 2.0), format=rewards.ThinkFormat())
+>>> [term.name for term in reward.terms]
+['accuracy', 'format']
+"""
 
 from audiorl.rewards.answers import (
     AnswerAccuracy,

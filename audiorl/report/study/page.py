@@ -91,7 +91,7 @@ def write_page(study: Study, path: str | Path, audio_root: Sequence[Path] = ()) 
 
 
 def page(study: Study, audio_root: Sequence[Path] = ()) -> str:
-    """The page as text."""
+    """Return the page as text."""
     runs = list(dict.fromkeys(file.resolve().parent.parent for file in study.rollouts.files))
     players = Players(runs[0], allowed=_allowed(runs, audio_root))
     sections = (_header, _rewards, _distributions, _correlation, _signs, _lost)
@@ -102,7 +102,7 @@ def page(study: Study, audio_root: Sequence[Path] = ()) -> str:
 
 
 def _allowed(runs: Iterable[Path], audio_root: Sequence[Path]) -> Allowed:
-    """What the reports of all runs may embed."""
+    """Return what the reports of all runs may embed."""
     folders: list[Path] = []
     manifests: list[Path] = []
     for run in runs:
@@ -166,7 +166,7 @@ def _distributions(study: Study) -> str:
 
 
 def histogram(values: np.ndarray) -> str:
-    """An SVG of `BINS` bars, or of one bar for each value where there are fewer."""
+    """Draw an SVG of `BINS` bars, or of one bar for each value where there are fewer."""
     values = values[~np.isnan(values)]
     distinct, counts = np.unique(values, return_counts=True)
     low, high = float(distinct[0]), float(distinct[-1])
@@ -236,7 +236,7 @@ def interval(value: Estimate | None) -> str:
 
 
 def _lost(study: Study) -> str:
-    """Per reward the groups with equal scores."""
+    """List per reward the groups with equal scores."""
     first: dict[Hashable, Rollout] = {}
     for group, rollout in zip(study.rollouts.groups(), study.rollouts, strict=True):
         first.setdefault(group, rollout)

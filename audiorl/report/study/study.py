@@ -38,22 +38,20 @@ class Rollouts(Sequence[Rollout]):
     """Recorded rollouts and their scores, all of equal length. Made by `load` and `score`.
 
     Rollouts.load("runs/*/rollouts/*.jsonl").score(AnswerAccuracy()).to_pandas()
+
+    files: where each was read. labels: the field `label` of each row, a number that people gave; None without one.
+    scores: by reward, None where it skipped the rollout; "recorded" holds those of the runs. rewards: what gave them.
     """
 
     rollouts: tuple[Rollout, ...]
-    """Complete: tokens, codes, turns, audio, recorded speech, metadata."""
     files: tuple[Path, ...]
-    """Where each was read."""
     labels: tuple[float | None, ...]
-    """The field `label` of each row, a number that people gave; None where there is none."""
     scores: Mapping[str, tuple[Score | None, ...]] = field(default_factory=dict)
-    """By reward; None where it skipped the rollout. "recorded" holds the scores of the runs."""
     rewards: Mapping[str, Reward] = field(default_factory=dict)
-    """The rewards that gave them."""
 
     @classmethod
     def load(cls, paths: str | Path | Sequence[str | Path]) -> Rollouts:
-        """The rollouts of files, or of patterns such as "runs/*/rollouts/*.jsonl".
+        """Read the rollouts of files, or of patterns such as "runs/*/rollouts/*.jsonl".
 
         Raises ValueError naming file, row and field of a damaged row, and for a pattern without files.
         """
@@ -69,7 +67,7 @@ class Rollouts(Sequence[Rollout]):
         return cls(tuple(rollouts), tuple(files), tuple(labels), recorded)
 
     def score(self, reward: Reward, name: str = "") -> Rollouts:
-        """The same rollouts with the scores of `reward` added.
+        """Return the same rollouts with the scores of `reward` added.
 
         The reward sees one file at a time, which holds one step, as in training. `name`: by default that of the reward
         file or of the class; a number is added to a name that is there already.
@@ -86,7 +84,7 @@ class Rollouts(Sequence[Rollout]):
         return dataclasses.replace(self, scores=scores_by_name, rewards={**self.rewards, name: reward})
 
     def columns(self, parts: bool = True) -> dict[str, list[float]]:
-        """The total of each reward as NAME and its parts as NAME/PART, one value a rollout, NaN where there is none."""
+        """Return the total of each reward as NAME, its parts as NAME/PART, one value a rollout; NaN for none."""
         table: dict[str, list[float]] = {}
         for name, scores in self.scores.items():
             table[name] = [math.nan if s is None else s.total for s in scores]
@@ -96,7 +94,7 @@ class Rollouts(Sequence[Rollout]):
         return table
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row a rollout: file, group, index, sample, task, text, tokens, stop, label, and a column a reward and part.
+        """Return a row a rollout: file, group, index, sample, task, text, tokens, stop, label, each reward and part.
 
         Needs pandas.
         """
@@ -121,7 +119,7 @@ class Rollouts(Sequence[Rollout]):
         return pandas.DataFrame(rows).assign(**self.columns())
 
     def groups(self) -> list[tuple[Path, str]]:
-        """The group of each rollout: group ids repeat from run to run."""
+        """Return the group of each rollout: group ids repeat from run to run."""
         return [(f, r.group_id) for f, r in zip(self.files, self.rollouts, strict=True)]
 
     def __len__(self) -> int:
@@ -146,7 +144,7 @@ class Rollouts(Sequence[Rollout]):
 
 
 def _labels(file: Path) -> list[float | None]:
-    """The field `label` of each row: a number, true or false."""
+    """Read the field `label` of each row: a number, true or false."""
     labels: list[float | None] = []
     for row in read_rows(file):
         assert not isinstance(row, BadRow)  # read_rollouts has read it
@@ -172,20 +170,27 @@ length; the others replace it, and a reward of one property (format, language) m
 
 @dataclass(frozen=True)
 class Agreement:
-    """How a reward agrees with people's labels."""
+    """Agreement of a reward with people's labels on `count` rollouts.
+
+    spearman: rank correlation; None where one of them does not vary. pairwise: share of pairs of a group, with
+    different labels, that the reward orders as people do; a tie counts 1/2. Where no group has such a pair, of all
+    pairs; None where there are none.
+    """
 
     count: int
-    """Rollouts with a label and a score."""
     spearman: Estimate | None
-    """Rank correlation; None where one of them does not vary."""
     pairwise: Estimate | None
-    """Share of pairs of a group, with different labels, that the reward orders as people do; a tie counts 1/2. Where no
-    group has such a pair, of all pairs. None where there are none."""
 
 
 @dataclass(frozen=True)
 class RewardStudy:
-    """One reward's scores on the rollouts. Made by `study`."""
+    """One reward's scores on the rollouts. Made by `study`.
+
+    at_low, at_high: shares of the scores that equal the lowest and the highest one. groups: those with two scores or
+    more. lost: those whose scores are all equal, which give no group-relative advantage. signs: rank correlation of the
+    score with each of `signs.properties` within groups, with its 95 % interval over groups; None where one of them does
+    not vary within groups. probes: mean change of the score by each of `signs.probes`, with its interval.
+    """
 
     name: str
     scored: int
@@ -195,18 +200,11 @@ class RewardStudy:
     low: float
     high: float
     at_low: float
-    """Share of the scores that equal the lowest one."""
     at_high: float
-    """Share of the scores that equal the highest one."""
     groups: int
-    """Groups with two scores or more."""
     lost: tuple[Hashable, ...]
-    """Those whose scores are all equal: they give no group-relative advantage."""
     signs: Mapping[str, Estimate | None]
-    """Rank correlation of the score with each of `signs.properties` within groups, with its 95 % interval over groups;
-    None where one of them does not vary within groups."""
     probes: Mapping[str, Estimate] = field(default_factory=dict)
-    """Mean change of the score by each of `signs.probes`, with its 95 % interval over groups."""
     agreement: Agreement | None = None
 
     @property
@@ -229,7 +227,7 @@ class RewardStudy:
         return tuple(out)
 
     def pays_for(self, probe: str) -> bool:
-        """Whether the score surely rises by the change `probe`."""
+        """Return whether the score surely rises by the change `probe`."""
         change = self.probes.get(probe)
         return change is not None and change.low > max(RISE[probe] * self.std, _EQUAL)
 
@@ -260,7 +258,7 @@ class Study:
     """Spearman's rank correlation of each pair of `columns`; NaN where one does not vary."""
 
     def disagreements(self, first: str, second: str, count: int) -> list[int]:
-        """Indices of the rollouts whose ranks under two rewards differ most, largest difference first."""
+        """Return the indices of the rollouts whose ranks under two rewards differ most, largest difference first."""
         a, b = self.columns[first], self.columns[second]
         both = np.flatnonzero(~np.isnan(a) & ~np.isnan(b))
         gaps = np.abs(ranks(a[both]) - ranks(b[both])) / max(len(both) - 1, 1)
@@ -268,7 +266,7 @@ class Study:
         return [int(both[i]) for i in order if gaps[i] > 0]
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Pairs of rewards, those that agree least first; pairs without a correlation come last."""
+        """Return pairs of rewards, those that agree least first; pairs without a correlation come last."""
         names = [one.name for one in self.rewards]
         return sorted(
             combinations(names, 2), key=lambda pair: (math.isnan(self.correlation[pair]), self.correlation[pair])
@@ -276,7 +274,7 @@ class Study:
 
 
 def study(rollouts: Rollouts, probe: int = 100) -> Study:
-    """Statistics of every reward that `rollouts` has scores of.
+    """Compute statistics of every reward that `rollouts` has scores of.
 
     `probe`: so many rollouts, evenly over all, are changed in four ways and scored again by each reward
     (`signs.probes`); 0 leaves this out. With a judge that costs up to eight calls for each of them.
@@ -331,8 +329,8 @@ def _study(
 
 
 def _probe(rollouts: Rollouts, count: int) -> dict[str, dict[str, Estimate]]:
-    """Per reward and probe the mean change of the score. Changed answers are scored together with the recorded ones,
-    so that a reward which compares a batch sees both."""
+    """Measure per reward and probe the mean change of the score. Changed answers are scored together with the recorded
+    ones: a reward that compares a batch sees both."""
     chosen = np.unique(np.linspace(0, len(rollouts) - 1, min(count, len(rollouts))).astype(int)).tolist()
     before = [rollouts[i] for i in chosen]
     groups = rollouts.groups()
@@ -356,20 +354,20 @@ def _probe(rollouts: Rollouts, count: int) -> dict[str, dict[str, Estimate]]:
 
 
 def ranks(values: Column) -> Column:
-    """From 0; equal values share the mean of their ranks."""
+    """Rank from 0; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts + 1) / 2)[inverse]
 
 
 def spearman(a: Column, b: Column) -> float:
-    """Spearman's rank correlation over the entries that both have; NaN where one of them does not vary."""
+    """Return Spearman's rank correlation over the entries that both have; NaN where one of them does not vary."""
     both = ~np.isnan(a) & ~np.isnan(b)
     x, y = ranks(a[both]), ranks(b[both])
     return float(np.corrcoef(x, y)[0, 1]) if both.sum() > 1 and np.ptp(x) and np.ptp(y) else math.nan
 
 
 def within_groups(scores: Column, given: Column, groups: Sequence[Hashable]) -> Estimate | None:
-    """The correlation of ranks within groups, pooled: Σ_g cov_g / √(Σ_g var_g · Σ_g var'_g), its interval over groups.
+    """Pool the correlation of ranks within groups: Σ_g cov_g / √(Σ_g var_g · Σ_g var'_g), its interval over groups.
 
     Differences between prompts do not count: a hard prompt may have long answers and low scores. None where one of them
     varies in no group, or in one group only.
@@ -413,7 +411,7 @@ def _ordered(scores: Column, labels: Column) -> tuple[float, float]:
 
 
 def _ordered_against(scores: Column, labels: Column, i: int) -> tuple[float, float]:
-    """Of the pairs of rollout i with the others."""
+    """Count as `_ordered`, the pairs of rollout i with the others."""
     order = np.sign(labels - labels[i])
     return float((order != 0) @ (1 + order * np.sign(scores - scores[i])) / 2), float((order != 0).sum())
 

@@ -75,7 +75,7 @@ def _item(index: RolloutIndex, place: RolloutPlace, sound: Sound) -> str:
 
 
 def _play(players: Players, clip: Row, label: str) -> str:
-    """A small button that plays a clip; "" where there is none to play."""
+    """Return a small button that plays a clip; "" where there is none to play."""
     source = re.search(r' src="([^"]*)"', players.player(clip))
     return f'<button type="button" class="play" data-source="{source[1]}">{label}</button>' if source else ""
 

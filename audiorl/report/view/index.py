@@ -39,7 +39,7 @@ _rollout_line = msgspec.json.Decoder(ShownRollout).decode
 
 
 class MetricsFile:
-    """The lines of a metrics.jsonl while a run writes it.
+    """Lines of a metrics.jsonl while a run writes it.
 
     A last line without its newline is read when it is complete. When the file was replaced, cut or removed (a run that
     was resumed from an older step), `rows` begins again and `epoch` grows.
@@ -98,7 +98,7 @@ class FollowedRun:
 
     @property
     def is_live(self) -> bool:
-        """Whether a step was logged a short time ago and the run has not written its report since."""
+        """True if a step was logged a short time ago and the run has not written its report since."""
 
         def modified(name: str) -> float:
             try:
@@ -402,7 +402,7 @@ def answer_key(sample: object, text: str) -> str:
 
 
 def _columns(row: ShownRollout) -> tuple[Any, ...]:
-    """What the index holds of a rollout. `answer` is "" where there is nothing to label: no text, no audio, streams."""
+    """Return what the index holds. `answer` is "" where there is nothing to label: no text, no audio, streams."""
     sample, score, segments = row.sample, row.score, row.segments or []
     text = row.text or "".join(segment.text or "" for segment in segments)
     can_label = bool(text.strip() and sample and sample.audio and not sample.turns)

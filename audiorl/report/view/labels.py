@@ -39,7 +39,7 @@ VERDICTS: dict[Mode, tuple[str, ...]] = {"scores": (*SCORES, "skip"), "pairs": (
 
 
 class _Label(msgspec.Struct):
-    """What is read of a row again."""
+    """Fields of a label that are read again."""
 
     label_of: list[str]
 
@@ -154,7 +154,7 @@ def _append(path: Path, row: dict[str, Any]) -> None:
 
 
 def next_question(index: RolloutIndex, labels: LabelFile, rng: random.Random) -> LabelQuestion | None:
-    """A question that nobody has answered, chosen and ordered at random; None when there is none."""
+    """Return a question that nobody has answered, chosen and ordered at random; None when there is none."""
     labels.read()
     if labels.mode == "scores":
         answers = dict(

@@ -46,7 +46,7 @@ _POLICY = (
 
 @dataclass
 class RunsView:
-    """The runs that are looked at, and everything that was read of them so far."""
+    """Runs that are looked at, and everything that was read of them so far."""
 
     runs: list[FollowedRun]
     index: RolloutIndex
@@ -70,7 +70,7 @@ class RunsView:
                 self.poll()
 
     def state(self) -> dict[str, Any]:
-        """What the page shows around its content."""
+        """Return what the page shows around its content."""
         runs = []
         for number, run in enumerate(self.runs):
             rollouts, steps = self.index.counts(number)
@@ -108,13 +108,13 @@ class RunsView:
 def open_view(
     folders: Sequence[Path], labels: Path | None = None, mode: Mode = "pairs", file: str | Path = ":memory:"
 ) -> RunsView:
-    """A view of run folders. ValueError for one that is none, and for a bad file of labels. `file`: of RolloutIndex."""
+    """Open run folders. ValueError for one that is none, and for a bad file of labels. `file`: of RolloutIndex."""
     runs = [FollowedRun(path, name) for path, name in zip(folders, names_of(list(folders)), strict=True)]
     return RunsView(runs, RolloutIndex(runs, file), None if labels is None else LabelFile(labels, mode))
 
 
 def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAPI:
-    """The server as an ASGI application."""
+    """Return the server as an ASGI application."""
     app = FastAPI(title="audiorl view", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     questions: dict[str, LabelQuestion] = {}
     rng = random.Random()
@@ -157,7 +157,7 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
 
     @app.get("/metrics/{number}")
     def metrics(number: int, epoch: int = -1, since: int = 0) -> Any:
-        """The lines of a run's metrics from `since` on, all of them when the file has become another one."""
+        """Return the lines of a run's metrics from `since` on, all of them when the file has become another one."""
         followed = _run(view, number).metrics
         rows, current = followed.rows, followed.epoch
         start = since if epoch == current else 0
@@ -234,7 +234,7 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
 
 
 def _refusal(request: Request, token: str, cookie: str) -> Response | None:
-    """The answer to a request that may not be served, or that brings the token; None for all others."""
+    """Return the answer to a request that may not be served, or that brings the token; None for all others."""
     if request.headers.get("Host", "").partition(":")[0] not in NAMES_OF_HOST:
         return Response("this server answers requests for 127.0.0.1 and localhost only", 403)
     origin = request.headers.get("Origin")
@@ -265,7 +265,7 @@ async def _events(view: RunsView, request: Request) -> AsyncIterator[str]:
 
 
 def _part(content: bytes, mime: str, byte_range: str) -> Response:
-    """The content, or the range of bytes that a player asks for when it jumps."""
+    """Return the content, or the range of bytes that a player asks for when it jumps."""
     start, _, end = byte_range.removeprefix("bytes=").partition("-")
     headers = {"Accept-Ranges": "bytes"}
     if not byte_range.startswith("bytes=") or not start.isdigit() or int(start) >= len(content):
@@ -277,7 +277,7 @@ def _part(content: bytes, mime: str, byte_range: str) -> Response:
 
 @contextmanager
 def _missing_is_404() -> Iterator[None]:
-    """What is not there any more, or cannot be decoded, is a 404 with one line."""
+    """Answer what is not there any more, or cannot be decoded, by a 404 with one line."""
     try:
         yield
     except (LookupError, OSError, AudioError) as error:
@@ -328,7 +328,7 @@ def _read_and_follow(view: RunsView) -> None:
 
 
 def _listen(port: int) -> socket.socket:
-    """A bound socket, so that a port in use is one clear error before the address is printed."""
+    """Bind a socket: a port in use is one clear error before the address is printed."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

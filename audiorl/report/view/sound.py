@@ -22,7 +22,7 @@ _MAX_FILE = 8_000_000
 
 
 class Sound:
-    """The clips that pages have named so far, by key."""
+    """Clips that pages have named so far, by key."""
 
     def __init__(self) -> None:
         self._clips: dict[str, AudioClip] = {}
@@ -44,7 +44,7 @@ class Sound:
         return playable(self._clips[key], _MAX_FILE)
 
     def _spectrogram(self, key: str) -> bytes:
-        """A PNG of the clip: time to the right, 0 to 8 kHz upwards, 80 dB below the loudest point. Errors as above."""
+        """Draw a PNG: time to the right, 0 to 8 kHz upwards, 80 dB below the loudest point. Errors as above."""
         from matplotlib.image import imsave
 
         samples = self._clips[key].load(RATE)

@@ -20,7 +20,7 @@ from transformers import (
 from audiorl.audio import AudioClip
 from audiorl.cli import main
 from audiorl.models import load_policy
-from audiorl.models.graft import graft, read_text_model, vllm_problem
+from audiorl.models.graft import graft, read_text_model
 from audiorl.speech_models.protocol import load_model
 from tests.conftest import ask
 from tests.support.grafts import save_llm, save_whisper
@@ -120,10 +120,6 @@ def test_the_command(whisper: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert config["dtype"] == "bfloat16"
     assert main([*command, "qwen2-audio"]) == 2
     assert "exists already" in capsys.readouterr().err
-
-
-def test_heads_of_the_usual_size_are_no_problem_for_vllm(whisper: Path, tmp_path: Path) -> None:
-    assert vllm_problem(graft(save_llm(tmp_path / "llm"), whisper, "qwen2-audio")) is None
 
 
 def yarn() -> dict[str, Any]:

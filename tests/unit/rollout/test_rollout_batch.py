@@ -179,16 +179,6 @@ def test_the_budget_counts_a_prompt_once_and_is_kept() -> None:
     assert len(sizes) == 2 * 19 and max(sizes) < budget
 
 
-def test_the_budget_is_kept_while_rows_end_and_prompts_join() -> None:
-    policy = ending(make_text(), 2.5)
-    asked = questions([1 + 3 * (i % 5) for i in range(16)])
-    budget = 3 * (len(policy.prompt(asked[4].sample)) + 3 * 40)
-    sizes = cache_tokens(policy)
-    rollouts = HFEngine(policy, SamplingConfig(max_new_tokens=40, max_batch_tokens=budget)).generate(asked)
-    assert max(sizes) <= budget
-    same(rollouts, HFEngine(policy, SamplingConfig(max_new_tokens=40)).generate(asked))
-
-
 def test_a_paused_answer_continues_next_to_new_groups() -> None:
     policy = ending(make_text(), -1e9)
     engine = HFEngine(policy, SamplingConfig(max_new_tokens=16))

@@ -184,10 +184,7 @@ def test_probes_change_the_answer_and_its_tokens() -> None:
         "longer": ["<think>um um um</think><answer>yes</answer>", "two words two words two words"],
         "repeat": ["<think>um</think><answer>yes yes yes</answer>", "two words two words two words"],
         "copy": ["<think>um</think><answer>Say it.</answer>", "Say it."],
-        "babble": [
-            "<think>um</think><answer>yes sir no</answer>",
-            "yes sir no",
-        ],
+        "babble": ["<think>um</think><answer>yes sir no</answer>", "yes sir no"],
     }
     longer = changed["longer"][1]
     assert longer is not None and longer.num_sampled == 6 and len(longer.segments[0].logprobs) == 6

@@ -8,15 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from audiorl.config import RLConfig, SamplingConfig
+from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.protocols import Request
-from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.advantages import scored_experiences
 from audiorl.train.rl.collect import RolloutBatch, collect
 from audiorl.train.rl.metrics import rollout_metrics
 from audiorl.types import Rollout, Sample, Score, Segment
-from tests.conftest import Make
 
 SAMPLES = [Sample(name, ()) for name in "abcdefgh"]
 
@@ -192,21 +190,3 @@ def test_a_bad_score_names_its_sample() -> None:
 
     with pytest.raises(ValueError, match=f"sample '{first_round()[1]}': total is nan"):
         collect(Engine(), SAMPLES, reward, 0, RLConfig(prompts_per_step=3, group_size=2), 0)
-
-
-def test_a_greedy_request_is_temperature_zero_decoding(make_policy: Make, samples: list[Sample]) -> None:
-    """Also beside sampled rows, which stay what they would be without it."""
-    policy = make_policy()
-    hot = HFEngine(policy, SamplingConfig(temperature=1.3, top_p=0.9, max_new_tokens=8))
-    cold = HFEngine(policy, SamplingConfig(temperature=0, max_new_tokens=8))
-
-    def ids(rollouts: Sequence[Rollout]) -> list[list[int]]:
-        return [r.segments[0].ids.tolist() for r in rollouts]
-
-    expected = ids(cold.generate([Request(s) for s in samples]))
-    assert ids(hot.generate([Request(s, greedy=True, seed=7) for s in samples])) == expected
-    sampled = ids(hot.generate([Request(s, 2, seed=1) for s in samples]))
-    mixed = hot.generate([x for s in samples for x in (Request(s, 2, seed=1), Request(s, greedy=True))])
-    assert ids(mixed[2::3]) == expected
-    assert [x for i, x in enumerate(ids(mixed)) if i % 3 < 2] == sampled
-    assert sampled[0] != expected[0]
