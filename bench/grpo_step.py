@@ -336,7 +336,7 @@ def prepared(policy: AudioPolicy, clips: Sequence[AudioClip]) -> list[Experience
                     len(prompt),
                     sample.audio,
                     group_id=sample.id,
-                    engine_logprobs=near,
+                    rollout_logprobs=near,
                     ref_logprobs=near,
                     rewards=torch.zeros(len(ids)),
                     score=float(torch.rand((), generator=generator)),

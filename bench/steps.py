@@ -81,7 +81,7 @@ def child() -> None:
                 rewards[-1] = float(torch.randn((), generator=generator))
                 e = Experience(ids, mask, len(prompt.ids), audio=prompt.audio, group_id=sample.id, name=f"{len(out)}")
                 zeros = torch.zeros(len(ids))
-                out.append(e.replace(rewards=rewards, score=float(rewards[-1]), engine_logprobs=mask * -5.0 + zeros))
+                out.append(e.replace(rewards=rewards, score=float(rewards[-1]), rollout_logprobs=mask * -5.0 + zeros))
         return out
 
     def with_advantages(experiences: list[Experience]) -> list[Experience]:

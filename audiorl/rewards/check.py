@@ -70,3 +70,7 @@ def _check(where: str, score: Any, rollout: Rollout, undefined: bool) -> None:
             raise ValueError(f"{where}: {field} has {len(per_item)} values, the rollout has {count}")
         if not all(math.isfinite(v) or (undefined and math.isnan(v) and field == "per_segment") for v in per_item):
             raise ValueError(f"{where}: {field} holds a value that is not finite")
+    if score.step_ends is not None and score.per_token is None:
+        raise ValueError(f"{where}: step_ends without per_token; give both, or neither")
+    if score.step_ends and not 0 <= min(score.step_ends) <= max(score.step_ends) < rollout.num_sampled:
+        raise ValueError(f"{where}: step_ends {list(score.step_ends)}; the rollout has {rollout.num_sampled} tokens")

@@ -71,6 +71,7 @@ class WeightedSum:
             parts=parts,
             per_segment=_sum_items(weights, [(s.total, s.per_segment) for s in scores], len(rollout.segments)),
             per_token=_sum_items(weights, [(s.total, s.per_token) for s in scores], rollout.num_sampled),
+            step_ends=_all_step_ends(scores, rollout.num_sampled),
         )
 
 
@@ -91,6 +92,15 @@ def _sum_items(
         for i, value in enumerate(per_item if per_item is not None else (*[0.0] * (length - 1), total)):
             out[i] += weight * value
     return tuple(out)
+
+
+def _all_step_ends(scores: Sequence[Score], length: int) -> tuple[int, ...] | None:
+    """The tokens at which a term with credit per token ends a step, and the last one where another term is placed."""
+    if length == 0 or any(s.per_token is not None and s.step_ends is None for s in scores):
+        return None
+    if all(s.per_token is None for s in scores):
+        return None
+    return tuple(sorted({i for s in scores for i in (s.step_ends or (length - 1,))}))
 
 
 @dataclass(frozen=True)
