@@ -36,7 +36,7 @@ def child() -> None:
     import torch
 
     from audiorl.algos.experience import Experience
-    from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+    from audiorl.config import CriticConfig, KLConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
     from audiorl.data.bundled import LANGUAGE_QUESTION, language_phrases, language_question
     from audiorl.models import AudioPolicy
     from audiorl.models.examples import Example
@@ -107,7 +107,7 @@ def child() -> None:
     experiences = answered(policy, samples[:16], 8, 4, 32)
     update("grpo", policy, with_advantages(experiences), kl_beta=0.01)
     critic = CriticConfig(shared=True)
-    ppo = {"advantage": "gae", "kl_in": "reward", "kl_beta": 0.01, "critic": critic}
+    ppo = {"advantage": "gae", "kl": KLConfig(place="reward"), "kl_beta": 0.01, "critic": critic}
     update("ppo, shared critic", omni(), experiences, **ppo)
     print(json.dumps(numbers))
 

@@ -90,6 +90,7 @@ def step_index_relative(
     rewards, mask, ends [B, T]. Returns [B, T]: a token has the advantage of its own step and, with `gamma` above 0,
     gamma^n times that of the n-th step after it. What follows the last step belongs to it.
     """
+    check_shapes("step_index_relative", rewards=rewards, mask=mask, ends=ends)
     step_BT, counts_B = steps_of(ends, mask)
     return time_index_on_tokens(rewards, mask, step_BT, counts_B, group_ids, std, eps, gamma)
 
@@ -99,7 +100,6 @@ def steps_of(ends: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
     What follows the last end has the number of the last step.
     """
-    check_shapes("steps_of", ends=ends, mask=mask)
     ends = ends.bool() & mask.bool()
     counts_B = ends.sum(1)
     return (ends.cumsum(1) - ends.long()).minimum((counts_B - 1).clamp(min=0)[:, None]), counts_B
@@ -142,7 +142,7 @@ def process_relative(
     of those of its own step and of the later ones; tokens after the last step belong to none and have 0. Returns
     [B, T]. With `std=False` the mean alone is subtracted.
     """
-    check_shapes("process_relative", rewards=rewards, mask=mask)
+    check_shapes("process_relative", rewards=rewards, mask=mask, ends=ends)
     step_BT, counts_B = steps_of(ends, mask)
     inside_BT = mask.bool() & ((ends.bool() & mask.bool()).flip(1).cumsum(1).flip(1) > 0)
     rewards_BS = sum_steps(torch.where(inside_BT, rewards, 0.0), step_BT, counts_B)
@@ -192,9 +192,7 @@ def reinforce_returns(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tens
     return torch.zeros_like(sums).scatter(1, order, torch.where(valid, sums, 0.0))
 
 
-def reinforce_plus_plus(
-    rewards: Tensor, mask: Tensor, gamma: float = 1.0, reduce: Reduce = identity
-) -> Tensor:
+def reinforce_plus_plus(rewards: Tensor, mask: Tensor, gamma: float = 1.0, reduce: Reduce = identity) -> Tensor:
     """REINFORCE++ (Hu 2025, arXiv 2501.03262): returns of the token rewards, whitened over all sampled tokens.
 
     rewards [B, T] hold -β·k1 on every token and the score on the last. `reduce` as in `whiten`. Returns [B, T].

@@ -172,9 +172,7 @@ def _in_columns(values: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(values[:, None], (0, width - 1))
 
 
-def _token_rewards(
-    rollout: Rollout, score: Score, response: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor | None]:
+def _token_rewards(rollout: Rollout, score: Score, response: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
     """The score on its tokens [L]: per token; else per segment, on the segment's last token; else on the last one.
 
     Also which tokens end a step, [L] bool, or None. `response` [L] marks the tokens of the segments' responses, `mask`

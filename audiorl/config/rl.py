@@ -148,9 +148,7 @@ class LossOptions:
             require(self.dual_clip > 1, "loss_options.dual_clip", self.dual_clip, "greater than 1")
         require(self.cov_fraction <= 1, "loss_options.cov_fraction", self.cov_fraction, "at most 1")
         if not self.cov_low < self.cov_high:
-            raise ValueError(
-                f"loss_options: cov_low {self.cov_low:g} must lie below cov_high {self.cov_high:g}"
-            )
+            raise ValueError(f"loss_options: cov_low {self.cov_low:g} must lie below cov_high {self.cov_high:g}")
         if self.codebook_weights and (self.frame_ratio != "code" or min(self.codebook_weights) < 0):
             raise ValueError(
                 "loss_options.codebook_weights are numbers of at least 0, with loss_options.frame_ratio 'code'"

@@ -49,7 +49,7 @@ from audiorl.report import write_report
 from audiorl.rewards import AnswerAccuracy, AnswerFormat, StandardisedSum, Term, ThinkFormat, WeightedSum, load_reward
 from audiorl.rollout.speech_decoder import CodecSpeechDecoder
 from audiorl.run.folder import Run
-from audiorl.train.rl.held_out import Evaluate
+from audiorl.train.rl.hooks import Evaluate
 from audiorl.train.sft import sft
 from audiorl.types import Sample
 from tokenizers_audio import load as load_codec
@@ -167,7 +167,7 @@ class PtxOptions:
     """The options of recipes whose updates can add a supervised loss (PPO-ptx, arXiv 2203.02155)."""
 
     ptx_data: tuple[str, ...] = ()
-    """Supervised rows for `ptx_coef`, named like `data` and read like those of sft_audio: questions with their answers,
+    """Supervised rows for `ptx.coef`, named like `data` and read like those of sft_audio: questions with their answers,
     or speech with its transcripts."""
 
 
@@ -269,11 +269,11 @@ def _with_id(item: Any, new: str) -> Any:
 
 def check_ptx(paths: Sequence[str], *trainings: RLConfig) -> None:
     """Raise ValueError for rows of `ptx_data` that no phase uses, and for a phase that uses them but has none."""
-    used = any(training.ptx_coef for training in trainings)
+    used = any(training.ptx.coef for training in trainings)
     if used and not paths:
-        raise ValueError("ptx_coef is set, but there are no supervised rows for it; name them: --ptx-data FILE …")
+        raise ValueError("ptx.coef is set, but there are no supervised rows for it; name them: --ptx-data FILE …")
     if paths and not used:
-        raise ValueError("--ptx-data: nothing learns from these rows; set the weight of their loss, ptx_coef")
+        raise ValueError("--ptx-data: nothing learns from these rows; set the weight of their loss, ptx.coef")
 
 
 def ptx_examples(config: RecipeConfig, paths: Sequence[str], *trainings: RLConfig) -> list[Example]:

@@ -30,7 +30,8 @@ def folder(kind: Kind) -> Path:
 def scripts(kind: Kind) -> dict[str, Path]:
     """{name as written on the command line, such as "mmau-grpo": file}."""
     files = sorted(folder(kind).glob("*.py"))
-    return {file.stem.replace("_", "-"): file for file in files if not file.stem.startswith("_")}
+    # rl_loop.py is run by itself, for readers: it has no run folder.
+    return {f.stem.replace("_", "-"): f for f in files if not f.stem.startswith("_") and f.stem != "rl_loop"}
 
 
 def find_script(kind: Kind, name: str | Path) -> Path:

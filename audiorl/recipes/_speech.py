@@ -30,7 +30,7 @@ from audiorl.recipes._common import (
 from audiorl.run.folder import Run
 from audiorl.tasks.tts.prompts import utterance_sample
 from audiorl.tasks.tts.texts import bundled_utterances, read_utterances
-from audiorl.train.rl.held_out import Evaluate
+from audiorl.train.rl.hooks import Evaluate
 from audiorl.types import Sample
 
 

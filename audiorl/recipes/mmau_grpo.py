@@ -5,7 +5,7 @@
 
 `--data` and `--held-out` take AVQA and MusicBench as published, MMAU, MMAR and native manifests. `FILE:x0.5` shows half
 of a set's rows an epoch, `FILE:x2` all of them twice. `--think False` asks for the answer only. `--grpo.advantage
-leave-one-out` makes it RLOO; other estimators are other options of `--grpo`. `--reward-file my.py` adds a reward of
+rloo` makes it RLOO; other estimators are other options of `--grpo`. `--reward-file my.py` adds a reward of
 your own. `--control` also trains on the answers by SFT, without thoughts, for as much compute. `--path tiny --data
 bundled` tries the recipe without any download.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config import CriticConfig, KLConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.recipes._common import (
     OutsideOptions,
     PtxOptions,
@@ -47,11 +47,8 @@ class Config(OutsideOptions, PtxOptions, RewardOptions, RecipeConfig):
         group_size=1,
         mini_batches=4,
         aggregation="token-mean",
-        kl_in="reward",
-        kl_kind="k1",
+        kl=KLConfig(place="reward", kind="k1", control="log-space", target=0.02),
         kl_beta=0.02,
-        kl_control="log-space",
-        kl_target=0.02,
         critic=CriticConfig(warmup_steps=10, optim=OptimConfig(lr=5e-6)),
         eval_every=100,
         save_every=50,

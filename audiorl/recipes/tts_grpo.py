@@ -10,14 +10,14 @@ The model is Higgs Audio V2, or another that has learned to write codes (`tts_sf
 meta.lst or a file with one a line; voices to imitate stand in the prompt, as Higgs reads them. Each reward has its
 weight, 0 leaves it out. The KL to the start is held near its target by a controller in log space. Before and after, a
 judge that the reward does not use transcribes the spoken held-out texts. Other estimators by option: `--grpo.advantage
-leave-one-out`, `--grpo.advantage gae`, … (`RLConfig`). `--tiny` tries the recipe without any download.
+rloo`, `--grpo.advantage gae`, … (`RLConfig`). `--tiny` tries the recipe without any download.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config import KLConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.recipes._common import PtxOptions, RewardOptions
 from audiorl.recipes._speech import SpeechConfig, measurement, ptx_utterances, speaking_policy, texts_of
 from audiorl.recipes._tiny_speech import tiny_part, with_tiny_parts
@@ -38,10 +38,8 @@ class Config(PtxOptions, RewardOptions, SpeechConfig):
         prompts_per_step=8,
         group_size=8,
         aggregation="token-mean",
-        kl_kind="k3",
+        kl=KLConfig(kind="k3", control="log-space", target=0.1),
         kl_beta=0.04,
-        kl_control="log-space",
-        kl_target=0.1,
         eval_every=50,
         save_every=25,
     )
@@ -62,7 +60,7 @@ def tiny() -> Config:
         judge="tiny",
         model=ModelConfig(),
         rewards=SpeechRewards(asr="tiny", speaker="tiny", metric="cer"),
-        grpo=RLConfig(prompts_per_step=2, group_size=2, kl_control="log-space", eval_every=1, save_every=1),
+        grpo=RLConfig(prompts_per_step=2, group_size=2, kl=KLConfig(control="log-space"), eval_every=1, save_every=1),
         optim=OptimConfig(lr=1e-3),
         sampling=SamplingConfig(max_new_tokens=2, max_frames=12),
     )

@@ -132,7 +132,7 @@ class Config:
     """Regular expressions of the weights that GRPO trains. 256 rewards a step say little about millions of weights, and
     more about the scales of the norms."""
     credit: Literal["text", "word"] = "word"
-    """What the reward of being understood is given for: the text (then set `--grpo.advantage group`), or each word on
+    """What the reward of being understood is given for: the text (then set `--grpo.advantage grpo`), or each word on
     the frames that say it."""
     grpo: RLConfig = RLConfig(
         steps=60,

@@ -261,8 +261,9 @@ class WordIntelligibility:
     """The mean over the words of the sample's first reference of 1 - CER, in [0, 1], with credit on each word's frames.
 
     Needs a recogniser with a CTC head (`Aligner`): the text is aligned with the speech, and each word is compared with
-    what the recogniser understood while it is said. `per_token` puts a word's share on the last frame that says
-    it, the last word's on the last sampled token; `step_ends` are these tokens. For the advantages `step-index` and `process`, and for `gae`. Silence, and a text without words, score 0.
+    what the recogniser understood while it is said. `per_token` puts a word's share on the last frame that says it, the
+    last word's on the last sampled token, and `step_ends` are these tokens: for the advantages `step-index` and
+    `process`, and for `gae`. Silence, and a text without words, score 0.
     Raises ValueError where a rollout has speech in several segments, and for a recogniser that cannot align.
     """
 

@@ -92,7 +92,7 @@ def scored_experiences(batch: RolloutBatch, config: RLConfig) -> list[Experience
 
 @dataclass(frozen=True, eq=False)
 class AdvantageInputs:
-    """What an estimator may read: the experiences of whole groups. Rewards are less the KL where it is charged there."""
+    """What an estimator may read: the experiences of whole groups. A KL in the reward is taken off already."""
 
     experiences: Sequence[Experience]
     scores_B: Tensor

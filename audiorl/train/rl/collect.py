@@ -79,7 +79,7 @@ class Collector:
 
     @contextmanager
     def collect_ahead(self, step: int, stopping: bool) -> Iterator[None]:
-        """Around the update before `step`: with `GenerationConfig.overlap` collect the rollouts of `step` at the same time.
+        """Around the update before `step`: with `GenerationConfig.overlap` collect the rollouts of `step` meanwhile.
 
         Rollouts are not part of a checkpoint. The step after one is therefore collected after it, with the new weights,
         and a resumed run equals one that went through.

@@ -223,7 +223,7 @@ class Distillation:
         return out
 
     def loss(self, micro: MicroBatch, output: PolicyOutput) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the weighted sum of a micro-batch's divergences, and its share of their sum over the mini-batch's tokens."""
+        """Return the weighted sum of a micro-batch's divergences, and its share of their mean over the mini-batch."""
         used_N, divergence_N = self._divergence(micro.experiences, output)
         loss = (1 - self.reference_share) * self.config.coef * (micro.loss_weights[used_N] * divergence_N).sum()
         return loss, {"distill/divergence": (micro.mean_weights[used_N] * divergence_N.detach()).sum()}

@@ -141,8 +141,7 @@ class HeldOut:
 
 
 def answers_alike(evaluate: EvaluateByEngine, sampling: SamplingConfig) -> bool:
-    """Return whether a greedy answer of the run's engines may be as long as the evaluation's and ends where that does.
-    """
+    """Return whether the run's engines may answer as long as the evaluation wants, and end where it does."""
     return sampling.max_new_tokens == evaluate.max_new_tokens and not sampling.stop
 
 

@@ -1,8 +1,8 @@
 """Partial rollouts: answers that a later step continues where the earlier one stopped.
 
-With `GenerationConfig.partial_tokens` an answer samples at most so many tokens in one step (Kimi k1.5, arXiv 2501.12599,
-section 2.6). A group with an answer that has not ended waits for the next step, which samples the rest with its own
-weights. Tokens keep the log-probs and the version of the weights that sampled them; `tis_cap` corrects each token.
+With `GenerationConfig.partial_tokens` an answer samples at most so many tokens in one step (Kimi k1.5, arXiv
+2501.12599, section 2.6). A group with an answer that has not ended waits for the next step, which samples the rest with
+its own weights. Tokens keep the log-probs and the version of the weights that sampled them; `tis_cap` corrects each.
 """
 
 from __future__ import annotations

@@ -219,7 +219,9 @@ def start_workers(
         )
     critics = separate_group("critic", lambda: (make_critic, start(), config))
     colocated = engines is not None and current().shares_gpus
-    return Workers(config, trainers, GroupEngine(trainers, engines, config.generation.overlap, colocated), references, critics)
+    return Workers(
+        config, trainers, GroupEngine(trainers, engines, config.generation.overlap, colocated), references, critics
+    )
 
 
 def check_separate_teacher(config: DistillConfig) -> None:

@@ -73,7 +73,7 @@ POSITIVE = tuple(
         "clip_low",
         "clip_high",
         "ratio_cap",
-        "engine_cap",
+        "tis_cap",
         "kl_target",
         "kl_horizon",
         "steps",

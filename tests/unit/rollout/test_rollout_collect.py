@@ -17,6 +17,7 @@ from audiorl.train.rl.collect import RolloutBatch, collect
 from audiorl.train.rl.metrics import rollout_metrics
 from audiorl.types import Rollout, Sample, Score, Segment
 from tests.conftest import Make
+from tests.support.rl import rl_config
 
 SAMPLES = [Sample(name, ()) for name in "abcdefgh"]
 
@@ -63,7 +64,7 @@ def run(
     signal: str, *, step: int = 0, seed: int = 0, samples: Sequence[Sample] = SAMPLES, **config: object
 ) -> tuple[RolloutBatch, Engine]:
     engine = Engine()
-    settings = RLConfig(**({"prompts_per_step": 3, "group_size": 2} | config))  # type: ignore[arg-type]
+    settings = rl_config(**({"prompts_per_step": 3, "group_size": 2} | config))  # type: ignore[arg-type]
     return collect(engine, samples, Known(signal), step, settings, seed), engine
 
 
